@@ -128,7 +128,7 @@ def test_a_doubled_model_names_both(tmp_path: Path) -> None:
     }
     (finding,) = [finding for finding in result.findings if finding.code == "RS001"]
     assert finding.fix is not None
-    assert finding.fix.summary.startswith("Keep FSDP's checkpoint wrapper; delete the gradient")
+    assert finding.fix.summary.startswith("Keep PyTorch's checkpoint wrapper; delete the gradient")
     assert finding.fix.diff is None
 
 

@@ -7,7 +7,7 @@ Everything here is arithmetic on the run records that the runs left; starting th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Literal
 
@@ -27,6 +27,7 @@ from recompute_scan.result import (
     Verified,
     WithPlan,
 )
+from recompute_scan.run_info import Measurements
 from recompute_scan.trials import (
     Trial,
     compare_gradients,
@@ -107,6 +108,7 @@ def verified(
         with_plan=_with_plan(before, plan, planned) if plan else None,
         gradients=_gradients(before, bare, again, in_parts),
         gradients_with_fix=_gradients(before, after[:1], again),
+        memory_grew_bytes=_grew(before, after),
     )
     if section.before_step_ms is not None and section.after_step_ms is not None:
         rounds = [(b.timed_ms, a.timed_ms) for b, a in zip(before, after, strict=False)]
@@ -210,6 +212,21 @@ def _peak(arm: Arm | None) -> int | None:
     return arm.peak_rss_bytes if arm.peak_allocated_bytes is None else arm.peak_allocated_bytes
 
 
+def _grew(before: Sequence[Trial], after: Sequence[Trial]) -> int | None:
+    """How much higher the peak is with the fix; ``None`` where runs of one way differ by more."""
+    kinds: tuple[Callable[[Measurements], int | None], ...] = (
+        lambda measured: measured.peak_allocated_bytes,
+        lambda measured: measured.peak_rss_bytes,
+    )
+    for value in kinds:
+        mine, others = ([most([one], value) for one in runs] for runs in (before, after))
+        without = [peak for peak in mine if peak is not None]
+        fixed = [peak for peak in others if peak is not None]
+        if without and fixed:
+            return round(median(fixed) - median(without)) if min(fixed) > max(without) else None
+    return None
+
+
 def _with_saving(
     section: Verified, step: float, then: float, ratio: tuple[float, float]
 ) -> Verified:
@@ -251,6 +268,7 @@ def _without_figures(section: Verified) -> Verified:
         after=None,
         after_step_ms=None,
         after_peak_bytes=None,
+        memory_grew_bytes=None,
         saving_ms=None,
         saving_low_ms=None,
         saving_high_ms=None,

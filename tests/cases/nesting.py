@@ -55,13 +55,13 @@ NESTING = (
     ),
     Case(
         "r_in_wrapper",
-        "FSDP's checkpoint wrapper around reentrant: the reported pair.",
+        "PyTorch's checkpoint wrapper around reentrant: the reported pair.",
         "doubled",
         train(Checkpoints(inner=R), wrapper=True),
     ),
     Case(
         "n_in_wrapper",
-        "FSDP's checkpoint wrapper around non-reentrant.",
+        "PyTorch's checkpoint wrapper around non-reentrant.",
         "full",
         train(Checkpoints(inner=N), wrapper=True),
     ),

@@ -281,7 +281,8 @@ def test_early_stop_off_is_named() -> None:
     assert finding.title == "3 of 3 blocks are recomputed to their end: early stop is off"
     assert finding.severity == "warning"  # another checkpoint inside it is recomputed too
     assert (
-        "depth 0: FSDP's checkpoint wrapper, non-reentrant, early stop off" in (finding.evidence[0])
+        "depth 0: PyTorch's checkpoint wrapper, non-reentrant, early stop off"
+        in (finding.evidence[0])
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.wording import (
     UNKNOWN_RUN,
@@ -16,9 +18,11 @@ from recompute_scan.advise.wording import (
     why_no_diff,
 )
 from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN_PARTS
+from recompute_scan.cost.footprint import Levels
 from recompute_scan.frameworks.mechanism import FEWER, Mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.run_info import Source
+from recompute_scan.units import size
 
 _GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
@@ -38,12 +42,13 @@ def advise_removal(
 ) -> Fix | None:
     """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
 
-    One around single blocks stays, rather than one around several at once, which holds all that
-    these save while it recomputes them, or one around parts. Of such alike a function that goes
-    through its block part by part stays, which holds no more than one of these, then one inside
-    compiled code, or else the mechanism that costs least; of two of like worth the non-reentrant
-    one, which checks what it recomputes and stops early. Switching one to another variant is never
-    advised: reentrant hides faults, and both still run.
+    Of two levels, one around several others, the one stays without which the peak would grow more.
+    Where that is not known, one around single blocks stays, rather than one around several at
+    once, which holds all that these save while it recomputes them, or one around parts. Of such
+    alike a function that goes through its block part by part stays, which holds no more than one
+    of these, then one inside compiled code, or else the mechanism that costs least; of two of like
+    worth the non-reentrant one, which checks what it recomputes and stops early. Switching one to
+    another variant is never advised: reentrant hides faults, and both still run.
 
     Args:
         checkpoints: All checkpoints around the block, outermost first.
@@ -53,7 +58,7 @@ def advise_removal(
     """
     if len(checkpoints) < 2:
         return None
-    kept, dropped = keep_and_drop(checkpoints, alone, sharded=run.sharded)
+    kept, dropped = keep_and_drop(checkpoints, alone, sharded=run.sharded, levels=run.levels)
     mechanism = mechanism_of(dropped)
     if mechanism is None or (mechanism_of(kept) is None and kept.mechanism is None):
         keep = _which(kept, dropped)
@@ -72,8 +77,9 @@ def advise_removal(
     fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
     alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
     if alike and (fix.diff is None or _together(kept, dropped)):
-        return _applied_once(kept, dropped, mechanism, run)
-    return Fix(
+        fix = _applied_once(kept, dropped, mechanism, run)
+        return _with_memory(fix, kept, dropped, run.levels)
+    fix = Fix(
         summary=f"Keep {title_of(kept)}; {fix.summary}",
         disposition=fix.disposition,
         diff=fix.diff,
@@ -83,20 +89,60 @@ def advise_removal(
         removes=fix.removes,
         reason=fix.reason,
     )
+    return _with_memory(fix, kept, dropped, run.levels)
+
+
+def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels | None) -> Fix:
+    """The fix, with what its removal costs in memory, where one checkpoint is around several.
+
+    Results stay the same, but a peak that grows can end a training.
+    """
+    if kept.around == dropped.around:
+        return fix
+    outer = dropped.depth < kept.depth
+    if levels is None:
+        memory = (
+            "One checkpoint is around several others, and how much memory either saves is not "
+            "known: `--verify` measures the peak with and without the fix."
+        )
+    else:
+        mine, other = levels.without_inner, levels.without_outer
+        if outer:
+            mine, other = other, mine
+        which, rest = ("around them", "inside it") if outer else ("inside it", "around them")
+        more = f"about {size(mine)} more" if mine else "no more memory"
+        memory = (
+            f"One checkpoint is around several others: without that {which} the peak takes {more} "
+            f"(without those {rest} about {size(other)} more), by the shapes in the trace."
+        )
+        if not mine and fix.reason is None:
+            return replace(fix, keep=f"{fix.keep} {memory}")
+    reason = memory if fix.reason is None else f"{fix.reason} {memory}"
+    return replace(fix, disposition="review", reason=reason)
 
 
 def keep_and_drop(
-    checkpoints: Sequence[Checkpoint], alone: Collection[Switch] = (), *, sharded: bool = False
+    checkpoints: Sequence[Checkpoint],
+    alone: Collection[Switch] = (),
+    *,
+    sharded: bool = False,
+    levels: Levels | None = None,
 ) -> tuple[Checkpoint, Checkpoint]:
     """Of two or more checkpoints the one to keep, and the first to take out.
 
-    Where it is not known what switched one of them on, only their variants are compared.
+    Where it is not known what switched one of them on, only their variants are compared. Of two
+    levels the one goes without which the peak grows less, where that is known.
     """
+    around = _EXTENT
+    if levels is not None:
+        outward = levels.without_inner < levels.without_outer
+        order = ("part", "block", "several") if outward else ("several", "block", "part")
+        around = {extent: place for place, extent in enumerate(order)}
     known = all(mechanism_of(each) is not None for each in checkpoints)
 
     def preference(checkpoint: Checkpoint) -> tuple[int, bool, bool, bool, int, bool, int]:
         return (
-            _EXTENT[checkpoint.around],
+            around[checkpoint.around],
             IN_PARTS in checkpoint.options,
             switch_of(checkpoint) in alone,
             COMPILED in checkpoint.options,
@@ -109,10 +155,12 @@ def keep_and_drop(
     return kept, dropped
 
 
-def kept(checkpoints: Sequence[Checkpoint], *, sharded: bool = False) -> Checkpoint:
+def kept(
+    checkpoints: Sequence[Checkpoint], *, sharded: bool = False, levels: Levels | None = None
+) -> Checkpoint:
     """The one that stays of one or more checkpoints around a block."""
     if len(checkpoints) > 1:
-        return keep_and_drop(checkpoints, sharded=sharded)[0]
+        return keep_and_drop(checkpoints, sharded=sharded, levels=levels)[0]
     return checkpoints[0]
 
 
@@ -194,7 +242,9 @@ def _applied_once(
     elif kept.around != dropped.around:
         keep = f"keep it {kept.extent}{place(kept.call_site)}"
         summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"
-        reason = "A change of that line may take out both."
+        together = _together(kept, dropped)
+        both = "A change of that line may take out both."
+        reason = both if together else "What else that line does stays to be done."
     elif _together(kept, dropped):
         summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"
         reason = "A change of that line takes out both, unless it is what calls it twice."
@@ -251,7 +301,9 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
     if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):
         early = "" if EARLY_STOP_OFF in kept.options else " and stops early"
         reasons.append(f"being non-reentrant it checks the recomputed tensors{early}")
-    if any(c.around == "several" for c in checkpoints) and kept.around == "block":
+    levels = run.levels
+    inner = levels is None or levels.without_inner >= levels.without_outer
+    if any(c.around == "several" for c in checkpoints) and kept.around == "block" and inner:
         reasons.append("its recomputes hold one block at a time")
     if not reasons:
         reasons.append(mechanism.why_keep if mechanism else "it is enough alone")

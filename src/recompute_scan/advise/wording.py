@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from recompute_scan.cost.footprint import Levels
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.known import find_mechanism
 from recompute_scan.frameworks.mechanism import FEWER, Mechanism, Rename
@@ -22,10 +23,12 @@ class RunFacts(Struct, frozen=True):
     Attributes:
         versions: Installed versions by the distribution's name; other facts may be beside them.
         sharded: Whether FSDP is at work in the trace.
+        levels: What either of two levels of checkpoints keeps out of memory, where that is known.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     sharded: bool = False
+    levels: Levels | None = None
 
     def has(self, package: str, since: str) -> bool | None:
         """Whether the package is of this version or newer; ``None`` where that is not known."""

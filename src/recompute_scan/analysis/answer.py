@@ -16,7 +16,7 @@ from recompute_scan.analysis.loading import name_mechanism
 from recompute_scan.arrays import places_of, tally
 from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
-from recompute_scan.cost.footprint import Footprint
+from recompute_scan.cost.footprint import Footprint, levels_of
 from recompute_scan.cost.headroom import weigh_memory
 from recompute_scan.cost.host_copies import host_copies
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
@@ -83,7 +83,8 @@ def result_from(
     priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
     cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
     if cost is None and priced:
-        cost = price(facts, timed, partial(kept, sharded=facts.sharded))
+        levels = levels_of(facts) if facts.judgement.verdict == "doubled" else None
+        cost = price(facts, timed, partial(kept, sharded=facts.sharded, levels=levels))
     scale = time_scale(facts, timed)
     switched_on = info.switched_on if info else ()
     regions = list_regions(opened, scale)

@@ -116,9 +116,10 @@ def _by_marks(differing: Sequence[str]) -> str:
     """Where the count comes from when the operators could not give it."""
     which = f" (of {', '.join(differing)})" if differing else ""
     return (
-        f"Not all calls{which} in the recomputes could be matched with the forward pass, so the "
-        "operators cannot tell how often work ran again. The marks that the recording put around "
-        "each checkpointed call gave the count; what the recomputes cost is not known."
+        f"Not all calls{which} in the recomputes could be matched with the calls of the forward "
+        "pass that they repeat, so operators alone do not tell how often work ran again. The marks "
+        "that the recording put around each checkpointed call gave the count; what the recomputes "
+        "cost is not known."
     )
 
 

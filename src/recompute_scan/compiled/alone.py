@@ -55,7 +55,8 @@ def answer_alone(graphs: Graphs) -> Alone:
     if not entries.counts.counted.any():
         return Alone(Judgement("inconclusive", _EMPTY), code, surrounded)
     blocks = with_lookalikes(_blocks(parts, entries, graphs), entries.counts, entries.kinds)
-    judgement = with_own(weigh(entries.counts, blocks), entries.counts, entries.own)
+    judgement = weigh(entries.counts, blocks, entries.counts.operators or ())
+    judgement = with_own(judgement, entries.counts, entries.own)
     return Alone(judgement, code, surrounded)
 
 

@@ -156,7 +156,7 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
     """Bytes of one collective, by shapes and types of what it was called with."""
     calls = facts.calls
     inside = [
-        (name, list(_tensors(facts.trace.signatures[calls.dims[at]])))
+        (name, list(tensors_of(facts.trace.signatures[calls.dims[at]])))
         for at in range(row, row + 1 + int(calls.size[row]))
         if words.SHOWS_SIZES.match(name := calls.names[calls.name[at]])
     ]
@@ -176,10 +176,12 @@ def _gloo_widths(facts: RecomputeFacts) -> set[int]:
     """Widths of the numbers of all gloo collectives, which run on threads of their own."""
     calls = facts.calls
     gloo = distinct(calls.dims[calls.named(words.GLOO)])
-    return {width for code in gloo for _, width in _tensors(facts.trace.signatures[code]) if width}
+    return {
+        width for code in gloo for _, width in tensors_of(facts.trace.signatures[code]) if width
+    }
 
 
-def _tensors(signature: str) -> Iterator[tuple[int, int]]:
+def tensors_of(signature: str) -> Iterator[tuple[int, int]]:
     """Numbers in each tensor, or list of tensors, of a call, and bytes of one; 0 if not known."""
     try:
         dims, end = json.JSONDecoder().raw_decode(signature)

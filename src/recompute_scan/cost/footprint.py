@@ -8,11 +8,17 @@ region's result too, which the next region keeps in any case: there the figure i
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, median
+from recompute_scan.arrays import among, median, true_at
+from recompute_scan.cost.communication import tensors_of
+from recompute_scan.cost.saved import saved_by, saves_result
 from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.boundary import same_boundary
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.columns import Int64
@@ -32,6 +38,22 @@ class Held(Struct, frozen=True):
     size: int
     start: int
     end: int
+
+
+class Levels(Struct, frozen=True):
+    """What the peak gains about where one of two levels of checkpoints goes.
+
+    With both, a backward pass holds the inputs of all outer checkpoints, those of the inner ones
+    of one outer checkpoint, and what one inner block saves. Without the inner ones it holds what
+    all blocks in one outer checkpoint save; without the outer ones, the inputs of all inner ones.
+
+    Attributes:
+        without_inner: Bytes more without the checkpoints inside, at least 0.
+        without_outer: Bytes more without those around them, at least 0.
+    """
+
+    without_inner: int
+    without_outer: int
 
 
 class Footprint(Struct, frozen=True):
@@ -99,6 +121,84 @@ def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint
         held=tuple(held),
         modules=tuple(blocks[0].span.module for blocks in layers),
     )
+
+
+def levels_of(facts: RecomputeFacts) -> Levels | None:
+    """What either of two levels of checkpoints keeps out of the peak; ``None`` where unknown.
+
+    Worked out of the shapes that the trace has: a block's input is the first tensor of its first
+    operator, and a block saves, for each operator that saves anything, as much as its first tensor
+    takes, what two operators save once. Unknown without marks or shapes, without a second level,
+    and with more than two.
+    """
+    if facts.annotations is None:
+        return None
+    counts, structure, alignment = facts.counts, facts.structure, facts.alignment
+    spans = {(call.first, call.last) for call in facts.annotations.calls}
+    # What runs without gradients saves nothing there, and bears no marks of what is inside: that
+    # shows in the recompute.
+    rows = counts.rows.copy()
+    for recompute, begin in zip(alignment.recomputes, alignment.begins.tolist(), strict=True):
+        places = alignment.places[begin : begin + len(recompute.again)]
+        graded = structure.number[recompute.again] >= 0
+        rows[places[graded]] = recompute.again[graded]
+        above = int(facts.calls.parent[recompute.engine])
+        if above >= 0 and structure.engine[above] >= 0:
+            span = int(places.min()), int(places.max())
+            if not any(same_boundary(span, other) for other in spans):
+                spans.add(span)
+    of_pass: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for first, last in sorted(spans):
+        if counts.counted[first : last + 1].any():
+            of_pass[int(counts.batch[first])].append((first, last))
+    saves = saved_by(facts.calls, structure.role) > 0
+    saves = np.append(0, saves.cumsum())
+    result = np.array([saves_result(name) for name in counts.names(facts.calls, slice(None))])
+    sizes: dict[int, int] = {}
+
+    def taken(place: int) -> int:
+        code = int(facts.calls.dims[facts.counts.rows[place]])
+        if code not in sizes:
+            tensors = tensors_of(facts.trace.signatures[code])
+            sizes[code] = next((number * width for number, width in tensors if width), 0)
+        return sizes[code]
+
+    def saved(first: int, last: int) -> int:
+        mine = rows[first : last + 1]
+        own = saves[mine + 1 + facts.calls.size[mine]] > saves[mine]
+        # A result that the next operator saves as its input is there once.
+        own[:-1] &= ~(own[1:] & result[first:last])
+        return sum(taken(place) for place in (first + true_at(own)).tolist())
+
+    found = [_levels_of(spans, taken, saved) for spans in of_pass.values()]
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    return Levels(max(one.without_inner for one in known), max(one.without_outer for one in known))
+
+
+def _levels_of(
+    spans: list[tuple[int, int]],
+    taken: Callable[[int], int],
+    saved: Callable[[int, int], int],
+) -> Levels | None:
+    """The same for the checkpointed calls of one forward pass."""
+    inside = {
+        outer: [one for one in spans if one != outer and outer[0] <= one[0] and one[1] <= outer[1]]
+        for outer in spans
+    }
+    several = {outer: inner for outer, inner in inside.items() if len(inner) > 1}
+    if not several or any(inside[one] for inner in several.values() for one in inner):
+        return None
+    inputs = {outer: sum(taken(first) for first, _ in inner) for outer, inner in several.items()}
+    blocks = {outer: [saved(*one) for one in inner] for outer, inner in several.items()}
+    if not all(all(sizes) for sizes in blocks.values()) or not all(inputs.values()):
+        return None
+    most = max(max(sizes) for sizes in blocks.values())
+    around = sum(taken(first) for first, _ in several)
+    both = around + max(inputs[outer] + max(blocks[outer]) for outer in several)
+    alone = around + max(sum(sizes) for sizes in blocks.values())
+    return Levels(max(0, alone - both), max(0, sum(inputs.values()) + most - both))
 
 
 def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int64) -> Held | None:

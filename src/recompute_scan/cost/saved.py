@@ -41,6 +41,7 @@ _SAVED = {
     for name in names.split()
 }
 _INPUTS_ONLY = frozenset(" ".join(_INPUTS.values()).split())
+_RESULTS_ONLY = frozenset(_RESULTS[1].split()) - {"max", "min", "native_dropout", "topk"}
 # Of a product, one factor is saved for each gradient, which is a product too.
 _PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
 
@@ -77,6 +78,14 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
 def saved_before(name: str) -> bool:
     """Is what an operator of this name saves all saved before it computes anything?"""
     return _plain(name) in _INPUTS_ONLY
+
+
+def saves_result(name: str) -> bool:
+    """Does an operator of this name save its one result and nothing else?
+
+    What works with that result next and saves its input saves the same memory.
+    """
+    return _plain(name) in _RESULTS_ONLY
 
 
 def _limit(saved: Int8, calls: Calls, product: Bool, made: Int64, nodes: Int64) -> None:

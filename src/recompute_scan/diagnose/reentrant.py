@@ -176,7 +176,11 @@ SIGNATURES = (
             "The reentrant variant starts a backward pass of its own for the whole block. It "
             "cannot serve torch.autograd.grad, or backward(inputs=...)."
         ),
-        fix=f"{_NON_REENTRANT}.",
+        fix=(
+            f"{_NON_REENTRANT}, where the checkpoint is torch's. Megatron-core's own has no such "
+            "argument: there call .backward() on the loss, without inputs=, or leave "
+            "--recompute-granularity out while torch.autograd.grad is needed."
+        ),
         gradients=gradients.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(f"{_TORCH}51743", _DOCS),

@@ -56,6 +56,14 @@ def _detail(stack: Stack) -> str:
             f"{names} enclose the same work. Each of them runs the forward again in the "
             "backward pass, so all but one of these runs are wasted."
         )
+    if len(stack) == 1 and stack[0].call_site:
+        return (
+            "One checkpoint encloses this work. Its backward pass comes in parts, as where a "
+            "pipeline schedule gets the gradients of inputs and of weights apart, or "
+            "autograd.grad is called for one group of weights after the other. Each part runs the "
+            "whole forward again. One backward pass for all, a schedule that does not split it, or "
+            "no checkpoint on what is split needs no further run."
+        )
     return (
         "More than one checkpoint encloses this work, and each runs the forward again in the "
         "backward pass. All but one of these runs are wasted."

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from recompute_scan.advise import RunFacts, Switch, keep_and_drop, switch_of
 from recompute_scan.arrays import among
 from recompute_scan.cost.communication import Repeated, repeated
+from recompute_scan.cost.footprint import levels_of
 from recompute_scan.cost.selective import KeptAttention, keep_attention
 from recompute_scan.deciding import Policies, WatchedPolicy
 from recompute_scan.faithful import ComparedGradients, ComparedRegion, Fidelity
@@ -195,7 +196,8 @@ class Evidence(Struct, frozen=True, dict=True):
     @cached_property
     def run(self) -> RunFacts:
         """What of the run bears on advice."""
-        return RunFacts(self.environment, self._facts.sharded)
+        levels = levels_of(self._facts) if self.verdict == "doubled" else None
+        return RunFacts(self.environment, self._facts.sharded, levels)
 
     @cached_property
     def alone(self) -> frozenset[Switch]:
@@ -208,7 +210,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
     def keep_and_drop(self, stack: Stack) -> tuple[Checkpoint, Checkpoint]:
         """Of two or more checkpoints the one that advice keeps, and the first it takes out."""
-        return keep_and_drop(stack, self.alone, sharded=self.run.sharded)
+        return keep_and_drop(stack, self.alone, sharded=self.run.sharded, levels=self.run.levels)
 
     @cached_property
     def kept_attention(self) -> KeptAttention | None:

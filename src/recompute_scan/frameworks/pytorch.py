@@ -18,7 +18,7 @@ ANYWHERE = ("*",)
 # Made for FSDP; what all share that apply it. A second application wraps again.
 WRAPPER = Mechanism(
     name="fsdp-wrapper",
-    title="FSDP's checkpoint wrapper",
+    title="PyTorch's checkpoint wrapper",
     keep=55,
     keep_sharded=100,
     why_keep="it is around the layer itself, whatever calls the layer",

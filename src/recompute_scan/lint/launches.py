@@ -210,7 +210,8 @@ def _script(
             "RS602",
             "may fail: FSDP's activation_checkpointing is on, and TRL's default is on too",
             f"TRL's arguments have gradient_checkpointing=True unless told otherwise. {REFUSES}",
-            "Add --gradient_checkpointing False, or delete FSDP's activation_checkpointing.",
+            "Pass gradient_checkpointing=False to TRL's configuration, or delete FSDP's "
+            "activation_checkpointing.",
         )
     else:
         plugin = accelerate.wrapper_of(config[1])

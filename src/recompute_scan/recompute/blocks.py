@@ -191,14 +191,21 @@ def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[
     """The blocks of all forward passes, grouped into layers, in forward order.
 
     The same layer in another pass is the block with the same module name, else with the same
-    operators; the first such, the second such, … of each pass belong together.
+    operators; the first such, the second such, … of each pass belong together. A model can be
+    called twice before its backward pass: where a module's name comes again behind others, it is
+    the same layer, and where it comes again at once, the next of several that share weights.
     """
     groups: dict[_Key, list[Block]] = defaultdict(list)
     places: dict[_Key, list[int]] = defaultdict(list)
     seen: dict[tuple[int, str], int] = defaultdict(int)
     order: dict[int, int] = defaultdict(int)
+    before: tuple[int, str | None] = (-1, None)
     for block in blocks:
-        identity = block.span.module or operators_of(calls, counts, block)
+        module = block.span.module
+        identity = module or operators_of(calls, counts, block)
+        if module is not None and before != (block.batch, module):
+            seen[block.batch, identity] = 0
+        before = block.batch, module
         key = (identity, seen[block.batch, identity])
         seen[block.batch, identity] += 1
         groups[key].append(block)

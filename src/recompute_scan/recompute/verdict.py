@@ -20,7 +20,7 @@ from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.structure import Structure
 from recompute_scan.recompute.uncovered import leaves_layers
 from recompute_scan.result import Verdict
-from recompute_scan.trace.columns import Int64, Kind
+from recompute_scan.trace.columns import Bool, Int64, Kind
 
 
 class Compiled(Struct, frozen=True):
@@ -62,8 +62,8 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
     )
 
 
-# A block keeps some of its operators (selective checkpointing) when operators that stand
-# before its last recomputed one, with this share of its time, do not run again.
+# A block keeps some of its operators (selective checkpointing) when this share of them, or of those
+# that are heavy, stands before its last recomputed one and does not run again.
 HOLES = 0.05
 # A backward pass that is compiled for at least this share of its time hides its recomputes.
 MOSTLY_COMPILED = 0.5
@@ -129,6 +129,7 @@ def judge(
         in_hooks: How many checkpointed calls gradient hooks ran.
     """
     counted = counts.counted
+    names = counts.names(calls, slice(None))
     recomputed = bool((counts.runs[counted] > 0).any())
     reason = _reason(calls, structure, counts, recomputed, compiled, any_kernel)
     if reason == NO_BACKWARD_OF_ITS_OWN and in_hooks:
@@ -143,7 +144,7 @@ def judge(
     unmatched = unmatched or _contradiction(plain)
     if reason is None and unmatched is not None and marked is not None:
         by_marks = with_marks(counts, marked)
-        found = weigh(by_marks, blocks)
+        found = weigh(by_marks, blocks, names)
         if found.highest == 1:
             partial = found.verdict == "full" and leaves_layers(calls, by_marks, blocks)
             verdict: Verdict = "partial" if partial else found.verdict
@@ -159,12 +160,22 @@ def judge(
         )
     reason = reason or unmatched
     if reason is None and highest >= 2 and marked is not None:
-        reason = _doubled_unmarked(highest, with_marks(counts, marked))
+        by_marks = with_marks(counts, marked)
+        count = by_marks.highest(counted)
+        if count < MORE_THAN_ONCE:
+            reason = (
+                f"Operators were found {highest:g} times again in each backward pass, and the "
+                f"marks of the recorded checkpoints count {count:g}."
+            )
+        elif count != highest:
+            return replace(
+                weigh(by_marks, blocks, names), by_marks=True, differing=marked.differing
+            )
     if reason is not None:
         differing = marked.differing if marked is not None else ()
         return Judgement("inconclusive", reason, differing=differing)
     designed = bool(alignment.recomputes) and _by_design(calls, structure, alignment)
-    found = weigh(counts, blocks, by_design=designed)
+    found = weigh(counts, blocks, names, by_design=designed)
     if found.verdict == "full" and leaves_layers(calls, counts, blocks):
         return replace(found, verdict="partial")
     return found
@@ -178,21 +189,24 @@ def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
     return replace(counts, runs=marked.runs, multiplicity=marked.runs / marked.passes)
 
 
-def _doubled_unmarked(highest: float, by_marks: Counts) -> str | None:
-    """The reason not to say `doubled`: marks that count one recompute in each backward pass."""
-    once = by_marks.highest(by_marks.counted)
-    if once >= MORE_THAN_ONCE:
-        return None
-    return (
-        f"Operators were found {highest:g} times again in each backward pass, and the marks of the "
-        f"recorded checkpoints count {once:g}."
-    )
+def weigh(
+    counts: Counts,
+    blocks: Sequence[Block],
+    names: Sequence[str],
+    *,
+    by_design: bool = False,
+) -> Judgement:
+    """The verdict that counts and blocks come to.
 
-
-def weigh(counts: Counts, blocks: Sequence[Block], *, by_design: bool = False) -> Judgement:
-    """The verdict that counts and blocks come to; ``by_design`` is whether only such work ran again
-    as models recompute by themselves.
+    Args:
+        counts: The counts.
+        blocks: The blocks of all forward passes.
+        names: Names of the operators counted; none where they are those of graphs.
+        by_design: Whether only such work ran again as models recompute by themselves.
     """
+    known = {name: words.forward_only(name) for name in {*names}}
+    heavy = np.zeros(len(counts.rows), np.bool_)
+    heavy[: len(names)] = [known[name] for name in names]
     counted = counts.counted
     highest = counts.highest(counted)
     weight = counts.weight[counted]
@@ -203,22 +217,29 @@ def weigh(counts: Counts, blocks: Sequence[Block], *, by_design: bool = False) -
         verdict = "none"
     elif highest >= 2:
         verdict = "doubled"
-    elif not by_design and blocks and all(_whole(counts, block) for block in blocks):
+    elif not by_design and blocks and all(_whole(counts, block, heavy) for block in blocks):
         verdict = "full"
     else:
         verdict = "partial"
     return Judgement(verdict, None, highest, counts.mean(counted), share)
 
 
-def _whole(counts: Counts, block: Block) -> bool:
-    """Did all of a block run again, but for what early stop leaves out at its end?"""
+def _whole(counts: Counts, block: Block, heavy: Bool) -> bool:
+    """Did all of a block run again, but for what early stop leaves out at its end?
+
+    Operators are counted: how long they take differs with the machine and what else it does.
+    """
     places = np.arange(block.span.first, block.span.last + 1)
     again = counts.runs[places] > 0
     if not again.any():
         return False
-    until = places[: int(true_at(again)[-1]) + 1]
-    holes = counts.weight[until[~again[: len(until)]]].sum()
-    return bool(holes <= HOLES * counts.weight[places].sum())
+    hole = np.zeros(len(places), np.bool_)
+    hole[: int(true_at(again)[-1])] = ~again[: int(true_at(again)[-1])]
+    mine = heavy[places]
+    return all(
+        np.count_nonzero(hole & kind) <= HOLES * np.count_nonzero(kind)
+        for kind in (mine, np.ones(len(places), np.bool_))
+    )
 
 
 def _by_design(calls: Calls, structure: Structure, alignment: Alignment) -> bool:

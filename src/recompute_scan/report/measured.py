@@ -41,6 +41,7 @@ def measured_sentences(result: Result) -> list[str]:
     if verified.after is not None and verified.after.status == "measured":
         found.append(_losses(verified.losses))
         found += _against_prediction(result, verified)
+        found += _memory(verified)
     if verified.with_plan is not None:
         found.append(_plan(result, verified, verified.with_plan))
     if verified.without_checkpointing is not None:
@@ -48,6 +49,17 @@ def measured_sentences(result: Result) -> list[str]:
     if verified.after or plan_arm(verified) or verified.without_checkpointing:
         found.append(_how(verified))
     return found
+
+
+def _memory(verified: Verified) -> list[str]:
+    """That the fix takes more memory, where it does."""
+    grew = verified.memory_grew_bytes
+    if grew is None:
+        return []
+    before, after = size(verified.before_peak_bytes), size(verified.after_peak_bytes)
+    return [
+        f"Memory grew: with the fix the peak is {size(grew)} higher ({after}; {before} before)."
+    ]
 
 
 def _gradients(gradients: Gradients) -> str:

@@ -281,7 +281,9 @@ class Verified(Struct, frozen=True):
     unchanged and one with the fix, of ``switching_runs`` that switched it on and off; both are 0
     where the other runs answered. ``with_plan`` is ``None`` where RS301 has no plan to try.
     ``gradients`` compares the unchanged script with itself without any checkpoint, and
-    ``gradients_with_fix`` the script with the fix.
+    ``gradients_with_fix`` the script with the fix. ``memory_grew_bytes`` is how much higher the
+    peak is with the fix, where it was higher in each run with it than in every one without; else
+    ``None``.
     """
 
     outcome: Outcome
@@ -305,6 +307,7 @@ class Verified(Struct, frozen=True):
     with_plan: WithPlan | None = None
     gradients: Gradients | None = None
     gradients_with_fix: Gradients | None = None
+    memory_grew_bytes: int | None = None
 
     @property
     def saving_is_rough(self) -> bool:

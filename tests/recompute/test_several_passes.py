@@ -1,0 +1,374 @@
+"""Backward passes that go through a part of a block, recomputes unlike their forward pass, and two
+levels of checkpoints, each against what hooks and live storages count.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.cost.footprint import levels_of
+from recompute_scan.recompute.facts import study
+from recompute_scan.result import Result
+from recompute_scan.trace import load
+from tests.cases.marked import annotating
+
+# Inside a reentrant checkpoint the first run has no gradients, and torch warns of the inner one.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+STEPS = 2
+WIDTH = 48
+# So many that weights and their gradients are small beside what blocks save.
+ROWS = 1024
+
+
+class Block(nn.Module):
+    """Counts the passes of the engine that ran it again, and how often each did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.ran: Counter[int] = Counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (task := torch._C._current_graph_task_id()) >= 0:
+            self.ran[task] += 1
+        return self.work(x)
+
+    def work(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+    @property
+    def m(self) -> float:
+        return sum(self.ran.values()) / len(self.ran) if self.ran else 0.0
+
+
+Blocks = list[Block]
+
+
+def once(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def twice(block: nn.Module, x: Tensor) -> Tensor:
+    def inner(x: Tensor) -> Tensor:
+        return checkpoint(block, x, use_reentrant=False, early_stop=False)  # type: ignore[no-any-return]
+
+    return checkpoint(inner, x, use_reentrant=False, early_stop=False)  # type: ignore[no-any-return]
+
+
+def run(blocks: Blocks, x: Tensor, around: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+    for block in blocks:
+        x = around(block, x)
+    return x
+
+
+def last_weight(blocks: Blocks, around: Any) -> None:
+    loss = run(blocks, torch.randn(8, WIDTH), around).square().mean()
+    torch.autograd.grad(loss, blocks[-1].b.weight, retain_graph=True)
+    loss.backward()
+
+
+def middle_weight(blocks: Blocks, around: Any) -> None:
+    loss = run(blocks, torch.randn(8, WIDTH), around).square().mean()
+    torch.autograd.grad(loss, blocks[1].b.weight, retain_graph=True)
+    loss.backward()
+
+
+def each_weight(blocks: Blocks, around: Any) -> None:
+    loss = run(blocks, torch.randn(8, WIDTH), around).square().mean()
+    for block in blocks[::-1]:
+        torch.autograd.grad(loss, block.b.bias, retain_graph=True)
+    loss.backward()
+
+
+def three_tasks(blocks: Blocks, around: Any) -> None:
+    x = run(blocks, torch.randn(8, WIDTH), around)
+    losses = [x[:, n].square().mean() for n in range(3)]
+    norms = [
+        torch.autograd.grad(loss, blocks[-1].b.weight, create_graph=True)[0] for loss in losses
+    ]
+    (sum(losses) + sum(norm.square().sum() for norm in norms)).backward()  # type: ignore[union-attr]
+
+
+def saliency(blocks: Blocks, around: Any) -> None:
+    x = torch.randn(8, WIDTH, requires_grad=True)
+    loss = run(blocks, x, around).square().mean()
+    torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward()
+
+
+def micro_batches(blocks: Blocks, around: Any) -> None:
+    for _ in range(2):
+        last_weight(blocks, around)
+
+
+def trained(
+    step: Callable[[Blocks, Any], None],
+    around: Any,
+    trace: Path,
+    blocks: Blocks | None = None,
+    *,
+    marked: bool = False,
+) -> tuple[Blocks, Result]:
+    torch.manual_seed(0)
+    blocks = blocks if blocks is not None else [Block() for _ in range(3)]
+    sgd = torch.optim.SGD([p for block in blocks for p in block.parameters()], 0.01)
+
+    def one() -> None:
+        step(blocks, around)
+        sgd.step()
+        sgd.zero_grad()
+
+    def record() -> None:
+        one()
+        for block in blocks:
+            block.ran.clear()
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            for _ in range(STEPS):
+                one()
+                profiler.step()
+        profiler.export_chrome_trace(str(trace))
+
+    if marked:
+        with annotating():
+            record()
+    else:
+        record()
+    return blocks, analyse([trace])
+
+
+@pytest.mark.parametrize(
+    "step", [last_weight, middle_weight, each_weight, three_tasks, saliency, micro_batches]
+)
+@pytest.mark.parametrize(("around", "m"), [(once, 1.0), (twice, 2.0)])
+def test_each_pass_is_counted_for_itself(step: Any, around: Any, m: float, tmp_path: Path) -> None:
+    blocks, result = trained(step, around, tmp_path / "trace.json", marked=True)
+    assert {block.m for block in blocks} == {m}
+    if m == 1:
+        assert result.verdict in ("full", "partial")
+        assert result.recompute_per_backward == 1.0
+    else:
+        assert result.verdict == "doubled"
+
+
+class Branching(Block):
+    """Another way to the same numbers where no gradient is wanted."""
+
+    def work(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.a(x))
+        if torch.is_grad_enabled():
+            return self.b(x)
+        return nn.functional.linear(x, self.b.weight) + self.b.bias
+
+
+class Normed(Block):
+    """A norm that keeps no statistics where no gradient is wanted, as fairscale has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def work(self, x: Tensor) -> Tensor:
+        self.norm.track_running_stats = torch.is_grad_enabled()
+        mean = self.norm.running_mean if torch.is_grad_enabled() else None
+        var = self.norm.running_var if torch.is_grad_enabled() else None
+        x = nn.functional.batch_norm(self.a(x), mean, var, training=True)
+        return self.b(torch.relu(x))
+
+
+class Doubled(Branching):
+    """Two products for one where no gradient is wanted."""
+
+    def work(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return self.b(torch.relu(self.a(x)))
+        parts = [self.b(torch.relu(self.a(part))) for part in x.chunk(2)]
+        return torch.cat(parts)
+
+
+class InPlace(Branching):
+    """Writes in place where no gradient is wanted."""
+
+    def work(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        if torch.is_grad_enabled():
+            return self.b(torch.relu(x) * 2 + 1)
+        return torch.addmm(self.b.bias, x.relu_().mul_(2).add_(1), self.b.weight.T)
+
+
+class Baddbmm(Branching):
+    """One product of a batch where no gradient is wanted."""
+
+    def work(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return self.b(torch.relu(self.a(x)))
+        x = torch.relu(torch.baddbmm(self.a.bias[None, None], x[None], self.a.weight.T[None]))
+        return torch.baddbmm(self.b.bias[None, None], x, self.b.weight.T[None])[0]
+
+
+def plain(blocks: Blocks, around: Any) -> None:
+    x = torch.randn(8, WIDTH, requires_grad=True)
+    run(blocks, x, around).square().mean().backward()
+
+
+def reentrant(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [Branching, Normed, Doubled, InPlace, Baddbmm])
+def test_marks_count_what_takes_another_way(kind: type[Block], tmp_path: Path) -> None:
+    blocks, result = trained(
+        plain, reentrant, tmp_path / "trace.json", [kind() for _ in range(3)], marked=True
+    )
+    assert {block.m for block in blocks} == {1.0}
+    assert (result.verdict, result.recompute_per_backward) == ("full", 1.0)
+    if result.cost is None:
+        assert result.confidence == "medium"
+        assert any("marks" in warning for warning in result.warnings)
+
+
+def test_without_marks_it_stays_open_what_took_another_way(tmp_path: Path) -> None:
+    _, result = trained(plain, reentrant, tmp_path / "trace.json", [Branching() for _ in range(3)])
+    assert result.verdict in ("full", "inconclusive")
+    assert result.confidence != "high" or result.recompute_per_backward == 1.0
+
+
+def test_a_model_that_is_called_twice_has_its_layers_once(tmp_path: Path) -> None:
+    def twice_called(blocks: Blocks, around: Any) -> None:
+        x = torch.randn(8, WIDTH, requires_grad=True)
+        (run(blocks, x, around).mean() + run(blocks, -x, around).mean()).backward()
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    model = Named()
+    _, result = trained(
+        twice_called,
+        once,
+        tmp_path / "trace.json",
+        list(model.layers),  # type: ignore[arg-type]
+        marked=True,
+    )
+    modules = [region.module for region in result.regions]
+    assert len(modules) == len(set(modules)) == 3
+    assert [region.forward_runs_per_step for region in result.regions] == [2.0] * 3
+
+
+class _Live(TorchDispatchMode):
+    """The most bytes of storages that were alive at once, of those made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    def _gone(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(one, Tensor):
+                storage = one.untyped_storage()
+                if storage._cdata not in self.seen:
+                    self.seen.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return out
+
+
+class Wide(Block):
+    """Saves much beside its input."""
+
+    def work(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.tanh(self.a(x))
+        return self.b(torch.relu(x))
+
+
+class Narrow(Block):
+    """Saves little beside its input."""
+
+    def work(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.a.weight)
+
+
+def _levels(blocks: Blocks, stage: int, outer: Any, inner: Any) -> Callable[[Blocks, Any], None]:
+    def step(_: Blocks, __: Any) -> None:
+        x = torch.randn(ROWS, WIDTH, requires_grad=True)
+        for first in range(0, len(blocks), stage):
+            part = blocks[first : first + stage]
+
+            def through(x: Tensor, part: Blocks = part) -> Tensor:
+                for block in part:
+                    x = inner(block, x) if inner else block(x)
+                return x
+
+            x = outer(through, x) if outer else through(x)
+        x.square().mean().backward()
+
+    return step
+
+
+def _peak(blocks: Blocks, stage: int, outer: Any, inner: Any) -> int:
+    step = _levels(blocks, stage, outer, inner)
+    step(blocks, None)
+    for block in blocks:
+        block.zero_grad()
+    with _Live() as live:
+        step(blocks, None)
+    return live.peak
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages", "stage", "around"),
+    [
+        (Wide, 2, 8, reentrant),
+        (Wide, 2, 6, once),
+        (Wide, 3, 4, reentrant),
+        (Wide, 8, 2, reentrant),
+        (Narrow, 12, 2, once),
+        (Narrow, 10, 3, reentrant),
+    ],
+)
+def test_the_cheaper_of_two_levels_is_told_by_shapes(
+    kind: type[Block], stages: int, stage: int, around: Any, tmp_path: Path
+) -> None:
+    blocks: Blocks = [kind() for _ in range(stages * stage)]
+    both = _peak(blocks, stage, around, around)
+    without_inner = _peak(blocks, stage, around, None) - both
+    without_outer = _peak(blocks, stage, None, around) - both
+    trace = tmp_path / "trace.json"
+    _, result = trained(_levels(blocks, stage, around, around), None, trace, blocks, marked=True)
+    assert result.verdict in ("doubled", "full")  # early stop hides the inner one's in part
+    levels = levels_of(study(load(trace)))
+    assert levels is not None
+    if abs(without_inner - without_outer) > 0.2 * both:
+        assert (levels.without_inner < levels.without_outer) is (without_inner < without_outer)
+    # By shapes alone, and at the moment that needs most: half as much or twice as much is near.
+    more = max(levels.without_inner, levels.without_outer)
+    assert 0.4 * max(without_inner, without_outer) < more < 2.5 * max(without_inner, without_outer)
+
+
+def test_one_level_has_nothing_to_choose(tmp_path: Path) -> None:
+    blocks: Blocks = [Wide() for _ in range(4)]
+    trace = tmp_path / "trace.json"
+    trained(_levels(blocks, 1, reentrant, reentrant), None, trace, blocks, marked=True)
+    assert levels_of(study(load(trace))) is None
