@@ -50,6 +50,7 @@ class Report(Struct, frozen=True):
         unused: Comments that accept nothing.
         fail_on: The mildest severity that ends the command with 1.
         switched_on: The checkpoints that each file switches on.
+        cut: Scripts that are too much to be followed to the end.
     """
 
     found: tuple[Found, ...]
@@ -60,6 +61,7 @@ class Report(Struct, frozen=True):
     unused: tuple[Unused, ...] = ()
     fail_on: str = "error"
     switched_on: tuple[SwitchInFile, ...] = ()
+    cut: tuple[str, ...] = ()
 
     @property
     def status(self) -> int:
@@ -149,6 +151,7 @@ def lint(
         unused=tuple(sorted(unused)),
         fail_on=project.fail_on,
         switched_on=tuple(sorted(on)),
+        cut=tuple(sorted(cut)),
     )
 
 

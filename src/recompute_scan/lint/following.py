@@ -77,8 +77,13 @@ _ALL = {"modules", "named_modules"}
 _HELD = {"children", "values", *_PAIRS, *_ALL}
 # Calls of these keep nothing for the backward pass.
 _KEEPS_NOTHING = ("Dropout", "Identity", "Flatten", "Unflatten", "DropPath")
+_HANDLERS = {
+    kind: f"_{kind.__name__}"
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 _DEEPEST = 40
-_STEPS = 20_000
+_STEPS = 10_000
 
 
 class Enough(Exception):
@@ -151,6 +156,7 @@ class Follower:
         walked: The functions that were walked.
         made: The objects of the files' classes that were made.
         early_stop_off: torch's early stop is switched off.
+        steps: Statements and expressions that were walked.
     """
 
     def __init__(self, sources: Sources, file: str) -> None:
@@ -162,13 +168,18 @@ class Follower:
         self._modules: dict[str, Frame] = {}
         self._conditions: Conditions = NONE
         self._regions: list[Region] = []
-        self._loops = self._depth = self._steps = self._changes = self._without_gradient = 0
+        self._loops = self._depth = self._changes = self._without_gradient = 0
         self._done: dict[object, Held] = {}
         # Wrappers for models that are not known: by what chooses, what wraps, and where.
         self._everywhere: list[tuple[Held, Held, ast.Call, Frame, Conditions]] = []
-        self.main = self._module(file, "__main__")
+        self.steps = 0
+        self._file = file
 
     # --- what begins a walk
+
+    def run(self) -> Frame:
+        """Walk the file's own statements; its names."""
+        return self._module(self._file, "__main__")
 
     def call_whole(self, value: Value, frame: Frame) -> Held:
         """Call it with arguments that are not known."""
@@ -258,11 +269,14 @@ class Follower:
     # --- statements: each says whether what follows it is not reached
 
     def _block(self, body: Iterable[ast.stmt], frame: Frame) -> bool:
-        return any(self._statement(statement, frame) for statement in body)
+        for statement in body:
+            if self._statement(statement, frame):
+                return True
+        return False
 
     def _statement(self, node: ast.stmt, frame: Frame) -> bool:
         self._step()
-        handler = getattr(self, f"_{type(node).__name__}", None)
+        handler = getattr(self, _HANDLERS[type(node)], None)
         if handler is not None:
             return bool(handler(node, frame))
         for child in ast.iter_child_nodes(node):
@@ -271,8 +285,8 @@ class Follower:
         return isinstance(node, ast.Raise | ast.Break | ast.Continue)
 
     def _step(self) -> None:
-        self._steps += 1
-        if self._steps > _STEPS:
+        self.steps += 1
+        if self.steps > _STEPS:
             raise Enough
 
     def _Import(self, node: ast.Import, frame: Frame) -> None:
@@ -513,7 +527,7 @@ class Follower:
     def value(self, node: ast.expr, frame: Frame) -> Held:
         """What an expression stands for."""
         self._step()
-        handler = getattr(self, f"_{type(node).__name__}", None)
+        handler = getattr(self, _HANDLERS[type(node)], None)
         if handler is not None:
             return handler(node, frame) or ()
         for child in ast.iter_child_nodes(node):
@@ -749,14 +763,16 @@ class Follower:
         if self._depth > _DEEPEST:
             return ()
         key = (
-            id(node),
-            id(function.frame),
-            tuple((name, held) for name, held in inside.names.items()),
+            function.node,
+            function.frame,
+            tuple(
+                (name, tuple((_same(value), when) for value, when in held))
+                for name, held in inside.names.items()
+            ),
             self._conditions,
             tuple(region.site for region in self._regions),
             (self._changes, self._loops, self._without_gradient),
         )
-        key = (*key[:2], str([(n, [(_same(v), w) for v, w in h]) for n, h in key[2]]), *key[3:])
         if key in self._done:
             self._keeps(None)
             return self._done[key]
@@ -1253,7 +1269,7 @@ class Follower:
 
 
 def _same(value: Value) -> object:
-    return ("=", repr(value.value)) if isinstance(value, Constant) else id(value)
+    return repr(value.value) if isinstance(value, Constant) else value
 
 
 def _written(node: ast.AST) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from bisect import bisect_left
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -19,7 +21,7 @@ _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.B
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 # What every checkpoint of torch's, and of those who took over its names, is called.
-_CHECKPOINTS = re.compile(
+CHECKPOINTS = re.compile(
     r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w*\s*[(=]"
 )
 _DOTTED = re.compile(r"\w+(?:[\s\\]*\.[\s\\]*\w+)+")
@@ -62,7 +64,8 @@ class Script(Struct, frozen=True):
         helpers: Its functions that switch on what they are given: the parameter's name and place,
             the switch, and whether a call is certain to reach it.
         imported: Calls of imported functions that may be such helpers.
-        checkpoints: How many names of functions that checkpoint it uses, up to two.
+        checkpoints: How often it names a function that checkpoints, up to two.
+        checkpointing: Its functions and classes that do.
         imports: What it imports, by dotted names.
         direct: Calls of torch's checkpoint functions.
     """
@@ -85,6 +88,7 @@ class Script(Struct, frozen=True):
     helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
     imported: tuple[ImportedCall, ...] = ()
     checkpoints: int = 0
+    checkpointing: frozenset[str] = frozenset()
     imports: frozenset[str] = frozenset()
     direct: tuple[CheckpointSwitch, ...] = ()
 
@@ -142,7 +146,8 @@ class _ScriptReader(ast.NodeVisitor):
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             calls=known.calls_in(text),
-            checkpoints=min(len(_CHECKPOINTS.findall(text)), 2),
+            checkpoints=min(len(CHECKPOINTS.findall(text)), 2),
+            checkpointing=self._checkpointing(text),
             imports=frozenset(names),
             direct=tuple(self.library.direct),
         )
@@ -201,6 +206,22 @@ class _ScriptReader(ast.NodeVisitor):
             given = tuple(map(ast.unparse, node.args))
             self.imported.append(ImportedCall(name, node.lineno, given, self.scope, self.branch))
         super().generic_visit(node)
+
+    def _checkpointing(self, text: str) -> frozenset[str]:
+        found: set[str] = set()
+        hits = [
+            text.count("\n", 0, hit.start()) + 1 for hit in islice(CHECKPOINTS.finditer(text), 500)
+        ]
+        parts = [(top, top.name) for top in self.names.functions.values()]
+        for kind in self.names.classes.values():
+            methods = (part for part in kind.body if isinstance(part, ast.FunctionDef))
+            parts += [(part, name) for part in methods for name in (kind.name, part.name)]
+        for part, name in parts:
+            first, last = part.lineno, part.end_lineno or part.lineno
+            at = bisect_left(hits, first)
+            if at < len(hits) and hits[at] <= last and name[:2] != "__":
+                found.add(name)
+        return frozenset(found - {"forward"})
 
     def _modules(self) -> list[str]:
         return [
