@@ -18,13 +18,13 @@ from recompute_scan.errors import InputError
 from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.doubling import script_findings, settings_findings
-from recompute_scan.lint.launches import Launch, launch_findings, read_shell
+from recompute_scan.lint.launches import Launch, launch_findings, read_documents, read_shell
 from recompute_scan.lint.nested import nested_findings
 from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import ImportedCall, Script, read_script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Unreadable
 from recompute_scan.lint.settings import read_settings
-from recompute_scan.lint.switched_on import SwitchInFile, on_in_script, on_in_settings
+from recompute_scan.lint.switched_on import SwitchInFile, on_in_launch, on_in_script, on_in_settings
 from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
@@ -116,7 +116,7 @@ def lint(
     elsewhere = _wrappers_from_elsewhere(scripts)
     scripts = {path: replace(script, switches=elsewhere[path]) for path, script in scripts.items()}
     for path, script in scripts.items():
-        found.update(script_findings(str(path), script, pins[path.parent]))
+        found.update(script_findings(str(path), script, pins[path.parent], calls=calls))
         on.update(on_in_script(str(path), script, pins[path.parent]))
     python = {str(path): texts[path] for path in scripts}
     nested, cut = nested_findings(python, {str(path): s for path, s in scripts.items()})
@@ -127,7 +127,14 @@ def lint(
         found.update(islice(settings_findings(str(path), settings, known, calls), _MOST_SAID))
     named = _Named(inside, texts, scripts, configurations)
     for path, commands in launches.items():
-        found.update(_launches(path, commands, named, pins[path.parent]))
+        known = pins[path.parent]
+        found.update(_launches(path, commands, named, known))
+        for launch in commands:
+            on.update(on_in_launch(str(path), launch, known))
+        for document in read_documents(texts[path]):
+            on.update(islice(on_in_settings(str(path), document, known), _MOST_SAID))
+            said = settings_findings(str(path), document, known, calls)
+            found.update(replace(one, edit="") for one in islice(said, _MOST_SAID))
     kept: list[Found] = []
     suppressed: list[Found] = []
     unused: list[Unused] = []

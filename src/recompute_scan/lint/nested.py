@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from recompute_scan.frameworks.configuration import RUN
 from recompute_scan.lint.following import Enough, Follower, Nested, Sources
@@ -46,9 +47,9 @@ def nested_findings(
         texts: The Python files that were read, by their paths.
         scripts: What each of them says.
     """
-    sources = Sources({os.path.normpath(os.path.abspath(path)): t for path, t in texts.items()})
-    names = {os.path.normpath(os.path.abspath(path)): path for path in texts}
-    read = {os.path.normpath(os.path.abspath(path)): scripts[path] for path in texts}
+    names = {posixpath.normpath(Path(path).absolute().as_posix()): path for path in texts}
+    sources = Sources({file: texts[path] for file, path in names.items()})
+    read = {file: scripts[path] for file, path in names.items()}
     pairs: dict[tuple[CheckpointSite, CheckpointSite], _Pair] = {}
     cut: list[str] = []
     left = _STEPS

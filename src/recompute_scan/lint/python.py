@@ -6,13 +6,15 @@ import ast
 import re
 import warnings
 from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import known
+from recompute_scan.frameworks import deepspeed, known
+from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.expressions import ScriptNames
 from recompute_scan.lint.library_calls import HELPERS, LibraryCalls
 from recompute_scan.lint.said import CheckpointSwitch, Unreadable
@@ -26,6 +28,7 @@ CHECKPOINTS = re.compile(
 )
 _DOTTED = re.compile(r"\w+(?:[\s\\]*\.[\s\\]*\w+)+")
 _MOST_PARTS = 200
+_DEEPEST = 3
 # No person writes so many; what is compared with each other grows with their square.
 _MOST_SWITCHES = 200
 
@@ -68,6 +71,7 @@ class Script(Struct, frozen=True):
         checkpointing: Its functions and classes that do.
         imports: What it imports, by dotted names.
         direct: Calls of torch's checkpoint functions.
+        sections: DeepSpeed's configurations that it has in dictionaries.
     """
 
     switches: tuple[CheckpointSwitch, ...]
@@ -91,6 +95,7 @@ class Script(Struct, frozen=True):
     checkpointing: frozenset[str] = frozenset()
     imports: frozenset[str] = frozenset()
     direct: tuple[CheckpointSwitch, ...] = ()
+    sections: tuple[tuple[Setting, ...], ...] = ()
 
 
 def read_script(text: str) -> Script:
@@ -124,6 +129,7 @@ class _ScriptReader(ast.NodeVisitor):
         self.tests: dict[int, str] = {}
         self.refused: list[tuple[int, tuple[str, ...], frozenset[str]]] = []
         self.imported: list[ImportedCall] = []
+        self.sections: list[tuple[Setting, ...]] = []
         self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
 
     def script(self, text: str) -> Script:
@@ -150,6 +156,7 @@ class _ScriptReader(ast.NodeVisitor):
             checkpointing=self._checkpointing(text),
             imports=frozenset(names),
             direct=tuple(self.library.direct),
+            sections=tuple(self.sections[:_MOST_SWITCHES]),
         )
 
     def generic_visit(self, node: ast.AST) -> None:
@@ -196,6 +203,12 @@ class _ScriptReader(ast.NodeVisitor):
             name = ast.unparse(target)
             if name not in wrapped:
                 self.rebound.append((name, node.lineno, not self.branch))
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+        if "activation_checkpointing" in keys and not keys.isdisjoint(deepspeed.ROOTS):
+            self.sections.append(tuple(_entries(node, ())))
+        super().generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         self.library.read(node, self.scope, self.branch)
@@ -289,6 +302,19 @@ class _ScriptReader(ast.NodeVisitor):
             certain = switch.certain and not switch.branch and not left
             found.setdefault(helper.name, []).append((switch, certain))
         return found
+
+
+def _entries(node: ast.Dict, path: tuple[str, ...]) -> Iterator[Setting]:
+    """What is written out in a dictionary, with its lines."""
+    for key, value in zip(node.keys, node.values, strict=True):
+        if not isinstance(key, ast.Constant):
+            continue
+        at = (*path, str(key.value))
+        if isinstance(value, ast.Dict) and len(at) < _DEEPEST:
+            yield from _entries(value, at)
+        else:
+            constant = value.value if isinstance(value, ast.Constant) else None
+            yield Setting(at, constant, key.lineno)
 
 
 def _is_main(node: ast.AST) -> bool:

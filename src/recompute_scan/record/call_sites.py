@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import ast
 import linecache
-import tokenize
 import os
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
