@@ -50,7 +50,8 @@ MECHANISM = Mechanism(
     stepping=r"deepspeed/runtime/\S{0,300}:_?optimizer_step$",
 )
 
-_ROOTS = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+# What only a configuration of its has.
+ROOTS = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
 
 
 def flaws(values: Values) -> Iterator[Flaw]:
@@ -60,7 +61,7 @@ def flaws(values: Values) -> Iterator[Flaw]:
         for path, setting in values.items()
         if path[:1] == ("activation_checkpointing",) and setting.value is True
     ]
-    known = _ROOTS & {path[0] for path in values if path}
+    known = ROOTS & {path[0] for path in values if path}
     if known and any(len(path) > 1 for path, _ in asked):
         yield Flaw(
             asked[0][1].line,

@@ -8,7 +8,9 @@ calls Transformer Engine's instead.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from recompute_scan.frameworks.configuration import Setting, SettingSwitch, truthy
 from recompute_scan.frameworks.mechanism import Mechanism
 from recompute_scan.frameworks.signature import Signature
 
@@ -70,3 +72,13 @@ def signatures() -> tuple[Signature, ...]:
             ),
         ),
     )
+
+
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
+    """What ``--recompute-granularity`` asks for, on a command line or in a file of arguments."""
+    name = path[-1].lstrip("-").replace("-", "_") if path else ""
+    if name == "recompute_granularity" and setting.value in ("full", "selective"):
+        which = "whole layers" if setting.value == "full" else "parts of each layer"
+        yield SettingSwitch("Megatron-core", which, "reentrant")
+    elif name == "recompute_activations" and truthy(setting.value):
+        yield SettingSwitch("Megatron-core", "parts of each layer", "reentrant")

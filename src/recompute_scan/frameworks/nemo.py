@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import huggingface, pytorch
-from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
+from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values, truthy
 
 MECHANISM = replace(
     pytorch.WRAPPER,
@@ -51,7 +51,9 @@ def flaws(values: Values) -> Iterator[Flaw]:
 
 
 def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
-    """What its ``ParallelTransformer`` reads."""
+    """What its ``ParallelTransformer`` and the recipes of Automodel read."""
+    if path[-2:] == ("distributed", "activation_checkpointing") and truthy(setting.value):
+        yield SettingSwitch("NeMo Automodel", "the layers that it wraps", "non-reentrant")
     if path[-1:] == _GRANULARITY and setting.value in ("full", "selective"):
         which = "whole layers" if setting.value == "full" else "the attention of each layer"
         yield SettingSwitch("NeMo", which, "reentrant")

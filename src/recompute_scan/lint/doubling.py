@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recompute_scan.frameworks import accelerate, known, lightning, llamafactory
+from recompute_scan.frameworks import accelerate, deepspeed, known, lightning, llamafactory
 from recompute_scan.frameworks.configuration import RUN, Flaw, Setting, Values, truthy
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned
@@ -23,9 +23,19 @@ _ONE = "Keep one of the two: delete the model's own switch, or the wrapper."
 
 
 def script_findings(
-    file: str, script: Script, pinned: Pinned, wrappers: Sequence[CheckpointSwitch] = ()
+    file: str,
+    script: Script,
+    pinned: Pinned,
+    wrappers: Sequence[CheckpointSwitch] = (),
+    calls: frozenset[str] | None = None,
 ) -> Iterator[Found]:
-    """What a script alone shows; ``wrappers`` are those that come from elsewhere."""
+    """What a script alone shows; ``wrappers`` are those that come from elsewhere, and ``calls``
+    tell which frameworks' functions some script calls, where that is known.
+    """
+    for section in script.sections if calls is not None else ():
+        for flaw in deepspeed.flaws({setting.path: setting for setting in section}):
+            if not (calls or frozenset()).intersection(flaw.unless):
+                yield found_flaw(file, flaw)
     yield from _pairs(file, script, pinned, (*script.switches, *wrappers))
     for line in script.no_rng:
         yield Found(

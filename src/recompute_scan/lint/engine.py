@@ -19,13 +19,13 @@ from recompute_scan.files import opened
 from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.doubling import script_findings, settings_findings
-from recompute_scan.lint.launches import Launch, launch_findings, read_shell
+from recompute_scan.lint.launches import Launch, launch_findings, read_documents, read_shell
 from recompute_scan.lint.nested import nested_findings
 from recompute_scan.lint.pins import pinned_beside
 from recompute_scan.lint.python import ImportedCall, Script, read_script
 from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned, Unreadable
 from recompute_scan.lint.settings import read_settings
-from recompute_scan.lint.switched_on import SwitchInFile, on_in_script, on_in_settings
+from recompute_scan.lint.switched_on import SwitchInFile, on_in_launch, on_in_script, on_in_settings
 from recompute_scan.project_file import LintSettings
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
@@ -51,6 +51,7 @@ class Report(Struct, frozen=True):
         unused: Comments that accept nothing.
         fail_on: The mildest severity that ends the command with 1.
         switched_on: The checkpoints that each file switches on.
+        cut: Scripts that are too much to be followed to the end.
     """
 
     found: tuple[Found, ...]
@@ -61,6 +62,7 @@ class Report(Struct, frozen=True):
     unused: tuple[Unused, ...] = ()
     fail_on: str = "error"
     switched_on: tuple[SwitchInFile, ...] = ()
+    cut: tuple[str, ...] = ()
 
     @property
     def status(self) -> int:
@@ -115,7 +117,7 @@ def lint(
     elsewhere = _wrappers_from_elsewhere(scripts)
     scripts = {path: replace(script, switches=elsewhere[path]) for path, script in scripts.items()}
     for path, script in scripts.items():
-        found.update(script_findings(str(path), script, pins[path.parent]))
+        found.update(script_findings(str(path), script, pins[path.parent], calls=calls))
         on.update(on_in_script(str(path), script, pins[path.parent]))
     python = {str(path): texts[path] for path in scripts}
     nested, cut = nested_findings(python, {str(path): s for path, s in scripts.items()})
@@ -126,7 +128,14 @@ def lint(
         found.update(islice(settings_findings(str(path), settings, known, calls), _MOST_SAID))
     named = _Named(inside, texts, scripts, configurations)
     for path, commands in launches.items():
-        found.update(_launches(path, commands, named, pins[path.parent]))
+        known = pins[path.parent]
+        found.update(_launches(path, commands, named, known))
+        for launch in commands:
+            on.update(on_in_launch(str(path), launch, known))
+        for document in read_documents(texts[path]):
+            on.update(islice(on_in_settings(str(path), document, known), _MOST_SAID))
+            said = settings_findings(str(path), document, known, calls)
+            found.update(replace(one, edit="") for one in islice(said, _MOST_SAID))
     kept: list[Found] = []
     suppressed: list[Found] = []
     unused: list[Unused] = []
@@ -150,6 +159,7 @@ def lint(
         unused=tuple(sorted(unused)),
         fail_on=project.fail_on,
         switched_on=tuple(sorted(on)),
+        cut=tuple(sorted(cut)),
     )
 
 

@@ -9,7 +9,7 @@ a checkpoint that is met while another's function is walked is inside it.
 from __future__ import annotations
 
 import ast
-import os
+import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -77,8 +77,13 @@ _ALL = {"modules", "named_modules"}
 _HELD = {"children", "values", *_PAIRS, *_ALL}
 # Calls of these keep nothing for the backward pass.
 _KEEPS_NOTHING = ("Dropout", "Identity", "Flatten", "Unflatten", "DropPath")
+_HANDLERS = {
+    kind: f"_on_{kind.__name__.lower()}"
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 _DEEPEST = 40
-_STEPS = 20_000
+_STEPS = 10_000
 
 
 class Enough(Exception):
@@ -117,19 +122,19 @@ class Sources:
         """What a dotted name with its leading dots stands for in a file."""
         dotted = name.lstrip(".")
         parts = dotted.split(".")
-        folder = os.path.dirname(file)
+        folder = posixpath.dirname(file)
         if level := len(name) - len(dotted):
-            folders = [os.path.normpath(os.path.join(folder, *[".."] * (level - 1)))]
+            folders = [posixpath.normpath(posixpath.join(folder, *[".."] * (level - 1)))]
         elif parts[0] == "torch":
             return None
         else:
             folders = [folder]
-            while (folder := os.path.dirname(folders[-1])) != folders[-1]:
+            while (folder := posixpath.dirname(folders[-1])) != folders[-1]:
                 folders.append(folder)
-            folders = [each for f in folders for each in (f, os.path.join(f, "src"))]
+            folders = [each for f in folders for each in (f, posixpath.join(f, "src"))]
         for each in folders:
             for depth in (len(parts), len(parts) - 1):
-                base = os.path.normpath(os.path.join(each, *parts[:depth]))
+                base = posixpath.normpath(posixpath.join(each, *parts[:depth]))
                 if (depth or level) and self.locate(base):
                     return Module(base, ".".join(parts[depth:]))
         return None
@@ -151,6 +156,7 @@ class Follower:
         walked: The functions that were walked.
         made: The objects of the files' classes that were made.
         early_stop_off: torch's early stop is switched off.
+        steps: Statements and expressions that were walked.
     """
 
     def __init__(self, sources: Sources, file: str) -> None:
@@ -162,13 +168,18 @@ class Follower:
         self._modules: dict[str, Frame] = {}
         self._conditions: Conditions = NONE
         self._regions: list[Region] = []
-        self._loops = self._depth = self._steps = self._changes = self._without_gradient = 0
+        self._loops = self._depth = self._changes = self._without_gradient = 0
         self._done: dict[object, Held] = {}
         # Wrappers for models that are not known: by what chooses, what wraps, and where.
         self._everywhere: list[tuple[Held, Held, ast.Call, Frame, Conditions]] = []
-        self.main = self._module(file, "__main__")
+        self.steps = 0
+        self._file = file
 
     # --- what begins a walk
+
+    def run(self) -> Frame:
+        """Walk the file's own statements; its names."""
+        return self._module(self._file, "__main__")
 
     def call_whole(self, value: Value, frame: Frame) -> Held:
         """Call it with arguments that are not known."""
@@ -258,11 +269,14 @@ class Follower:
     # --- statements: each says whether what follows it is not reached
 
     def _block(self, body: Iterable[ast.stmt], frame: Frame) -> bool:
-        return any(self._statement(statement, frame) for statement in body)
+        for statement in body:  # noqa: SIM110 - a generator more for each block
+            if self._statement(statement, frame):
+                return True
+        return False
 
     def _statement(self, node: ast.stmt, frame: Frame) -> bool:
         self._step()
-        handler = getattr(self, f"_{type(node).__name__}", None)
+        handler = getattr(self, _HANDLERS[type(node)], None)
         if handler is not None:
             return bool(handler(node, frame))
         for child in ast.iter_child_nodes(node):
@@ -271,17 +285,17 @@ class Follower:
         return isinstance(node, ast.Raise | ast.Break | ast.Continue)
 
     def _step(self) -> None:
-        self._steps += 1
-        if self._steps > _STEPS:
+        self.steps += 1
+        if self.steps > _STEPS:
             raise Enough
 
-    def _Import(self, node: ast.Import, frame: Frame) -> None:
+    def _on_import(self, node: ast.Import, frame: Frame) -> None:
         for alias in node.names:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
             found = self.sources.imported(name, frame.file)
             frame.names[alias.asname or name] = one(found or External(name))
 
-    def _ImportFrom(self, node: ast.ImportFrom, frame: Frame) -> None:
+    def _on_importfrom(self, node: ast.ImportFrom, frame: Frame) -> None:
         for alias in node.names:
             name = f"{'.' * node.level}{node.module or ''}"
             name += ("." if node.module else "") + alias.name
@@ -299,10 +313,10 @@ class Follower:
             names = self._module(file).names.items()
             frame.names.update({name: held for name, held in names if name[0] != "_"})
 
-    def _FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
+    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
         frame.names[node.name] = self._function(node, frame)
 
-    _AsyncFunctionDef = _FunctionDef
+    _on_asyncfunctiondef = _on_functiondef
 
     def _function(
         self,
@@ -321,7 +335,7 @@ class Follower:
                 held = self._call(decorator, [held], {}, call, frame) or held
         return held
 
-    def _ClassDef(self, node: ast.ClassDef, frame: Frame) -> None:
+    def _on_classdef(self, node: ast.ClassDef, frame: Frame) -> None:
         bases = tuple(value for base in node.bases for value, _ in self.value(base, frame))
         kind = Kind(node.name, {}, bases)
         inside = Frame(frame.file, kind.names, frame)
@@ -332,22 +346,22 @@ class Follower:
                 self._statement(statement, inside)
         frame.names[node.name] = one(kind)
 
-    def _Return(self, node: ast.Return, frame: Frame) -> bool:
+    def _on_return(self, node: ast.Return, frame: Frame) -> bool:
         frame.returned.append(
             under(self.value(node.value, frame), self._conditions) if node.value else ()
         )
         return True
 
-    def _Assign(self, node: ast.Assign, frame: Frame) -> None:
+    def _on_assign(self, node: ast.Assign, frame: Frame) -> None:
         held = self.value(node.value, frame)
         for target in node.targets:
             self._bind(target, held, frame)
 
-    def _AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> None:
+    def _on_annassign(self, node: ast.AnnAssign, frame: Frame) -> None:
         if node.value is not None:
             self._bind(node.target, self.value(node.value, frame), frame)
 
-    def _AugAssign(self, node: ast.AugAssign, frame: Frame) -> None:
+    def _on_augassign(self, node: ast.AugAssign, frame: Frame) -> None:
         added = self.value(node.value, frame)
         if isinstance(node.target, ast.Name | ast.Attribute):
             for value, _ in self.value(node.target, frame):
@@ -390,7 +404,7 @@ class Follower:
                 parts.append(under(elements(one(value)), when) or ((value, when),))
         return pooled(parts)
 
-    def _If(self, node: ast.If, frame: Frame) -> bool:
+    def _on_if(self, node: ast.If, frame: Frame) -> bool:
         known, true, false = self._test(node.test, frame)
         if known is not None:
             return self._block(node.body if known else node.orelse, frame)
@@ -427,14 +441,14 @@ class Follower:
                 merged[name] = pooled((under(left or (), true), under(right or (), false)))
         return merged
 
-    def _For(self, node: ast.For | ast.AsyncFor, frame: Frame) -> bool:
+    def _on_for(self, node: ast.For | ast.AsyncFor, frame: Frame) -> bool:
         self._bind(node.target, elements(self.value(node.iter, frame)), frame)
         self._loop(node.body, frame)
         return self._block(node.orelse, frame)
 
-    _AsyncFor = _For
+    _on_asyncfor = _on_for
 
-    def _While(self, node: ast.While, frame: Frame) -> bool:
+    def _on_while(self, node: ast.While, frame: Frame) -> bool:
         if self._test(node.test, frame)[0] is not False:
             self._loop(node.body, frame)
         return False
@@ -446,7 +460,7 @@ class Follower:
         self._loops -= 1
         self._conditions = kept
 
-    def _With(self, node: ast.With | ast.AsyncWith, frame: Frame) -> bool:
+    def _on_with(self, node: ast.With | ast.AsyncWith, frame: Frame) -> bool:
         held = [self.value(item.context_expr, frame) for item in node.items]
         off = any(
             isinstance(value, External) and value.last in ("no_grad", "inference_mode")
@@ -458,13 +472,13 @@ class Follower:
         self._without_gradient -= off
         return ended
 
-    _AsyncWith = _With
+    _on_asyncwith = _on_with
 
-    def _Try(self, node: ast.Try, frame: Frame) -> bool:
+    def _on_try(self, node: ast.Try, frame: Frame) -> bool:
         ended = self._block(node.body, frame) or self._block(node.orelse, frame)
         return self._block(node.finalbody, frame) or ended
 
-    def _Match(self, node: ast.Match, frame: Frame) -> None:
+    def _on_match(self, node: ast.Match, frame: Frame) -> None:
         subject = _written(node.subject)
         for case in node.cases:
             kept, self._conditions = (
@@ -513,7 +527,7 @@ class Follower:
     def value(self, node: ast.expr, frame: Frame) -> Held:
         """What an expression stands for."""
         self._step()
-        handler = getattr(self, f"_{type(node).__name__}", None)
+        handler = getattr(self, _HANDLERS[type(node)], None)
         if handler is not None:
             return handler(node, frame) or ()
         for child in ast.iter_child_nodes(node):
@@ -521,13 +535,13 @@ class Follower:
                 self.value(child, frame)
         return ()
 
-    def _Constant(self, node: ast.Constant, frame: Frame) -> Held:
+    def _on_constant(self, node: ast.Constant, frame: Frame) -> Held:
         return one(Constant(node.value))
 
-    def _Name(self, node: ast.Name, frame: Frame) -> Held:
+    def _on_name(self, node: ast.Name, frame: Frame) -> Held:
         return self._look_up(node.id, frame)
 
-    def _Attribute(self, node: ast.Attribute, frame: Frame) -> Held:
+    def _on_attribute(self, node: ast.Attribute, frame: Frame) -> Held:
         held = self._attributes(self.value(node.value, frame), node.attr)
         properties = [
             value
@@ -536,10 +550,10 @@ class Follower:
         ]
         return self._call(one(properties[0]), [], {}, None, frame) if properties else held
 
-    def _Lambda(self, node: ast.Lambda, frame: Frame) -> Held:
+    def _on_lambda(self, node: ast.Lambda, frame: Frame) -> Held:
         return one(Function(node, frame))
 
-    def _IfExp(self, node: ast.IfExp, frame: Frame) -> Held:
+    def _on_ifexp(self, node: ast.IfExp, frame: Frame) -> Held:
         known, true, false = self._test(node.test, frame)
         if known is not None:
             return self.value(node.body if known else node.orelse, frame)
@@ -554,7 +568,7 @@ class Follower:
         self._conditions = kept
         return pooled(found)
 
-    def _BoolOp(self, node: ast.BoolOp, frame: Frame) -> Held:
+    def _on_boolop(self, node: ast.BoolOp, frame: Frame) -> Held:
         found: list[Held] = []
         for part in node.values:
             held = self.value(part, frame)
@@ -565,19 +579,19 @@ class Follower:
                 found.append(held)
         return () if () in found else pooled(found) or held
 
-    def _UnaryOp(self, node: ast.UnaryOp, frame: Frame) -> Held:
+    def _on_unaryop(self, node: ast.UnaryOp, frame: Frame) -> Held:
         known = truth(self.value(node.operand, frame), self._conditions)
         if known is None or not isinstance(node.op, ast.Not):
             return ()
         return one(Constant(not known))
 
-    def _BinOp(self, node: ast.BinOp, frame: Frame) -> Held:
+    def _on_binop(self, node: ast.BinOp, frame: Frame) -> Held:
         held = pooled((self.value(node.left, frame), self.value(node.right, frame)))
         if not isinstance(node.op, ast.Add | ast.Sub):
             self._keeps(None)
         return tuple((value, when) for value, when in held if isinstance(value, Object))
 
-    def _Compare(self, node: ast.Compare, frame: Frame) -> Held:
+    def _on_compare(self, node: ast.Compare, frame: Frame) -> Held:
         sides = [self.value(side, frame) for side in (node.left, *node.comparators)]
         if len(sides) != 2 or any(len(side) != 1 or side[0][1] for side in sides):
             return ()
@@ -597,15 +611,15 @@ class Follower:
             return ()
         return one(Constant(equal is isinstance(node.ops[0], ast.Eq | ast.Is)))
 
-    def _NamedExpr(self, node: ast.NamedExpr, frame: Frame) -> Held:
+    def _on_namedexpr(self, node: ast.NamedExpr, frame: Frame) -> Held:
         held = self.value(node.value, frame)
         self._bind(node.target, held, frame)
         return held
 
-    def _List(self, node: ast.List | ast.Tuple | ast.Set, frame: Frame) -> Held:
+    def _on_list(self, node: ast.List | ast.Tuple | ast.Set, frame: Frame) -> Held:
         return sequence(self._flat(node.elts, frame))
 
-    _Tuple = _Set = _List
+    _on_tuple = _on_set = _on_list
 
     def _flat(self, nodes: Iterable[ast.expr], frame: Frame) -> list[Held]:
         """Each one's value, of one with a star each part's."""
@@ -619,7 +633,7 @@ class Follower:
                 found.append(self.value(node, frame))
         return found
 
-    def _Dict(self, node: ast.Dict, frame: Frame) -> Held:
+    def _on_dict(self, node: ast.Dict, frame: Frame) -> Held:
         made = Object(External("dict"))
         for key, each in zip(node.keys, node.values, strict=True):
             held = self.value(each, frame)
@@ -630,7 +644,7 @@ class Follower:
                 made.items.append(held)
         return one(made)
 
-    def _ListComp(
+    def _on_listcomp(
         self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: Frame
     ) -> Held:
         inside = Frame(frame.file, {}, frame, caller=frame.caller)
@@ -647,9 +661,9 @@ class Follower:
         self._conditions = kept
         return sequence([held])
 
-    _SetComp = _GeneratorExp = _DictComp = _ListComp
+    _on_setcomp = _on_generatorexp = _on_dictcomp = _on_listcomp
 
-    def _Subscript(self, node: ast.Subscript, frame: Frame) -> Held:
+    def _on_subscript(self, node: ast.Subscript, frame: Frame) -> Held:
         key = node.slice
         found = []
         for value, when in self.value(node.value, frame):
@@ -670,7 +684,7 @@ class Follower:
 
     # --- calls
 
-    def _Call(self, node: ast.Call, frame: Frame) -> Held:
+    def _on_call(self, node: ast.Call, frame: Frame) -> Held:
         func = node.func
         owners = self.value(func.value, frame) if isinstance(func, ast.Attribute) else ()
         arguments = self._flat(node.args, frame)
@@ -749,14 +763,16 @@ class Follower:
         if self._depth > _DEEPEST:
             return ()
         key = (
-            id(node),
-            id(function.frame),
-            tuple((name, held) for name, held in inside.names.items()),
+            function.node,
+            function.frame,
+            tuple(
+                (name, tuple((_same(value), when) for value, when in held))
+                for name, held in inside.names.items()
+            ),
             self._conditions,
             tuple(region.site for region in self._regions),
             (self._changes, self._loops, self._without_gradient),
         )
-        key = (*key[:2], str([(n, [(_same(v), w) for v, w in h]) for n, h in key[2]]), *key[3:])
         if key in self._done:
             self._keeps(None)
             return self._done[key]
@@ -1135,9 +1151,9 @@ class Follower:
             for each in value.kind.order():
                 if each is kind:
                     return True
-                if isinstance(each, External) and isinstance(kind, External):
-                    if each.name == kind.name or kind.name.endswith("nn.Module"):
-                        return True
+                both = isinstance(each, External) and isinstance(kind, External)
+                if both and (each.name == kind.name or kind.name.endswith("nn.Module")):
+                    return True
             return False
         if isinstance(kind, External):
             return True if value.kind.name == kind.name else None
@@ -1253,7 +1269,7 @@ class Follower:
 
 
 def _same(value: Value) -> object:
-    return ("=", repr(value.value)) if isinstance(value, Constant) else id(value)
+    return repr(value.value) if isinstance(value, Constant) else value
 
 
 def _written(node: ast.AST) -> str:

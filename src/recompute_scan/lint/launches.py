@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace as replaced
@@ -15,6 +16,7 @@ from recompute_scan.frameworks.known import commands
 from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import Found, Pinned, Unreadable
+from recompute_scan.lint.settings import read_settings
 from recompute_scan.run_info import source_lines
 
 _LAUNCHERS = re.compile(
@@ -29,6 +31,8 @@ _ASSIGNED = re.compile(
 )
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
 _OPENED = re.compile(r"^\s*(?:export\s+|declare\s+-a\s+)?\w+\+?=(\(|[\"'])")
+_OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
+_HERE = re.compile(r"<<-?\s*[\"']?(\w+)")
 _NOTE = re.compile(" #")
 # Of a command or a value, and of all commands of a file, with variables put in.
 _MOST = 50_000
@@ -36,11 +40,15 @@ _MOST_OF_A_FILE = 500_000
 
 
 class Launch(Struct, frozen=True):
-    """One command that starts a training: its line, its files, its arguments."""
+    """One command that starts a training: its line, its files, its arguments.
+
+    ``overrides`` are arguments as Hydra takes them, ``model.key=value``.
+    """
 
     line: int
     files: tuple[str, ...]
     settings: tuple[Setting, ...]
+    overrides: tuple[Setting, ...] = ()
 
     @property
     def script(self) -> str | None:
@@ -70,13 +78,40 @@ def read_shell(text: str) -> Iterator[Launch]:
             value = _plain(value.strip(), known)
             known[name] = f"{known.get(name, '')} {value}"[:_MOST] if more else value
         elif _LAUNCHERS.search(command):
-            command = _put_in(command, known)
-            left -= len(command)
+            whole = _put_in(command, known)
+            left -= len(whole)
             if left < 0:
                 raise Unreadable(f"its commands are longer than {_MOST_OF_A_FILE // 1000} kB")
-            words = _split(command)
+            words = _split(whole)
             if words:
                 yield _launch(words, line)
+
+
+def read_documents(text: str) -> Iterator[list[Setting]]:
+    """JSON that a shell script has in a variable in quotes, or between ``<<EOF`` and ``EOF``."""
+    end, begin, held = "", 0, list[str]()
+    for number, whole in enumerate(source_lines(text), 1):
+        if end and whole.strip() == end:
+            yield from _document("".join(held), begin)
+            end, held = "", []
+        elif end:
+            held.append(whole)
+        elif "<<" in whole and (here := _HERE.search(whole)):
+            end, begin = here[1], number + 1
+    for line, command in _commands(text):
+        assigned = _ASSIGNED.match(command)
+        if assigned and (value := assigned[3].strip())[:1] in ("'", '"'):
+            value = value[1:].rpartition(value[0])[0]
+            yield from _document(value.replace('\\"', '"'), line)
+
+
+def _document(text: str, line: int) -> Iterator[list[Setting]]:
+    """Its settings, each with its line in the script."""
+    if text.lstrip()[:1] == "{":
+        with suppress(Unreadable):
+            # Lines are found when they are asked for, as if all else were empty.
+            moved = "\n" * (line - 1) + text
+            yield read_settings(moved, ".json")
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
@@ -150,7 +185,9 @@ def _launch(words: list[str], line: int) -> Launch:
         # A flag alone is on.
         given: object = value if equals else True if following.startswith("-") else following
         settings.append(Setting((name.replace("-", "_"),), given, line))
-    return Launch(line, files, tuple(settings))
+    overridden = [word.lstrip("+").partition("=") for word in words if _OVERRIDE.match(word)]
+    overrides = [Setting(tuple(name.split(".")), value, line) for name, _, value in overridden]
+    return Launch(line, files, tuple(settings), tuple(overrides))
 
 
 def launch_findings(

@@ -52,6 +52,7 @@ def as_json(report: Report) -> str:
         "accepting_nothing": [
             {"file": inert(idle.file), "line": idle.line, "why": idle.why} for idle in report.unused
         ],
+        "not_followed": [inert(file) for file in report.cut],
         "not_read": [{"file": inert(file), "why": inert(why)} for file, why in report.unread],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
@@ -171,7 +172,8 @@ def listed(report: Report) -> str:
 
 
 def _files_read(report: Report) -> str:
-    return f"{report.read} {'file' if report.read == 1 else 'files'} read"
+    cut = f", {len(report.cut)} not followed to the end" if report.cut else ""
+    return f"{report.read} {'file' if report.read == 1 else 'files'} read{cut}"
 
 
 def closing(report: Report) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
-import os
+import posixpath
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from recompute_scan.frameworks.configuration import RUN
 from recompute_scan.lint.following import Enough, Follower, Nested, Sources
-from recompute_scan.lint.python import Script
+from recompute_scan.lint.python import CHECKPOINTS, Script
 from recompute_scan.lint.said import Found
 from recompute_scan.lint.values import (
     CheckpointSite,
@@ -17,10 +19,11 @@ from recompute_scan.lint.values import (
     Function,
     Kind,
 )
+from recompute_scan.run_info import source_lines
 
-# What one file's functions are walked for, and the whole of what is asked for.
-_WALKS_OF_A_FILE = 60
-_WALKS = 2_000
+_WORD = re.compile(r"\w+")
+# Of all files, in statements and expressions: some seconds.
+_STEPS = 300_000
 _FILES_AROUND = 100
 _MOST_OBJECTS = 50
 
@@ -44,26 +47,28 @@ def nested_findings(
         texts: The Python files that were read, by their paths.
         scripts: What each of them says.
     """
-    sources = Sources({os.path.normpath(os.path.abspath(path)): t for path, t in texts.items()})
-    names = {os.path.normpath(os.path.abspath(path)): path for path in texts}
-    read = {os.path.normpath(os.path.abspath(path)): scripts[path] for path in texts}
+    names = {posixpath.normpath(Path(path).absolute().as_posix()): path for path in texts}
+    sources = Sources({file: texts[path] for file, path in names.items()})
+    read = {file: scripts[path] for file, path in names.items()}
     pairs: dict[tuple[CheckpointSite, CheckpointSite], _Pair] = {}
     cut: list[str] = []
-    left = _WALKS
+    left = _STEPS
+    words = frozenset[str]().union(*(script.checkpointing for script in read.values()))
     for file in sorted(read):
-        if _sites_around(file, sources, read) < 2:
+        parts = _Parts(sources, file, words)
+        if not parts.any or _sites_around(file, sources, read) < 2:
             continue
         if left <= 0:
             cut.append(names[file])
             continue
-        walks = _Walks(sources, file, min(left, _WALKS_OF_A_FILE))
+        walks = _Walks(sources, parts, left)
         for nested, early_stop_off in walks:
             key = (nested.outer, nested.inner)
             kept = pairs.get(key)
             if kept is None or len(nested.conditions) < len(kept.conditions):
                 pairs[key] = pair = _Pair(nested)
                 pair.early_stop_off = early_stop_off
-        left -= walks.number
+        left -= walks.steps
         if walks.cut:
             cut.append(names[file])
     found: dict[tuple[str, int], Found] = {}
@@ -90,51 +95,93 @@ def _sites_around(file: str, sources: Sources, read: Mapping[str, Script]) -> in
     return number
 
 
+class _Parts:
+    """The functions and methods of a file that checkpoint, or name what does.
+
+    Attributes:
+        names: Of each function its name, of each method that of its class and its own.
+        any: Whether there are any, or other statements that do.
+    """
+
+    def __init__(self, sources: Sources, file: str, words: frozenset[str]) -> None:
+        self.file = file
+        self.names: list[tuple[str, ...]] = []
+        text = sources.texts[file]
+        self.any = bool(CHECKPOINTS.search(text)) or not words.isdisjoint(_WORD.findall(text))
+        if not self.any:
+            return
+        lines = source_lines(text)
+
+        def concerned(node: ast.stmt) -> bool:
+            own = "".join(lines[node.lineno - 1 : node.end_lineno])
+            return bool(CHECKPOINTS.search(own)) or not words.isdisjoint(_WORD.findall(own))
+
+        self.any = False
+        for node in sources.tree(file).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if concerned(node):
+                    self.names.append((node.name,))
+            elif isinstance(node, ast.ClassDef):
+                self.names += [
+                    (node.name, part.name)
+                    for part in node.body
+                    if isinstance(part, ast.FunctionDef) and concerned(part)
+                ]
+            elif not isinstance(node, ast.Import | ast.ImportFrom):
+                self.any = self.any or concerned(node)
+        self.any = self.any or bool(self.names)
+
+
 class _Walks:
     """All that is walked of one file: its statements, then the functions that they did not call."""
 
-    def __init__(self, sources: Sources, file: str, most: int) -> None:
-        self.sources, self.file, self.most = sources, file, most
-        self.number = 0
+    def __init__(self, sources: Sources, parts: _Parts, most: int) -> None:
+        self.sources, self.parts, self.file, self.most = sources, parts, parts.file, most
+        self.steps = 0
         self.cut = False
         self.walked: set[int] = set()
 
     def __iter__(self) -> Iterator[tuple[Nested, bool]]:
         yield from self._walk(())
         for way in self._functions():
-            if self.number >= self.most:
+            if self.steps >= self.most:
                 self.cut = True
                 return
             yield from self._walk(way)
 
     def _functions(self) -> Iterator[tuple[str, ...]]:
         """The names of functions and methods that were not walked."""
-        for node in self.sources.tree(self.file).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if id(node) not in self.walked:
-                    yield (node.name,)
-            elif isinstance(node, ast.ClassDef):
-                for part in node.body:
-                    if isinstance(part, ast.FunctionDef) and id(part) not in self.walked:
-                        yield node.name, part.name
+        nodes = {
+            (*outer, node.name): node
+            for outer, body in (
+                ((), self.sources.tree(self.file).body),
+                *(
+                    ((kind.name,), kind.body)
+                    for kind in self.sources.tree(self.file).body
+                    if isinstance(kind, ast.ClassDef)
+                ),
+            )
+            for node in body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        for way in self.parts.names:
+            if way in nodes and id(nodes[way]) not in self.walked:
+                yield way
 
     def _walk(self, way: tuple[str, ...]) -> Iterator[tuple[Nested, bool]]:
-        self.number += 1
-        follower: Follower | None = None
+        follower = Follower(self.sources, self.file)
         try:
-            follower = Follower(self.sources, self.file)
-            frame = follower.main
+            frame = follower.run()
             if way:
                 self._call(follower, way, frame)
-            _use_what_was_made(follower, frame, self.file, every=not way)
-        except Enough:
+            kinds = set() if way else {names[0] for names in self.parts.names if len(names) > 1}
+            _use_what_was_made(follower, frame, kinds)
+        except (Enough, RecursionError):
             self.cut = True
-        except RecursionError:
-            self.cut = True
-        if follower is not None:
-            self.walked |= follower.walked
-            for nested in follower.nested:
-                yield nested, follower.early_stop_off
+        self.steps += follower.steps
+        self.walked |= follower.walked
+        for nested in follower.nested:
+            yield nested, follower.early_stop_off
 
     def _call(self, follower: Follower, way: tuple[str, ...], frame: Frame) -> None:
         for value, _ in frame.names.get(way[0], ()):
@@ -146,16 +193,18 @@ class _Walks:
                     follower.call_whole(method, frame)
 
 
-def _use_what_was_made(follower: Follower, frame: Frame, file: str, *, every: bool) -> None:
+def _use_what_was_made(follower: Follower, frame: Frame, kinds: set[str]) -> None:
     """Call the modules that the walk made, and one of each class that it may be about."""
+    held_by_others = {id(part) for made in follower.made for part in made.parts()}
     for made in follower.made[:_MOST_OBJECTS]:
-        follower.call_whole(made, frame)
-    if not every and not follower.wraps_anything:
-        return
+        if id(made) not in held_by_others:
+            follower.call_whole(made, frame)
     for name in list(frame.names):
         held = frame.names[name]
         if follower.wraps_anything:
             held = follower.forced(held)
+        elif name not in kinds:
+            continue
         for value, _ in held:
             if isinstance(value, Kind) and value.find("forward"):
                 follower.call_whole(follower.make(value, frame), frame)

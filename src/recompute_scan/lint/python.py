@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import known
+from recompute_scan.frameworks import deepspeed, known
+from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.expressions import ScriptNames
 from recompute_scan.lint.library_calls import HELPERS, LibraryCalls
 from recompute_scan.lint.said import CheckpointSwitch, Unreadable
@@ -19,11 +23,12 @@ _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.B
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 # What every checkpoint of torch's, and of those who took over its names, is called.
-_CHECKPOINTS = re.compile(
+CHECKPOINTS = re.compile(
     r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w*\s*[(=]"
 )
 _DOTTED = re.compile(r"\w+(?:[\s\\]*\.[\s\\]*\w+)+")
 _MOST_PARTS = 200
+_DEEPEST = 3
 # No person writes so many; what is compared with each other grows with their square.
 _MOST_SWITCHES = 200
 
@@ -62,9 +67,11 @@ class Script(Struct, frozen=True):
         helpers: Its functions that switch on what they are given: the parameter's name and place,
             the switch, and whether a call is certain to reach it.
         imported: Calls of imported functions that may be such helpers.
-        checkpoints: How many names of functions that checkpoint it uses, up to two.
+        checkpoints: How often it names a function that checkpoints, up to two.
+        checkpointing: Its functions and classes that do.
         imports: What it imports, by dotted names.
         direct: Calls of torch's checkpoint functions.
+        sections: DeepSpeed's configurations that it has in dictionaries.
     """
 
     switches: tuple[CheckpointSwitch, ...]
@@ -85,8 +92,10 @@ class Script(Struct, frozen=True):
     helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
     imported: tuple[ImportedCall, ...] = ()
     checkpoints: int = 0
+    checkpointing: frozenset[str] = frozenset()
     imports: frozenset[str] = frozenset()
     direct: tuple[CheckpointSwitch, ...] = ()
+    sections: tuple[tuple[Setting, ...], ...] = ()
 
 
 def read_script(text: str) -> Script:
@@ -120,6 +129,7 @@ class _ScriptReader(ast.NodeVisitor):
         self.tests: dict[int, str] = {}
         self.refused: list[tuple[int, tuple[str, ...], frozenset[str]]] = []
         self.imported: list[ImportedCall] = []
+        self.sections: list[tuple[Setting, ...]] = []
         self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
 
     def script(self, text: str) -> Script:
@@ -142,9 +152,11 @@ class _ScriptReader(ast.NodeVisitor):
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             calls=known.calls_in(text),
-            checkpoints=min(len(_CHECKPOINTS.findall(text)), 2),
+            checkpoints=min(len(CHECKPOINTS.findall(text)), 2),
+            checkpointing=self._checkpointing(text),
             imports=frozenset(names),
             direct=tuple(self.library.direct),
+            sections=tuple(self.sections[:_MOST_SWITCHES]),
         )
 
     def generic_visit(self, node: ast.AST) -> None:
@@ -192,6 +204,12 @@ class _ScriptReader(ast.NodeVisitor):
             if name not in wrapped:
                 self.rebound.append((name, node.lineno, not self.branch))
 
+    def visit_Dict(self, node: ast.Dict) -> None:
+        keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+        if "activation_checkpointing" in keys and not keys.isdisjoint(deepspeed.ROOTS):
+            self.sections.append(tuple(_entries(node, ())))
+        super().generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> None:
         self.library.read(node, self.scope, self.branch)
         name = self.names.origin(node.func)
@@ -201,6 +219,22 @@ class _ScriptReader(ast.NodeVisitor):
             given = tuple(map(ast.unparse, node.args))
             self.imported.append(ImportedCall(name, node.lineno, given, self.scope, self.branch))
         super().generic_visit(node)
+
+    def _checkpointing(self, text: str) -> frozenset[str]:
+        found: set[str] = set()
+        hits = [
+            text.count("\n", 0, hit.start()) + 1 for hit in islice(CHECKPOINTS.finditer(text), 500)
+        ]
+        parts = [(top, top.name) for top in self.names.functions.values()]
+        for kind in self.names.classes.values():
+            methods = (part for part in kind.body if isinstance(part, ast.FunctionDef))
+            parts += [(part, name) for part in methods for name in (kind.name, part.name)]
+        for part, name in parts:
+            first, last = part.lineno, part.end_lineno or part.lineno
+            at = bisect_left(hits, first)
+            if at < len(hits) and hits[at] <= last and name[:2] != "__":
+                found.add(name)
+        return frozenset(found - {"forward"})
 
     def _modules(self) -> list[str]:
         return [
@@ -268,6 +302,19 @@ class _ScriptReader(ast.NodeVisitor):
             certain = switch.certain and not switch.branch and not left
             found.setdefault(helper.name, []).append((switch, certain))
         return found
+
+
+def _entries(node: ast.Dict, path: tuple[str, ...]) -> Iterator[Setting]:
+    """What is written out in a dictionary, with its lines."""
+    for key, value in zip(node.keys, node.values, strict=True):
+        if not isinstance(key, ast.Constant):
+            continue
+        at = (*path, str(key.value))
+        if isinstance(value, ast.Dict) and len(at) < _DEEPEST:
+            yield from _entries(value, at)
+        else:
+            constant = value.value if isinstance(value, ast.Constant) else None
+            yield Setting(at, constant, key.lineno)
 
 
 def _is_main(node: ast.AST) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -9,10 +10,12 @@ from msgspec import Struct
 from recompute_scan.frameworks import accelerate, known, llamafactory
 from recompute_scan.frameworks.configuration import Setting, Variant, truthy, value_of
 from recompute_scan.lint.doubling import asks
+from recompute_scan.lint.launches import Launch
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.said import Pinned
 
 _OWN = "the layers that the model's own switch covers"
+_REENTRANT = re.compile(r"use_reentrant[\"']?\s*[:=]\s*[\"']?(\w+)")
 _WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap")
 
 
@@ -89,6 +92,28 @@ def on_in_settings(
     for path, setting in values.items():
         for switch in known.switched_on(path, setting):
             yield SwitchInFile(file, setting.line, switch.by, switch.layers, switch.variant)
+
+
+def on_in_launch(file: str, launch: Launch, pinned: Pinned) -> Iterator[SwitchInFile]:
+    """Those of one launch command."""
+    own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
+    if own is not None and truthy(own.value):
+        kwargs = launch.get("gradient_checkpointing_kwargs")
+        chosen = launch.get("use_reentrant")
+        given: object = chosen.value if chosen else None
+        if kwargs is not None:
+            said = _REENTRANT.search(str(kwargs.value))
+            given = said[1] if said else None
+        by = f"--{own.path[0]}"
+        yield SwitchInFile(file, launch.line, by, _OWN, _known(_by_kwargs(given), pinned))
+    plugin = launch.get("fsdp_activation_checkpointing")
+    if plugin is not None and truthy(plugin.value) and launch.get("use_fsdp") is not None:
+        layers = "the layers that FSDP wraps"
+        yield SwitchInFile(file, launch.line, "FSDP's wrapper", layers, "non-reentrant")
+    for setting in (*launch.settings, *launch.overrides):
+        path = tuple(part for name in setting.path for part in name.split("."))
+        for switch in known.switched_on(path, setting):
+            yield SwitchInFile(file, launch.line, switch.by, switch.layers, switch.variant)
 
 
 def _by_kwargs(reentrant: object) -> Variant:

@@ -200,7 +200,10 @@ def one(value: Value) -> Held:
 
 def pooled(helds: Iterable[Held]) -> Held:
     """What stands for any of these."""
-    found = {(id(value), when): (value, when) for held in helds for value, when in held}
+    several = [held for held in helds if held]
+    if len(several) < 2:
+        return several[0] if several else ()
+    found = {(id(value), when): (value, when) for held in several for value, when in held}
     return tuple(found.values())
 
 
