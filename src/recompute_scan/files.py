@@ -102,7 +102,7 @@ def is_there(path: Path) -> bool:
 def write(path: Path, text: str, *, force: bool = False) -> None:
     """Write a whole file or none; see :func:`written`."""
     with written(path, force=force) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager
