@@ -43,6 +43,8 @@ def opened(path: Path, *, buffering: int = -1, held: bool = False) -> FileIO | B
     """
     if held and _HELD.fullmatch(str(path)):
         return path.open("rb", buffering)
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no file has a null byte in its name", str(path))
     # Looked at before it is opened, too: opening a device may do something.
     _refuse_special(path, path.stat().st_mode)
     file = open(path, "rb", buffering, opener=_open)  # noqa: SIM115 - for its opener

@@ -12,12 +12,11 @@ _SITE = re.compile(r"(.{1,4000}):(\d{1,7})", re.DOTALL)
 _ALIAS = re.compile(r"(?:(\w{1,99})/)?private_file_\d{1,9}\.py:\d{1,7}")
 _PART = re.compile(r"[A-Za-z0-9_][\w.\-]{0,99}")
 _INSTALLED = ("site-packages", "dist-packages")
-# Folders of the root, below which are people's and machines': a run that is started in the root, as
-# in a container, has its call sites relative to it.
+# Folders of the root below which people's files are: of a run that is started in the root, as in a
+# container, call sites are relative to it.
 _BELOW_ROOT = frozenset(
-    "home users user root mnt media tmp var private volumes opt srv usr etc data workspace "
-    "workspaces work scratch lustre gpfs nfs net export storage shared efs fsx cluster project "
-    "projects run dev proc sys app apps code content kaggle dbfs local documents".split()
+    "home users root mnt media tmp var private volumes opt srv usr etc scratch lustre gpfs nfs net "
+    "export fsx efs dbfs kaggle proc".split()
 )
 
 
