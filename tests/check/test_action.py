@@ -20,8 +20,13 @@ REPAIRED = str(ROOT / "traces" / "repaired_llama_fsdp")
 _INPUT = re.compile(r"\$\{\{ inputs\.([\w-]+) \}\}")
 
 
-def run(folder: Path, **given: str) -> tuple[int, str, dict[str, str]]:
-    """Exit status, output and the step's own outputs of the action with these inputs."""
+def run(
+    folder: Path, runner: dict[str, str | None] | None = None, /, **given: str
+) -> tuple[int, str, dict[str, str]]:
+    """Exit status, output and the step's own outputs of the action with these inputs.
+
+    ``runner`` has variables that another runner sets in another way, or not at all.
+    """
     inputs = {name: one.get("default", "") for name, one in ACTION["inputs"].items()}
     inputs |= {name.replace("_", "-"): value for name, value in given.items()}
     missing = [n for n, one in ACTION["inputs"].items() if one.get("required") and not inputs[n]]
@@ -43,17 +48,19 @@ def run(folder: Path, **given: str) -> tuple[int, str, dict[str, str]]:
         env = {name: _INPUT.sub(lambda m: inputs[m[1]], v) for name, v in step["env"].items()}
         bash = shutil.which("bash")
         assert bash
+        environment = {
+            **os.environ,
+            **env,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "GITHUB_OUTPUT": str(outputs),
+            "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+            **(runner or {}),
+        }
         done = subprocess.run(
             # As the runner does: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-syntax
             [bash, "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=folder,
-            env={
-                **os.environ,
-                **env,
-                "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-                "GITHUB_OUTPUT": str(outputs),
-                "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
-            },
+            env={name: text for name, text in environment.items() if text is not None},
             capture_output=True,
             text=True,
             timeout=120,
@@ -120,3 +127,26 @@ def test_a_base_that_is_missing_changes_no_outcome(tmp_path: Path) -> None:
     status, printed, told = run(tmp_path, traces=REPAIRED, base="nowhere", package="")
     assert (status, told) == (0, {"outcome": "passed"})
     assert "nowhere" in printed
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        {"GITHUB_STEP_SUMMARY": None},
+        {"GITHUB_STEP_SUMMARY": ""},
+        {"GITHUB_STEP_SUMMARY": "/nowhere/summary.md"},
+        {"GITHUB_STEP_SUMMARY": "/"},
+        {"GITHUB_STEP_SUMMARY": "-n"},
+        {"GITHUB_STEP_SUMMARY": None, "GITHUB_OUTPUT": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("trace", [REPAIRED, DOUBLED], ids=["repaired", "doubled"])
+def test_a_runner_without_a_summary_changes_no_outcome(
+    runner: dict[str, str | None], trace: str, tmp_path: Path
+) -> None:
+    status, printed, told = run(tmp_path, runner, traces=trace, package="")
+    refused = trace == DOUBLED
+    assert status == int(refused), printed
+    if "GITHUB_OUTPUT" not in runner:
+        assert told == {"outcome": "refused" if refused else "passed"}
