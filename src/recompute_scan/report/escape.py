@@ -71,7 +71,11 @@ def script_json(text: str) -> str:
 
 
 def json_text(text: str) -> str:
-    """JSON text that means the same, with every unseen character of its strings as an escape."""
+    """JSON text that means the same, with every unseen character of its strings as an escape.
+
+    A command of a CI service (``##[error]``, ``##vso[…]``) is one wherever it is in a line.
+    """
+    text = text.replace("##", "#\\u0023")
     if text.isascii() and "\x7f" not in text:  # the encoder has spelled out what is below a blank
         return text
     return "".join(_json_spell(char) for char in text)
