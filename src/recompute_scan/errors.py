@@ -12,6 +12,8 @@ paragraph in ``docs/messages.md``.
 
 from __future__ import annotations
 
+from recompute_scan.terminal import inert
+
 
 class ScanError(Exception):
     """An error for a person: ``code``, what, why and what to try.
@@ -40,11 +42,12 @@ class ScanError(Exception):
         return _revive, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
-        parts = [f"{self.what} [{self.code}]"]
+        # Names of files and words of others stand in all of them: a line each, whatever they hold.
+        parts = [f"{inert(self.what)} [{self.code}]"]
         if self.why:
-            parts.append(f"why: {self.why}")
+            parts.append(f"why: {inert(self.why)}")
         if self.hint:
-            parts.append(f"try: {self.hint}")
+            parts.append(f"try: {inert(self.hint)}")
         return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, overload
 
@@ -43,15 +43,30 @@ def opened(path: Path, *, buffering: int = -1, held: bool = False) -> FileIO | B
     """
     if held and _HELD.fullmatch(str(path)):
         return path.open("rb", buffering)
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no file has a null byte in its name", str(path))
     # Looked at before it is opened, too: opening a device may do something.
     _refuse_special(path, path.stat().st_mode)
-    file = open(path, "rb", buffering, opener=_open)  # noqa: SIM115 - for its opener
+    file = _Regular(path, "rb", opener=_open)
     try:
         _refuse_special(path, os.fstat(file.fileno()).st_mode)
     except OSError:
         file.close()
         raise
-    return file
+    return BufferedReader(file) if buffering else file
+
+
+class _Regular(FileIO):
+    """A file whose end is where there is nothing to read: of some in /proc there never is."""
+
+    def readinto(self, buffer: Any, /) -> int:
+        return super().readinto(buffer) or 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(-1 if size is None else size) or b""
+
+    def readall(self) -> bytes:
+        return super().readall() or b""
 
 
 def content(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
@@ -61,7 +76,7 @@ def content(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
         OSError: As :func:`opened`, or it has more than ``most`` bytes.
     """
     with opened(path, held=held) as file:
-        data = file.read(most + 1) or b""  # where there is nothing to read yet, None
+        data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
     return data
@@ -102,7 +117,7 @@ def is_there(path: Path) -> bool:
 def write(path: Path, text: str, *, force: bool = False) -> None:
     """Write a whole file or none; see :func:`written`."""
     with written(path, force=force) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager

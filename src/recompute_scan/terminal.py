@@ -1,4 +1,4 @@
-"""What a terminal can do, and lines of our own and of libraries among those of a script on it."""
+"""What a terminal can do, text that does nothing to it, and lines of our own on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
@@ -16,6 +17,61 @@ _MOST_COLUMNS = 110
 # Variables of the environment by which terminals that know links (OSC 8) name themselves.
 _LINKING = ("VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "KONSOLE_VERSION", "WEZTERM_PANE")
 _LINKING_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper")
+
+# Control, format (bidi, zero-width, tags), lone surrogate, line and paragraph separator.
+UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# What we write ourselves: colours, and links to files.
+_CODES = re.compile(r"(\x1b\[[0-9;]*m|\x1b\]8;;[^\x00-\x1f\x7f-\x9f]*\x1b\\)")
+# By these a CI service knows commands: GitHub Actions, Azure Pipelines, TeamCity.
+_CI_COMMAND = re.compile(r"(^[^\S\n]*:)(?=:)|(##)(?=\[|vso\[|teamcity\[)", re.MULTILINE)
+
+
+def printable(text: str, *, keep: str = "\n\t", codes: bool = False) -> str:
+    """Whole lines as they may be printed: nothing unseen but what is in ``keep``, no command of a
+    CI service. With ``codes`` colours and links stay.
+    """
+    parts = _CODES.split(text) if codes else [text]
+    parts[::2] = [inert(part, keep=keep) for part in parts[::2]]
+    return _CI_COMMAND.sub(lambda found: f"{found[1] or found[2]} ", "".join(parts))
+
+
+def inert(text: str, *, keep: str = "") -> str:
+    r"""The text with every unseen character spelled out (``\x1b``, ``\u202e``).
+
+    Characters in ``keep`` stay as they are. The length is not limited.
+    """
+    # printable ASCII, which is nearly everything, needs no look at each character
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_spell(char) if char not in keep else char for char in text)
+
+
+def patch_name(name: str) -> str:
+    r"""A file's name in a diff's header, as git and GNU patch quote it: ``"a/new\012line"``."""
+    if inert(name) == name and '"' not in name and "\\" not in name:
+        return name + "\t" * (" " in name)  # a blank would end it
+    return f'"{"".join(map(_quoted, name))}"'
+
+
+def _quoted(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if unicodedata.category(char) not in UNSEEN:
+        return char
+    lost = "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
+    return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", lost))
+
+
+def _spell(char: str) -> str:
+    if unicodedata.category(char) not in UNSEEN:
+        return char
+    if char in _SHORT:
+        return _SHORT[char]
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def colored(stream: TextIO | None) -> bool:

@@ -20,8 +20,13 @@ REPAIRED = str(ROOT / "traces" / "repaired_llama_fsdp")
 _INPUT = re.compile(r"\$\{\{ inputs\.([\w-]+) \}\}")
 
 
-def run(folder: Path, *, summary: bool = True, **given: str) -> tuple[int, str, dict[str, str]]:
-    """Exit status, output and the step's own outputs of the action with these inputs."""
+def run(
+    folder: Path, runner: dict[str, str | None] | None = None, /, **given: str
+) -> tuple[int, str, dict[str, str]]:
+    """Exit status, output and the step's own outputs of the action with these inputs.
+
+    ``runner`` has variables that another runner sets in another way, or not at all.
+    """
     inputs = {name: one.get("default", "") for name, one in ACTION["inputs"].items()}
     inputs |= {name.replace("_", "-"): value for name, value in given.items()}
     missing = [n for n, one in ACTION["inputs"].items() if one.get("required") and not inputs[n]]
@@ -43,18 +48,20 @@ def run(folder: Path, *, summary: bool = True, **given: str) -> tuple[int, str, 
         env = {name: _INPUT.sub(lambda m: inputs[m[1]], v) for name, v in step["env"].items()}
         bash = shutil.which("bash")
         assert bash
+        environment = {
+            **os.environ,
+            **env,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "GITHUB_ACTION_PATH": str(ROOT),
+            "GITHUB_OUTPUT": str(outputs),
+            "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+            **(runner or {}),
+        }
         done = subprocess.run(
             # As the runner does: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-syntax
             [bash, "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=folder,
-            env={
-                **os.environ,
-                **env,
-                "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-                "GITHUB_OUTPUT": str(outputs),
-                **({"GITHUB_STEP_SUMMARY": str(folder / "summary.md")} if summary else {}),
-                "GITHUB_ACTION_PATH": str(ROOT),
-            },
+            env={name: text for name, text in environment.items() if text is not None},
             capture_output=True,
             text=True,
             timeout=120,
@@ -123,14 +130,6 @@ def test_a_base_that_is_missing_changes_no_outcome(tmp_path: Path) -> None:
     assert "nowhere" in printed
 
 
-def test_a_runner_without_summaries_gets_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    status, _, told = run(tmp_path, summary=False, traces=REPAIRED, package="")
-    assert (status, told) == (0, {"outcome": "passed"})
-
-
 def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -139,3 +138,26 @@ def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
     python.chmod(0o755)
     _, printed, _ = run(tmp_path, traces=REPAIRED)
     assert f"-m pip install --quiet {ROOT}\n" in printed
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        {"GITHUB_STEP_SUMMARY": None},
+        {"GITHUB_STEP_SUMMARY": ""},
+        {"GITHUB_STEP_SUMMARY": "/nowhere/summary.md"},
+        {"GITHUB_STEP_SUMMARY": "/"},
+        {"GITHUB_STEP_SUMMARY": "-n"},
+        {"GITHUB_STEP_SUMMARY": None, "GITHUB_OUTPUT": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("trace", [REPAIRED, DOUBLED], ids=["repaired", "doubled"])
+def test_a_runner_without_a_summary_changes_no_outcome(
+    runner: dict[str, str | None], trace: str, tmp_path: Path
+) -> None:
+    status, printed, told = run(tmp_path, runner, traces=trace, package="")
+    refused = trace == DOUBLED
+    assert status == int(refused), printed
+    if "GITHUB_OUTPUT" not in runner:
+        assert told == {"outcome": "refused" if refused else "passed"}

@@ -45,6 +45,13 @@ _SEEDS = {
     "lint": seeds.lint_inputs,
     "compiled": seeds.compiler_logs,
     "nsys": seeds.nsys_exports,
+    "project": seeds.projects,
+    "pins": seeds.requirements,
+    "shell": seeds.launch_scripts,
+    "notebook": seeds.notebooks,
+    "link": seeds.link_targets,
+    "redirect": seeds.redirects,
+    "line": seeds.logs,
 }
 # Larger ones are not changed further: they are slow, and small ones lead to the same. Of some
 # kinds none is small.

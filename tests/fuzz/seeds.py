@@ -163,6 +163,71 @@ def lint_inputs() -> list[bytes]:
     ]
 
 
+def projects() -> list[bytes]:
+    """Settings of projects, sound ones and some that are none."""
+    return [
+        b'[tool.recompute-scan.check]\nfail-on = ["doubled", "RS005"]\nmax-recompute = 1.5\n'
+        b'max-cost = ["RS005=2", 5]\nbaseline = "base.json"\n',
+        b'[tool.recompute-scan.lint]\nselect = ["RS6"]\nignore = ["RS602"]\nexclude = ["a/*"]\n',
+        b"tool = 1 # recompute-scan\n",
+        b"tool.recompute-scan.check.max-recompute = nan\n",
+    ]
+
+
+def requirements() -> list[bytes]:
+    """Pins as people write them."""
+    return [
+        b"transformers==4.45.2\ntorch>=2.1\n",
+        b"transformers>=4.40,<5 ; python_version >= '3.10'\n-r other.txt\n",
+        b'[project]\ndependencies = ["transformers[torch] ~= 4.50"]\n',
+        b"transformers===5.0.0rc1\n# transformers==4.0\ngit+https://example/transformers@v4\n",
+    ]
+
+
+def launch_scripts() -> list[bytes]:
+    """Launch scripts of shells."""
+    return [
+        b"#!/bin/bash\nARGS=(--fsdp full_shard --gradient_checkpointing true)\n"
+        b'torchrun --nproc-per-node 8 train.py "${ARGS[@]}" \\\n  --bf16 true\n',
+        b"export A='x y'\naccelerate launch --config_file fsdp.yaml train.py $A ${B:-c} $(date)\n",
+        b"cat <<EOF\ndeepspeed train.py --deepspeed ds.json\nEOF\nfor i in 1 2; do :; done\n",
+    ]
+
+
+def notebooks() -> list[bytes]:
+    """Notebooks."""
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    source = ["model.gradient_checkpointing_enable()\n", "%time trainer.train()\n"]
+    book = {
+        "cells": [cell | {"source": source}],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return [json.dumps(book).encode(), json.dumps(book | {"traceEvents": []}).encode()]
+
+
+def link_targets() -> list[bytes]:
+    """Where links lead, one a line."""
+    return [
+        b"/etc/passwd\n../../etc/passwd\ntrace-rank0.json\n.\n..\n",
+        b"/dev/zero\n/dev/tty\n/proc/self/mem\n/proc/kmsg\n/dev/stdin\n/proc/self/fd/0\n",
+        b"run-rank1.json\nrun-rank0.json\n0.py\n" + b"a/" * 300 + b"\n",
+    ]
+
+
+def redirects() -> list[bytes]:
+    """An address, and where its server sends its readers."""
+    first = b"https://user:secret@host.example/x?sig=secret\n"
+    targets = (
+        *(b"/x", b"//other.example/x", b"https://host.example/x", b"http://host.example/x"),
+        *(b"https://host.example@other.example/x", b"https:other.example", b"\\\\other.example"),
+        *(b"https://host.example:443/x", b"file:///etc/passwd", b"?x", b"#x", b""),
+        *(b"https://host.example%2eother.example/", b"https://[::1]/", b"https://HOST.example./"),
+    )
+    return [first + target for target in targets]
+
+
 def compiler_logs() -> list[bytes]:
     """The compiler's log of a graph with its backward, with and without a recompute."""
     head = 'V0101 00:00:00.000000 1 torch/x.py:1] {"aot_%s_graph": {}, "frame_id": 0, '

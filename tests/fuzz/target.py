@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urljoin, urlsplit
 
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
-from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse, result_at
 from recompute_scan.analysis.snapshots import result_of_snapshots, snapshots_at
 from recompute_scan.analysis.without_trace import result_without_trace
 from recompute_scan.check import Policy, judge
@@ -25,6 +28,8 @@ from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.guarding.changes import read_stored, write_stored
 from recompute_scan.lint import lint
 from recompute_scan.lint.lint_formats import RENDERINGS, diff
+from recompute_scan.lint.pins import pinned_beside
+from recompute_scan.project_file import check_settings, lint_settings
 from recompute_scan.recompute.facts import study
 from recompute_scan.rehearsal import read_rehearsals
 from recompute_scan.report.finding_words import explanation
@@ -35,6 +40,7 @@ from recompute_scan.run_info import Source, parse_run_info
 from recompute_scan.trace import Limits, Trace
 from recompute_scan.trace.formats import read as read_any
 from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.remote import _stays, is_remote, shown
 from recompute_scan.trials import compare_gradients
 from tests.trace.kineto_reading import read
 
@@ -236,6 +242,88 @@ def snapshot(data: bytes) -> str:
     return f"{min(3, len(found.snapshots))} {' '.join(kinds)}"
 
 
+def project(data: bytes) -> str:
+    """A project's settings, for both commands that have some."""
+    words = []
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        Path(folder, "pyproject.toml").write_bytes(data)
+        for settings in (check_settings, lint_settings):
+            try:
+                words.append(str(settings(Path(folder)) != settings(Path("/"))))
+            except ScanError as error:
+                words.append(f"{error.code} {error.what[:20]}")
+    return " ".join(words)
+
+
+def pins(data: bytes) -> str:
+    """What is pinned beside a script."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        for name in ("requirements.txt", "requirements-dev.txt", "pyproject.toml"):
+            Path(folder, name).write_bytes(data)
+        found = pinned_beside(Path(folder))
+    return f"{found.default} {found.refuses} {bool(found.source)}"
+
+
+def _linted_as(name: str, data: bytes) -> str:
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        Path(folder, name).write_bytes(data)
+        report = lint([Path(folder), Path(folder, name)])
+    for rendered in RENDERINGS.values():
+        rendered(report)
+    return f"{sorted({one.code for one in report.found})} {report.read} {len(report.unread)}"
+
+
+def shell(data: bytes) -> str:
+    """A launch script."""
+    return _linted_as("start.sh", data)
+
+
+def notebook(data: bytes) -> str:
+    """A notebook, for each command that could be given one."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        path = Path(folder, "train.ipynb")
+        path.write_bytes(data)
+        try:
+            word = _word(result_at(str(path)))
+        except ScanError as error:
+            word = f"{error.code} {error.why}"[:40]
+    return f"{word} {_linted_as('train.ipynb', data)}"
+
+
+def link(data: bytes) -> str:
+    """A folder of links, one a line, to what the lines name."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        inside = Path(folder, "run")
+        inside.mkdir()
+        for number, target in enumerate(data[:2000].split(b"\n")[:8]):
+            for name in (f"trace-rank{number}.json", f"run-rank{number}.json", f"{number}.py"):
+                with suppress(OSError, ValueError):
+                    os.symlink(target, bytes(inside / name))  # noqa: PTH211 - any bytes
+        try:
+            word = _word(analyse([inside], limits=LIMITS))
+        except ScanError as error:
+            word = error.code
+        return f"{word} {lint([inside]).read}"
+
+
+def redirect(data: bytes) -> str:
+    """Where a server sends its readers; what is said of addresses holds no secret of them."""
+    text = data.decode(errors="replace")
+    address, _, target = text.partition("\n")
+    stays = _stays("https://host.example/a/b", target)
+    if stays:  # by another reading of addresses
+        with suppress(ValueError):
+            read = urlsplit(urljoin("https://host.example/a/b", target))
+            assert read.hostname == "host.example", target
+    return f"{is_remote(address)} {stays} {'@' in shown(address)} {'?' in shown(address)}"
+
+
+def line(data: bytes) -> str:
+    """A log of one long line."""
+    one = data.replace(b"\n", b" ") + b" "
+    return log(one * max(1, min(40, 200_000 // len(one))))
+
+
 TARGETS: dict[str, Target] = {
     "trace": trace,
     "whole": whole,
@@ -254,6 +342,13 @@ TARGETS: dict[str, Target] = {
     "lint": linted,
     "compiled": compiled,
     "nsys": nsys,
+    "project": project,
+    "pins": pins,
+    "shell": shell,
+    "notebook": notebook,
+    "link": link,
+    "redirect": redirect,
+    "line": line,
 }
 
 

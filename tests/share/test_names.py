@@ -137,6 +137,19 @@ def test_a_mark_is_written_anew() -> None:
         ("../../alice/train.py:31", "train.py:31"),
         ("~alice/train.py:31", "train.py:31"),
         ("src/net/train.py:31", "src/net/train.py:31"),
+        # Of a run that was started in the root.
+        ("home/alice/project/train.py:31", "train.py:31"),
+        ("Users/alice/train.py:31", "train.py:31"),
+        ("./root/alice/train.py:31", "train.py:31"),
+        ("mnt/c/Users/alice/train.py:31", "train.py:31"),
+        ("tmp/alice/train.py:31", "train.py:31"),
+        ("var/lib/jobs/alice-7/train.py:31", "train.py:31"),
+        ("Volumes\\Alice\\train.py:31", "train.py:31"),
+        ("scratch/alice/train.py:31", "train.py:31"),
+        ("HOME/alice/train.py:31", "train.py:31"),
+        ("home//alice/./train.py:31", "train.py:31"),
+        ("home/alice/venv/lib/site-packages/trl/sft.py:7", "trl/sft.py:7"),
+        ("homework/train.py:31", "homework/train.py:31"),
         ("/usr/lib/python3/dist-packages/trl/sft.py:7", "trl/sft.py:7"),
         ("/home/alice/venv/lib/site-packages/transformers/x.py:7", "transformers/x.py:7"),
         ("/home/alice/my secrets.py:7", "private_file_1.py:7"),
@@ -146,6 +159,24 @@ def test_a_mark_is_written_anew() -> None:
 )
 def test_call_sites_are_relative_to_their_package(site: str, shown: str) -> None:
     assert Places(strict=False).site(site) == shown
+
+
+@pytest.mark.parametrize(
+    ("module", "shown"),
+    [
+        ("layers.3", "private_module_1.3"),
+        ("layers.127.mlp", "private_module_1.127.private_module_2"),
+        ("experts.0", "private_module_1.0"),
+        ("customer.8675309", "private_module_1.private_module_2"),
+        ("4111111111111111", "private_module_1"),
+        ("net.007", "private_module_1.private_module_2"),
+        ("by_date.20261126", "private_module_1.private_module_2"),
+        ("user.1000", "private_module_1.private_module_2"),
+        ("net.\u0663", "private_module_1.private_module_2"),
+    ],
+)
+def test_only_numbers_of_layers_stay_when_strict(module: str, shown: str) -> None:
+    assert Names(strict=True).module(module) == shown
 
 
 def test_versions_without_what_was_built_in() -> None:

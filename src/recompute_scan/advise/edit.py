@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.run_info import Source
+from recompute_scan.terminal import patch_name
 
 
 def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
@@ -37,8 +38,8 @@ def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
     # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
     old_name, new_name = (path, path) if path.startswith("/") else (f"a/{path}", f"b/{path}")
     header = [
-        f"--- {old_name}",
-        f"+++ {new_name}",
+        f"--- {patch_name(old_name)}",
+        f"+++ {patch_name(new_name)}",
         f"@@ -{source.first},{old} +{new_first},{left} @@",
     ]
     return "\n".join([*header, *body]) + "\n"

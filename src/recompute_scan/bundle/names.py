@@ -77,6 +77,8 @@ _RANGE = re.compile(
     rf"|(?:nccl|gloo|mpi|ucc):(?:{_RANGE_WORDS}|recvAnySource)"
     r"|PyTorch Profiler \(\d\))(?: \(([\w.]{1,300})\))?"
 )
+# The number of a layer or an expert; a longer one could be somebody's.
+_LAYER = re.compile(r"0|[1-9][0-9]{0,2}")
 _OPTIMIZERS = frozenset(
     "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
     "SparseAdam".split()
@@ -172,7 +174,7 @@ class Names:
         if not self.strict and re.fullmatch(r"[\w.\-]{0,400}", path):
             return self._keep(path)
         return ".".join(
-            part if part.isascii() and part.isdigit() else self._alias("module", part)
+            part if _LAYER.fullmatch(part) else self._alias("module", part)
             for part in path.split(".")
             if part
         )

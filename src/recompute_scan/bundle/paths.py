@@ -12,6 +12,12 @@ _SITE = re.compile(r"(.{1,4000}):(\d{1,7})", re.DOTALL)
 _ALIAS = re.compile(r"(?:(\w{1,99})/)?private_file_\d{1,9}\.py:\d{1,7}")
 _PART = re.compile(r"[A-Za-z0-9_][\w.\-]{0,99}")
 _INSTALLED = ("site-packages", "dist-packages")
+# Folders of the root below which people's files are: of a run that is started in the root, as in a
+# container, call sites are relative to it.
+_BELOW_ROOT = frozenset(
+    "home users root mnt media tmp var private volumes opt srv usr etc scratch lustre gpfs nfs net "
+    "export fsx efs dbfs kaggle proc".split()
+)
 
 
 class Places:
@@ -52,7 +58,7 @@ class Places:
         else:
             # Folders outside the project tell who somebody is, and where they work.
             absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":"
-            if absolute or ".." in parts:
+            if absolute or ".." in parts or (parts[0:1] and parts[0].lower() in _BELOW_ROOT):
                 parts = parts[-1:]
         if self.strict or not parts or not all(_PART.fullmatch(part) for part in parts):
             if path not in self.given:

@@ -18,6 +18,7 @@ HOME = "https://github.com/recompute-scan/recompute-scan"
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _LONGEST = 1000
+_NO_XML = {0xFFFE: "\\ufffe", 0xFFFF: "\\uffff"}
 
 
 def text(outcome: Ruling) -> str:
@@ -179,12 +180,20 @@ def xml_text(suite: ElementTree.Element) -> str:
     """A JUnit suite as a document."""
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
+    for element in suite.iter():
+        element.attrib = {name: _xml(value) for name, value in element.attrib.items()}
+        element.text = _xml(element.text) if element.text else element.text
     ElementTree.indent(suites)
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n'
         + ElementTree.tostring(suites, encoding="unicode")
         + "\n"
     )
+
+
+def _xml(text: str) -> str:
+    """What a document may hold: https://www.w3.org/TR/xml/#charsets."""
+    return inert(text, keep="\n\t").translate(_NO_XML)
 
 
 RENDERINGS: dict[str, Callable[[Ruling], str]] = {

@@ -9,14 +9,15 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import StringIO
 
 import click
 
 from recompute_scan._version import __version__
 from recompute_scan.cli.followed import ended, failed
 from recompute_scan.cli.output import tell
-from recompute_scan.cli.progress import clear
 from recompute_scan.errors import InputError, ScanError
+from recompute_scan.terminal import inert
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 
@@ -78,9 +79,11 @@ def _status(arguments: list[str]) -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
-        clear()
         failed(error)
-        error.show()
+        error.message = inert(error.message)
+        told = StringIO()
+        error.show(file=told)
+        tell(told.getvalue().rstrip("\n"))
         return error.exit_code
     except ScanError as error:
         return _given_up(error)
@@ -99,7 +102,8 @@ def _status(arguments: list[str]) -> int:
         if "--debug" in arguments:
             raise
         tell(
-            f"recompute-scan: a bug in recompute-scan: {type(error).__name__}: {error} [E701]\n"
+            "recompute-scan: a bug in recompute-scan: "
+            f"{inert(f'{type(error).__name__}: {error}')} [E701]\n"
             f"try: run it again with --debug and report the traceback at {_BUG}"
         )
         return 70

@@ -17,7 +17,9 @@ from recompute_scan.cli.output import (
     force_option,
     output_option,
     print_text,
+    put,
     rendered,
+    say,
 )
 from recompute_scan.cli.progress import clear, progress
 from recompute_scan.collecting import paused
@@ -130,10 +132,10 @@ def analyze(
 
         write(html, render_html(result), force=force)
     if output is not None:
-        write(output, rendered(result, style, html), force=force)
+        put(rendered(result, style, html), output, style, force=force)
     elif style == "text":
         print_text(result, report=str(html) if html else None)
     else:
-        click.echo(rendered(result, style, html), nl=False)
+        say(rendered(result, style, html), style)
     told_result(result, output if style == "json" else None, html)
     return 0

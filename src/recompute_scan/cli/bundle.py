@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import debug_option, force_option, tell
+from recompute_scan.cli.output import debug_option, force_option, say, tell
 from recompute_scan.cli.progress import clear, progress
 from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, written
+from recompute_scan.terminal import inert
 
 if TYPE_CHECKING:
     from recompute_scan.bundle import Archive
@@ -78,7 +79,7 @@ def bundle(
         with tempfile.TemporaryDirectory() as folder:
             contents = make(Path(folder) / "bundle.zip")
         clear()
-        click.echo("\n".join(listing(contents, every_name=True)))
+        say("\n".join(listing(contents, every_name=True)) + "\n")
         return 0
     if output is None:
         raise UsageError("E210", "Where the archive should go is not given.", hint="-o FILE.zip")
@@ -92,6 +93,6 @@ def bundle(
     with written(output, force=force) as partial:
         contents = make(partial)
         clear()
-        click.echo("\n".join(listing(contents, every_name=False)))
-    tell(f"recompute-scan: wrote {output}")
+        say("\n".join(listing(contents, every_name=False)) + "\n")
+    tell(f"recompute-scan: wrote {inert(str(output))}")
     return 0

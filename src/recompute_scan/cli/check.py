@@ -105,7 +105,7 @@ def check(
         accepted = (*accepted, *parse_baseline(listed.encode(), write_baseline.name))
     outcome = judge(result, policy, accepted)
     rendered = RENDERINGS[style](outcome)
-    put(rendered, output, force=force)
+    put(rendered, output, style, force=force)
     return outcome.status
 
 

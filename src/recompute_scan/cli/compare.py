@@ -11,6 +11,7 @@ import click
 from recompute_scan.cli.output import (
     debug_option,
     force_option,
+    say,
 )
 from recompute_scan.cli.progress import clear, progress
 from recompute_scan.files import refuse_existing, write
@@ -61,5 +62,5 @@ def compare(
         from recompute_scan.report.compared import render_comparison_text
 
         text = render_comparison_text(comparison)
-    click.echo(text, nl=False)
+    say(text, style)
     return 0

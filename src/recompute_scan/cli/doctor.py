@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from recompute_scan.cli.output import debug_option
+from recompute_scan.cli.output import debug_option, say
 from recompute_scan.terminal import colored
 
 _COLORS = {"ok": "green", "missing": None, "problem": "red"}
@@ -26,7 +26,7 @@ def doctor(debug: bool) -> int:
     from recompute_scan.report.escape import visible
 
     lines = look()
-    click.echo(f"{heading()}\n")
+    say(f"{heading()}\n\n")
     color = colored(sys.stdout)
     wide = max(len(line.purpose) for line in lines)
     for line in lines:
@@ -36,7 +36,7 @@ def doctor(debug: bool) -> int:
         margin = 9 + wide + 2
         said = textwrap.wrap(visible(line.said, 400), _WIDTH - margin, break_on_hyphens=False)
         first, *more = said or [""]
-        click.echo(f"{state}{line.purpose:<{wide}}  {first}", color=color)
+        say(f"{state}{line.purpose:<{wide}}  {first}\n", codes=color)
         for each in more:
-            click.echo(" " * margin + each)
+            say(f"{' ' * margin}{each}\n")
     return 0

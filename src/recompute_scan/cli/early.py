@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from recompute_scan.files import content
+
 _LONGEST = 1 << 22
 
 
@@ -25,13 +27,13 @@ def set_early(script: Path) -> None:
     environment in between. Others are left to the script, and so is a script that cannot be read.
     """
     with suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        if script.is_file() and script.stat().st_size <= _LONGEST:
-            with warnings.catch_warnings():  # the script's own come when it runs
-                warnings.simplefilter("ignore")
-                tree = ast.parse(script.read_bytes())
-            for name, value, only_if_missing in _settings(tree.body):
-                if not (only_if_missing and name in os.environ):
-                    os.environ[name] = value
+        text = content(script, _LONGEST)
+        with warnings.catch_warnings():  # the script's own come when it runs
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+        for name, value, only_if_missing in _settings(tree.body):
+            if not (only_if_missing and name in os.environ):
+                os.environ[name] = value
 
 
 def _settings(body: list[ast.stmt]) -> Iterator[tuple[str, str, bool]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option
+from recompute_scan.cli.output import debug_option, say
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.files import opened
 from recompute_scan.terminal import colored, width
@@ -66,7 +66,7 @@ def explain(what: str | None, debug: bool) -> int:
         color=color,
         width=width(sys.stdout),
     )
-    click.echo(text, nl=False, color=color)
+    say(text, codes=color)
     return 0
 
 
@@ -82,7 +82,7 @@ def _explain_code(code: str) -> int:
         raise UsageError("E214", f"There is no {kind} {code.upper()}.", hint=_nearest(code))
     color = colored(sys.stdout)
     shown = sheet(text, Page(color, width(sys.stdout)), folder="findings/" if finding else "")
-    click.echo(shown, nl=False, color=color)
+    say(shown, codes=color)
     return 0
 
 
@@ -91,8 +91,8 @@ def _list_codes() -> int:
     from recompute_scan.report.page import wrap
 
     for code, name in titles().items():
-        click.echo(f"{code}  {name}")
-    click.echo("\n".join(wrap(", ".join(messages()), " " * 10, "Messages: ")))
+        say(f"{code}  {name}\n")
+    say("\n".join(wrap(", ".join(messages()), " " * 10, "Messages: ")) + "\n")
     return 0
 
 

@@ -59,9 +59,9 @@ def lint(
         )
     rendered = RENDERINGS[style](report)
     if as_list:
-        rendered = listed(report)
+        rendered, style = listed(report), "text"
     if as_diff:
-        rendered = diff(report.found)
+        rendered, style = diff(report.found), "diff"
         announce(closing(report))
-    put(rendered, output, force=force)
+    put(rendered, output, style, force=force)
     return report.status

@@ -13,7 +13,7 @@ import click
 from recompute_scan.cli.again import seen_from_here
 from recompute_scan.cli.progress import clear
 from recompute_scan.files import write
-from recompute_scan.terminal import colored, fresh_line, links, width
+from recompute_scan.terminal import colored, fresh_line, inert, links, printable, width
 
 if TYPE_CHECKING:
     from recompute_scan.result import Result
@@ -51,13 +51,38 @@ debug_option = click.option(
 )
 
 
-def put(text: str, output: Path | None, *, force: bool) -> None:
+def harmless(text: str, style: str, *, codes: bool = False) -> str:
+    """The text as it may leave this process, whatever names stand in it: by what reads it."""
+    from recompute_scan.report import escape
+
+    if style in ("json", "sarif"):
+        return escape.json_text(text)
+    if style == "markdown":
+        return escape.markdown_text(text)
+    if style == "diff":  # `patch` compares it with the files, byte by byte
+        return text
+    if style == "github":  # each line of it is a command of ours, or begins with our name
+        return inert(text, keep="\n")
+    return printable(text, codes=codes)
+
+
+def say(text: str, style: str = "text", *, codes: bool = False) -> None:
+    """Print it; what every command prints on standard output passes here."""
+    clear()
+    if style == "diff" and not sys.stdout.isatty():
+        click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
+    else:
+        style = "text" if style == "diff" else style
+        click.echo(harmless(text, style, codes=codes), nl=False, color=codes)
+
+
+def put(text: str, output: Path | None, style: str = "text", *, force: bool) -> None:
     """Print it, or write it to the file that `--output` names."""
     clear()
     if output is None:
-        click.echo(text, nl=False)
+        say(text, style)
     else:
-        write(output, text, force=force)
+        write(output, harmless(text, style), force=force)
 
 
 def rendered(result: Result, style: Format, html: Path | None) -> str:
@@ -77,7 +102,6 @@ def rendered(result: Result, style: Format, html: Path | None) -> str:
 def print_text(result: Result, *, report: str | None, after: Sequence[str] = ()) -> None:
     from recompute_scan.report.text import render_text
 
-    clear()
     color = colored(sys.stdout)
     text = render_text(
         result,
@@ -87,7 +111,7 @@ def print_text(result: Result, *, report: str | None, after: Sequence[str] = ())
         width=width(sys.stdout),
         links=links(sys.stdout),
     )
-    click.echo(text, nl=False, color=color)
+    say(text, codes=color)
 
 
 open_option = click.option(
@@ -140,7 +164,7 @@ def print_plan(folder: Path, result: Result, _after: Sequence[str] = ()) -> None
     next_steps(page, str(seen_from_here(folder / "report.html")), ())
     clear()
     click.echo(fresh_line(sys.stdout), nl=False)
-    click.echo("\n".join(page.written), color=page.color)
+    say("\n".join(page.written) + "\n", codes=page.color)
 
 
 force_option = click.option(
@@ -149,6 +173,6 @@ force_option = click.option(
 
 
 def tell(message: str) -> None:
-    """Say it on standard error."""
+    """Say it on standard error; all that we say there passes here."""
     clear()
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from recompute_scan.how_far import how_far
-from recompute_scan.terminal import fresh_line
+from recompute_scan.terminal import fresh_line, inert
 
 _AFTER_S = 2.0
 _EVERY_S = 0.2
@@ -89,7 +89,7 @@ def announce(message: str) -> None:
     """Say what begins, without a bar: what follows writes to the terminal itself."""
     if sys.stderr is not None and sys.stderr.isatty():
         clear()
-        sys.stderr.write(f"{fresh_line(sys.stderr)}recompute-scan: {message}\n")
+        sys.stderr.write(f"{fresh_line(sys.stderr)}recompute-scan: {inert(message)}\n")
         sys.stderr.flush()
 
 

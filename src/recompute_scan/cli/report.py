@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option, force_option, open_option, show_page
+from recompute_scan.cli.output import debug_option, force_option, open_option, say, show_page
 from recompute_scan.files import read, write
+from recompute_scan.terminal import inert
 
 
 @click.command(short_help="Make the HTML report again from a result.")
@@ -29,7 +30,7 @@ def report(result: Path, html: Path | None, force: bool, open_page: bool, debug:
     target = html or result.with_name("report.html")
     # The page beside a result is ours to make again.
     write(target, render_html(from_json(text)), force=force or html is None)
-    click.echo(str(target))
+    say(f"{inert(str(target))}\n")
     if open_page:
         show_page(target)
     return 0

@@ -22,6 +22,7 @@ from recompute_scan.lint.said import RULES, Found
 from recompute_scan.lint.switched_on import SwitchInFile
 from recompute_scan.report.escape import inert, visible
 from recompute_scan.run_info import source_lines
+from recompute_scan.terminal import patch_name
 
 _ON = re.compile(r"^(\s*[\"']?[\w.-]+[\"']?\s*[:=]\s*)([\"']?)(true|yes|on)\2", re.IGNORECASE)
 
@@ -207,8 +208,8 @@ def diff(found: Iterable[Found]) -> str:
             continue
         after = _edited(before, findings)
         name = os.path.relpath(file).replace(os.sep, "/")
-        name += "\t" * (" " in name)  # as git ends such a name
-        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+        names = (patch_name(f"{side}/{name}") for side in "ab")
+        lines = difflib.unified_diff(before, after, *names)
         for each in lines:
             parts.append(each if each.endswith("\n") else each + "\n\\ No newline at end of file\n")
     return "".join(parts)

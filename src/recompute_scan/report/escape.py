@@ -11,38 +11,15 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from recompute_scan.terminal import UNSEEN, inert, printable
+
 LONGEST_NAME = 120
 
-# Control, format (bidi, zero-width, tags), lone surrogate, line and paragraph separator.
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # A word joiner after these keeps a tracker from seeing a mention, a reference or a link.
 _TRACKER = re.compile(r"(@|#(?=\d)|GH(?=-\d)|:(?=//)|\bwww(?=\.))", re.IGNORECASE)
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
 _MARKDOWN_START = re.compile(r"^(\d*)([-+#>=.)])")
 _JOINER = "\N{WORD JOINER}"
-
-
-def inert(text: str, *, keep: str = "") -> str:
-    r"""The text with every unseen character spelled out (``\x1b``, ``\u202e``).
-
-    Characters in ``keep`` stay as they are. The length is not limited.
-    """
-    # printable ASCII, which is nearly everything, needs no look at each character
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_spell(char) if char not in keep else char for char in text)
-
-
-def _spell(char: str) -> str:
-    if unicodedata.category(char) not in _UNSEEN:
-        return char
-    if char in _SHORT:
-        return _SHORT[char]
-    code = ord(char)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def visible(text: str, limit: int = LONGEST_NAME) -> str:
@@ -93,8 +70,24 @@ def script_json(text: str) -> str:
     return "".join(_json_spell(char) for char in quoted)
 
 
+def json_text(text: str) -> str:
+    """JSON text that means the same, with every unseen character of its strings as an escape.
+
+    A command of a CI service (``##[error]``, ``##vso[…]``) is one wherever it is in a line.
+    """
+    text = text.replace("##", "#\\u0023")
+    if text.isascii() and "\x7f" not in text:  # the encoder has spelled out what is below a blank
+        return text
+    return "".join(_json_spell(char) for char in text)
+
+
+def markdown_text(text: str) -> str:
+    """Markdown as it may be printed; what keeps a tracker from seeing mentions stays."""
+    return printable(text, keep=f"\n\t{_JOINER}")
+
+
 def _json_spell(char: str) -> str:
-    if char in "\n\t" or unicodedata.category(char) not in _UNSEEN:
+    if char in "\n\t" or unicodedata.category(char) not in UNSEEN:
         return char
     code = ord(char)
     if code < 0x10000:

@@ -14,7 +14,7 @@ import io
 import re
 import time
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 from recompute_scan.errors import InputError, MissingExtra
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_members
@@ -235,19 +235,22 @@ def _staying() -> Any:
 
 
 def _stays(address: str, target: str) -> bool:
-    """Is a redirect's target on the same host and port? From http to https is staying, too."""
-    origins = []
-    for one in (address, target):
-        try:
-            parts = urlsplit(urljoin(address, one))
-            origins.append((parts.scheme, parts.hostname, parts.port))
-        except ValueError:
-            return False
-    # Equal texts: a host that is spelled in another way counts as another.
-    (scheme, host, port), after = origins
-    return after == (scheme, host, port) or (
-        scheme == "http" and port is None and after == ("https", host, None)
-    )
+    """Is a redirect's target on the same host and port? From http to https is staying, too.
+
+    Addresses are read by what aiohttp reads them with: other readers take some of them in other
+    ways.
+    """
+    read = importlib.import_module("yarl").URL
+    try:
+        before, after = read(address), read(target)
+        after = after if after.scheme else before.join(after)
+        upgraded = before.scheme == "http" and before.port == 80
+        return after.origin() in (
+            before.origin(),
+            *([before.origin().with_scheme("https").with_port(None)] if upgraded else []),
+        )
+    except ValueError:  # a UnicodeError is one
+        return False
 
 
 def _scheme(address: str) -> str:

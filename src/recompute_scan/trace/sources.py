@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from recompute_scan.trace.outline import Outline
 Address = Path | str
 
 _HEAD = 16
+# A file of this machine all the same.
+_HERE = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 
 def find(addresses: Sequence[Address], limits: Limits = DEFAULT_LIMITS) -> list[Address]:
@@ -28,7 +31,9 @@ def find(addresses: Sequence[Address], limits: Limits = DEFAULT_LIMITS) -> list[
     """
     found: list[Address] = []
     for address in addresses:
-        if isinstance(address, str) and remote.is_remote(address):
+        if isinstance(address, str) and (here := _HERE.match(address)):
+            found.extend(store.find([Path(address[here.end() :])], limits))
+        elif isinstance(address, str) and remote.is_remote(address):
             found.extend(remote.list_remote(address, limits))
         else:
             found.extend(store.find([Path(address)], limits))
