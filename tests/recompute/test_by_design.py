@@ -67,7 +67,7 @@ def test_the_counts_are_the_functions_own(block: Block, inside: str, tmp_path: P
     said = " ".join(render_text(result, color=False).split())
     assert "by the model's own design" in said
     assert "redundant recomputes" not in said
-    assert "Nothing is wasted" in said
+    assert "No checkpoint needs a change" in said
 
 
 @pytest.mark.parametrize("block", [designs.kept, designs.spread, designs.turned])

@@ -105,8 +105,8 @@ def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> 
     ("case", "sentence"),
     [
         (doubled, "around the same block they free no further memory"),
-        (full, "paid once. Nothing is wasted."),
-        (clean, "Nothing is wasted, and there is nothing to change."),
+        (full, "paid once. No recompute is redundant."),
+        (clean, "No checkpoint needs a change."),
         (partial, "Nothing ran more often than that, so nothing is wasted."),
         (inconclusive, "The trace holds no backward pass."),
     ],

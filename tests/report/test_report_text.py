@@ -169,7 +169,7 @@ def test_deep_models_take_a_line_a_kind() -> None:
 
 def test_clean_result_is_calm() -> None:
     written = render_text(clean(), color=False)
-    assert "Nothing is wasted" in " ".join(written.split())
+    assert "No checkpoint needs a change" in " ".join(written.split())
     assert "redundant per step" not in written
     assert "more time" not in written
     assert "Finding" not in written

@@ -236,7 +236,7 @@ def contradicted() -> Iterator[tuple[str, Result, str]]:
     yield "two-levels", levels, "after the first take time, and around the same block"
     yield "two-levels-note", levels, "every further one is redundant"
     yield "ranks", ranks(8), "Checkpointing is doubled: every block"
-    yield "waste", structs.replace(full, findings=doubled.findings), "Nothing is wasted"
+    yield "waste", structs.replace(full, findings=doubled.findings), "No recompute is redundant"
     yield "nothing", structs.replace(clean, findings=doubled.findings), "nothing to change"
     yield (
         "idle",

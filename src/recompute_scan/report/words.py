@@ -189,7 +189,7 @@ MEANING = (
         ),
     ),
     Said(
-        "Nothing is wasted, and there is nothing to change.",
+        "No checkpoint needs a change.",
         lambda r: (
             _in_blocks(r)
             and not _advised(r)
@@ -197,7 +197,7 @@ MEANING = (
         ),
     ),
     Said(
-        "Nothing is wasted.",
+        "No recompute is redundant.",
         lambda r: (
             r.verdict in ("partial", "full")
             and _in_blocks(r)
