@@ -146,7 +146,7 @@ def _settled(name: str, gradients: ComparedGradients) -> Finding:
 
 @pytest.mark.parametrize(
     "name",
-    ["dropout, state dropped, reentrant", "keyword tensors that lose their gradient"],
+    ["dropout, state dropped, reentrant", "a Python counter as a factor"],
 )
 def test_compared_gradients_decide(name: str) -> None:
     differ = ComparedGradients(

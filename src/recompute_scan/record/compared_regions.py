@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -62,12 +63,16 @@ class ComparedRegions:
         def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread or torch._C._current_graph_task_id() != -1:
                 return call(*args, **kwargs)
-            with leaving.applying(args):
+            with leaving.applying(args[1:]):
                 return call(*args, **kwargs)
 
-        for function in self.functions:
-            around = self._guard.around(function.apply, apply, named=False)
-            self._patches.replace(function, "apply", staticmethod(around))
+        # Bound to the class that is asked: one may inherit what is put here from another.
+        found = [(one, inspect.getattr_static(one, "apply", None)) for one in self.functions]
+        for function, original in found:
+            if isinstance(original, classmethod):
+                apply_of = _unbound(original)
+                around = self._guard.around(apply_of, apply, named=False)
+                self._patches.replace(function, "apply", classmethod(around))
 
         def switch(by: int) -> Callable[..., Any]:
             def switched(call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -155,6 +160,15 @@ class ComparedRegions:
                 return result
 
         return self._guard.around(original, forward)
+
+
+def _unbound(method: Any) -> Callable[..., Any]:
+    """A class method as a function of the class and the arguments."""
+
+    def call(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, kind)(*args, **kwargs)
+
+    return call
 
 
 class _ModuleRuns:
