@@ -85,15 +85,23 @@ def _used(name: str, path: Path, calls: dict[Path, dict[str, set[str]]]) -> set[
 
 
 def _methods(
-    call: ast.Call, parent: ast.AST | None, path: Path, calls: dict[Path, dict[str, set[str]]]
+    call: ast.Call,
+    parents: dict[ast.AST, ast.AST],
+    path: Path,
+    calls: dict[Path, dict[str, set[str]]],
 ) -> set[str]:
     assert isinstance(call.func, ast.Attribute)
+    parent = parents.get(call)
     if call.func.attr != "compile":
         return {call.func.attr}
     if isinstance(parent, ast.Attribute):
         return {parent.attr} & METHODS
+    at = parent.elts.index(call) if isinstance(parent, ast.Tuple) else None
+    parent = parents.get(parent) if isinstance(parent, ast.Tuple) else parent
     target = parent.targets[0] if isinstance(parent, ast.Assign) else None
     target = parent.target if isinstance(parent, ast.AnnAssign) else target
+    if at is not None and isinstance(target, ast.Tuple):
+        target = target.elts[at]
     used = _used(target.id, path, calls) if isinstance(target, ast.Name) else set()
     return used or {HANDED_ON.get(_module(path), "search")}
 
@@ -125,7 +133,7 @@ def expressions() -> Iterator[Found]:
             arguments = [_evaluated(one, names) for one in given]
             flags = [one.value for one in node.keywords if one.arg == "flags"]
             arguments += [_evaluated(one, names) for one in flags]
-            methods = _methods(node, parents.get(node), path, calls)
+            methods = _methods(node, parents, path, calls)
             where = f"{_module(path)}:{node.lineno}"
             yield Found(where, re.compile(*arguments), tuple(sorted(methods)))
 

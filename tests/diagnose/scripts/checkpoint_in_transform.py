@@ -8,7 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 def loss(x: Tensor) -> Tensor:
-    return checkpoint(lambda y: y.sin().sum(), x, use_reentrant=False)
+    out: Tensor = checkpoint(lambda y: y.sin().sum(), x, use_reentrant=False)
+    return out
 
 
 torch.func.grad(loss)(torch.randn(4))

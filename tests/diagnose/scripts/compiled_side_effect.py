@@ -15,7 +15,8 @@ class Counted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return self.linear(x)
+        out: Tensor = self.linear(x)
+        return out
 
 
 block = Counted()
@@ -23,7 +24,8 @@ block = Counted()
 
 @torch.compile(backend="eager", fullgraph=True)
 def step(x: Tensor) -> Tensor:
-    return checkpoint(block, x, use_reentrant=False)
+    out: Tensor = checkpoint(block, x, use_reentrant=False)
+    return out
 
 
 step(torch.randn(4, 8)).sum().backward()

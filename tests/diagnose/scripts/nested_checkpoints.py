@@ -13,7 +13,8 @@ class Block(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
+        out: Tensor = self.linear(x)
+        return out
 
 
 block = Block()

@@ -12,7 +12,8 @@ scale = embed(torch.randn(4, 8)).exp()
 
 
 def scaled(layer: nn.Linear, x: Tensor) -> Tensor:
-    return layer(x) * scale
+    out: Tensor = layer(x) * scale
+    return out
 
 
 for layer in (first, second):
