@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import faulthandler
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,36 +66,66 @@ def run_program(
     Raises:
         UsageError: There is no such script (``E202``) or module (``E203``).
     """
+    threads = set(threading.enumerate())
     with _interpreter_state():
-        try:
-            program = _load(target, is_module, args)
-            sys.modules["__main__"] = program.main
-            sys.argv[:] = [program.argv0, *args]
-            exec(program.code, program.main.__dict__)  # noqa: S102 - running it is the purpose
-        except UsageError:
-            raise
-        except StopRecording as stop:
-            traceback.clear_frames(stop.__traceback__)
-            return Exit("stopped", 0)
-        except SystemExit as error:
-            stopped = _follows_stop(error)
-            status = 0 if stopped else _exit_status(error)
-            if status:
-                on_failure(error)
-            traceback.clear_frames(error.__traceback__)
-            return Exit("stopped" if stopped else "exited", status)
-        except KeyboardInterrupt as error:
-            traceback.clear_frames(error.__traceback__)
-            return Exit("interrupted", 130)
-        except BaseException as error:
-            if _follows_stop(error):
-                traceback.clear_frames(error.__traceback__)
-                return Exit("stopped", 0)
-            summary = _report(error)
+        ended = _run_program(target, is_module, args, on_failure)
+        if ended.ending != "stopped":
+            ended = _threads_ended(ended, threads)
+    return ended
+
+
+def _threads_ended(ended: Exit, before: set[threading.Thread]) -> Exit:
+    """How the program ended, once its threads that are no daemons have, as Python waits for them.
+
+    One of them may train.
+    """
+    try:
+        while left := [
+            one for one in threading.enumerate() if one not in before and not one.daemon
+        ]:
+            left[0].join()
+    except StopRecording:
+        return Exit("stopped", 0) if ended.ending == "finished" else ended
+    except KeyboardInterrupt:
+        return Exit("interrupted", 130)
+    return ended
+
+
+def _run_program(
+    target: str,
+    is_module: bool,
+    args: Sequence[str],
+    on_failure: Callable[[BaseException], None],
+) -> Exit:
+    try:
+        program = _load(target, is_module, args)
+        sys.modules["__main__"] = program.main
+        sys.argv[:] = [program.argv0, *args]
+        exec(program.code, program.main.__dict__)  # noqa: S102 - running it is the purpose
+    except UsageError:
+        raise
+    except StopRecording as stop:
+        traceback.clear_frames(stop.__traceback__)
+        return Exit("stopped", 0)
+    except SystemExit as error:
+        stopped = _follows_stop(error)
+        status = 0 if stopped else _exit_status(error)
+        if status:
             on_failure(error)
+        traceback.clear_frames(error.__traceback__)
+        return Exit("stopped" if stopped else "exited", status)
+    except KeyboardInterrupt as error:
+        traceback.clear_frames(error.__traceback__)
+        return Exit("interrupted", 130)
+    except BaseException as error:
+        if _follows_stop(error):
             traceback.clear_frames(error.__traceback__)
-            return Exit("raised", 1, summary)
-        return Exit("finished", 0)
+            return Exit("stopped", 0)
+        summary = _report(error)
+        on_failure(error)
+        traceback.clear_frames(error.__traceback__)
+        return Exit("raised", 1, summary)
+    return Exit("finished", 0)
 
 
 def _follows_stop(error: BaseException) -> bool:
@@ -233,6 +266,7 @@ def _interpreter_state() -> Iterator[None]:
     try:
         yield
     finally:
+        _stop_timers()
         # What we import and write from here on is not the script's to refuse; what it has left for
         # the interpreter's end finds its own again.
         if sys.meta_path != finders:
@@ -248,6 +282,14 @@ def _interpreter_state() -> Iterator[None]:
         sys.modules["__main__"] = main
         sys.argv[:] = argv
         sys.path[:] = path
+
+
+def _stop_timers() -> None:
+    """What is to interrupt the script finds no script any more."""
+    faulthandler.cancel_dump_traceback_later()
+    for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"):
+        if hasattr(signal, name):
+            signal.setitimer(getattr(signal, name), 0)
 
 
 def _exit_status(error: SystemExit) -> int:

@@ -30,7 +30,7 @@ from recompute_scan.record.course import (
     leave_now,
     tell_of_exec,
 )
-from recompute_scan.record.execute import Exit
+from recompute_scan.record.execute import Exit, StopRecording
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.collect import receive, send
 from recompute_scan.record.launch.forks import in_forked_processes
@@ -44,6 +44,8 @@ from recompute_scan.record.run_options import RunOptions
 from recompute_scan.record.run_record import make_run_record
 from recompute_scan.record.scope import Plan
 from recompute_scan.record.steps import StepCounter, StepHooks
+from recompute_scan.record.stopping import Stopping, see_that_it_ends
+from recompute_scan.record.stopping import leave as leave_with_children
 from recompute_scan.record.verify.bypass import Alternation, Bypass, PlainFunctions
 from recompute_scan.record.verify.gauges import Gauges
 from recompute_scan.record.watchdog import HUNG, Watchdog
@@ -117,6 +119,12 @@ def observe(
         with suppress(OSError):
             write_so_far(folder, info)
 
+    def leave_waiting() -> None:
+        try:
+            on_exit(conclude(Exit("stopped", 0), waits=True))
+        finally:
+            leave_with_children(0)
+
     recorder = Recorder(
         plan,
         folder,
@@ -143,8 +151,9 @@ def observe(
     alternation: Alternation | Rehearsing | None = rehearsing
     if options.switching:
         alternation = Alternation(bypass, recorder, plan.warmup)
+    stopping = Stopping(lambda: recorder.ranks.world_size == 1, leave_waiting)
     boundaries = _Boundaries(
-        guard, recorder, probe, graphs, alternation, gauges, keeps_probe=bypassing
+        guard, recorder, probe, graphs, alternation, gauges, stopping, keeps_probe=bypassing
     )
     hooks = StepHooks(counter, boundaries, guard)
     unstepped = Unstepped(counter, guard)
@@ -183,13 +192,13 @@ def observe(
         if active in _ACTIVE:
             _ACTIVE.remove(active)
 
-    def conclude(outcome: Exit) -> RunInfo:
+    def conclude(outcome: Exit, *, waits: bool = False) -> RunInfo:
         try:
-            return conclude_armed(outcome)
+            return conclude_armed(outcome, waits=waits)
         finally:
             guard.run(watchdog.disarm, otherwise=None)
 
-    def conclude_armed(outcome: Exit) -> RunInfo:
+    def conclude_armed(outcome: Exit, *, waits: bool) -> RunInfo:
         info = run_record(outcome, ends[0] if ends else None)
         if gauges is not None:
             info = replace(
@@ -199,8 +208,9 @@ def observe(
                 gauges.gradients.write(folder, info.rank)
         if rehearsing is not None and not outcome.exit_status:
             guard.run(lambda: rehearsing.write(folder, info.rank), otherwise=None)
-        if outcome.ending == "stopped":
+        if outcome.ending == "stopped" and not waits:
             leave_groups()
+            see_that_it_ends()
         if recorder.store is not None and outcome.ending in ("stopped", "finished"):
             info = _bring_together(folder, recorder.store, info)
         if info.rank == 0:
@@ -225,14 +235,18 @@ def observe(
         finally:
             leave_now(status)
 
+    def idles() -> bool:
+        return stopping.begun or waits()
+
     process = os.getpid()
     patches = Patches()
-    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, waits, guard)
+    watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, idles, guard)
     takes_out = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
     takes_out += [graphs.remove, unstepped.remove, *([gauges.remove] if gauges is not None else [])]
     active = process, [*takes_out, watchdog.forget, removes]
     _ACTIVE.append(active)
     installs = [
+        stopping.install,
         lambda: events.boundary(recorder.kept.phase, 0, recorder.ranks.rank),
         unstepped.install,
         graphs.install,
@@ -254,11 +268,15 @@ def observe(
     finally:
         if os.getpid() == process:
             watchdog.let_leave()
+            stopping.remove()
             close()
             if outcome is None:  # there was no script
                 guard.run(watchdog.disarm, otherwise=None)
     if os.getpid() != process:
         raise SystemExit(outcome.exit_status)
+    if stopping.begun:  # what came of it, in whichever thread, is not the script's doing
+        ends.clear()
+        outcome = Exit("stopped", 0)
     return conclude(outcome)
 
 
@@ -295,13 +313,22 @@ class _Boundaries(Struct, frozen=True):
     graphs: CompiledGraphs
     alternation: Alternation | Rehearsing | None
     gauges: Gauges | None
+    stopping: Stopping
     keeps_probe: bool
 
     def restart(self) -> None:
         self.guard.run(self.recorder.restart, otherwise=None)
 
     def boundary(self) -> None:
-        self.guard.run(self._boundary, otherwise=None)
+        try:
+            self.guard.run(self._boundary, otherwise=None)
+        except StopRecording:
+            self.guard.run(self.stopping.begin, otherwise=None)
+            if self.stopping.here:
+                raise
+        else:
+            return
+        raise SystemExit(0)  # Python says nothing of a thread that ends so, and of no subclass
 
     def _boundary(self) -> None:
         if not self.recorder.done:

@@ -77,6 +77,8 @@ def prepare(folder: Path) -> None:
         _take_out(folder, _files(facts.rank))
         if facts.rank == 0:
             _take_out(folder, (CLAIM, STOPPED, WORD))
+            if _result_in(folder) is None:
+                _take_out(folder, ("result.json", "report.html"))
             rank = facts.world_size
             while any((folder / name).exists() for name in _run_records(rank)):
                 _take_out(folder, _files(rank))

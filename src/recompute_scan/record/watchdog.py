@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from recompute_scan.record.compat import flight_recorders
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import RankFacts, rank_facts
 from recompute_scan.record.postmortem import memory, model_states, stack_of
+from recompute_scan.record.stopping import place_of
 from recompute_scan.run_info import run_info_name, stacks_text_name
 
 HUNG = 124
@@ -177,12 +177,7 @@ class Watchdog:
                 return
 
     def _mark(self) -> object:
-        frame = sys._current_frames().get(self._main)
-        places = []
-        while frame is not None:
-            places.append((id(frame.f_code), frame.f_lasti))
-            frame = frame.f_back
-        return self._steps(), tuple(places)
+        return self._steps(), place_of(self._main)
 
     def _beat(self, ranks: RankFacts, *, silent: bool) -> None:
         if ranks.world_size == 1:

@@ -17,6 +17,7 @@ from recompute_scan.record.reporting import Reporting
 from recompute_scan.record.run_folder import write_report
 from recompute_scan.record.run_options import RunOptions, encode
 from recompute_scan.record.scope import chosen
+from recompute_scan.record.stopping import ends_with
 from recompute_scan.record.verify.trial import run_trial
 from recompute_scan.run_info import read_run_info, run_info_name
 
@@ -93,7 +94,8 @@ def run_and_report(
         if way.verify:
             return _verify(way, options, reporting)
         return _run(way, options, reporting, flags)
-    except ScanError:
+    except ScanError as error:
+        ends_with(error.exit_status)
         reporting.stays()
         raise
 
