@@ -20,7 +20,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import Struct
 
@@ -42,6 +42,18 @@ def join() -> None:
         os.environ[VARIABLE] = options  # for those that this process starts
     else:
         os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - the same interpreter
+
+
+def run_as_it_is() -> NoReturn:
+    """Become the script that this process was to record: what it was told makes no sense, such as
+    a variable that an earlier run has left.
+    """
+    words = f"{VARIABLE} is damaged or of another version, and the script is not recorded"
+    print(f"recompute-scan: {words}", file=sys.stderr, flush=True)
+    argv = sys.orig_argv
+    at = argv.index("--handed-on")  # behind -m recompute_scan run, with its value
+    command = [sys.executable, *argv[1 : at - 3], *argv[at + 2 :]]
+    os.execv(sys.executable, command)  # noqa: S606 - the same interpreter
 
 
 def joined(argv: Sequence[str], options: str, tool_folders: Sequence[str]) -> list[str] | None:

@@ -20,6 +20,7 @@ from recompute_scan.fidelity.kept_between import (
     parts_of,
     python_states,
 )
+from recompute_scan.fidelity.module_tree import named_weights
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
@@ -216,7 +217,7 @@ class RegionCall:
         return {
             id(parameter): f"{name}.{inner}" if name else inner
             for name, module in self._modules
-            for inner, parameter in module.named_parameters()
+            for inner, parameter in named_weights(module)
         }
 
     def _claim(self) -> HandedTensors | None:

@@ -19,6 +19,7 @@ from torch import nn
 from recompute_scan.faithful import KeptState
 from recompute_scan.fidelity.elements import plain_parts
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
+from recompute_scan.fidelity.module_tree import named_parts
 
 # Larger ones (masks, tables of positions) are not looked at: statistics and counters are small.
 _LARGEST = 2**20
@@ -102,7 +103,7 @@ def _look_at(
 def parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
     """Of these modules and all in them those that may keep something, with qualified names."""
     for name, module in modules:
-        for inner, part in module.named_modules():
+        for inner, part in named_parts(module):
             if not _is_torchs(part) or any(True for _ in part.buffers(recurse=False)):
                 yield _joined(name, inner), part
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
+from recompute_scan.fidelity.module_tree import named_parts, weights
 from recompute_scan.guarding.changes import WatchedPart
 from recompute_scan.guarding.judging import SeenStep, Training
 from recompute_scan.guarding.tallies import TalliedRegion
@@ -76,7 +77,7 @@ class Trained:
         """The first steps are over: keep which modules have gradients."""
         with torch._C.DisableTorchFunction():
             for name, module in _named():
-                if any(p.grad is not None for p in module.parameters()):
+                if any(p.grad is not None for p in weights(module)):
                     self._then.add(name)
 
     def then(self, name: str) -> bool:
@@ -112,7 +113,7 @@ class Trained:
 
 
 def _training(module: nn.Module) -> Training:
-    parameters = list(module.parameters())
+    parameters = list(weights(module))
     if not parameters:
         return "unknown"
     wanted = [one for one in parameters if one.requires_grad]
@@ -123,7 +124,7 @@ def _training(module: nn.Module) -> Training:
 
 
 def _named() -> list[tuple[str, nn.Module]]:
-    roots = [(root, list(root.named_modules())) for root in root_modules()]
+    roots = [(root, list(named_parts(root))) for root in root_modules()]
     # A larger model's names replace a smaller's.
     roots.sort(key=lambda each: len(each[1]))
     return [(plain_name(name), module) for _, names in roots for name, module in names]

@@ -70,7 +70,10 @@ _SPREAD = "_checkpoint_without_reentrant_generator"
 
 # Kineto's own lines on file descriptor 2: up to 2.3 one for each stage of a recording, since
 # 2.13 one for each start and end, and in every build for CUDA one where there is no GPU.
-KINETO_LINE = re.compile(rb"STAGE:|USDT:|ERROR:.*DeviceProperties\.cpp:\d+\] \w+GetDeviceCount ")
+KINETO_LINE = re.compile(
+    rb"STAGE:|USDT:|ERROR:.*DeviceProperties\.cpp:\d+\] \w+GetDeviceCount |"
+    rb"ERROR: External init callback must run in same thread"
+)
 
 # Where the compiled part gives its record of collectives, newest first.
 _FLIGHT_RECORDS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")

@@ -19,6 +19,7 @@ import torch
 from msgspec import Struct
 from torch import nn
 
+from recompute_scan.fidelity.module_tree import named_parts, weights
 from recompute_scan.record.given import variables
 
 # Attributes under which wrappers keep the layer they wrap: FSDP1, the checkpoint and offload
@@ -51,7 +52,7 @@ class ModuleIndex:
         """Look at the models anew."""
         roots = root_modules()
         labels = _labels(roots)
-        listed = [(labels.get(id(root), ""), list(root.named_modules())) for root in roots]
+        listed = [(labels.get(id(root), ""), list(named_parts(root))) for root in roots]
         self._names = {
             id(module): ".".join(filter(None, (label, plain_name(name))))
             # A larger model's names replace a smaller's.
@@ -86,16 +87,14 @@ def _labels(roots: list[nn.Module]) -> dict[int, str]:
     names, as a generator and a discriminator may. A model that is trained has gradients.
     """
     with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
-        trained = [root for root in roots if any(p.grad is not None for p in root.parameters())]
+        trained = [root for root in roots if any(p.grad is not None for p in weights(root))]
     uses = Counter(
         name
         for root in trained
-        for name in {plain_name(name) for name, module in root.named_modules()} - {""}
+        for name in {plain_name(name) for name, module in named_parts(root)} - {""}
     )
     alike = [
-        root
-        for root in trained
-        if any(uses[plain_name(name)] > 1 for name, _ in root.named_modules())
+        root for root in trained if any(uses[plain_name(name)] > 1 for name, _ in named_parts(root))
     ]
     if not alike:
         return {}
@@ -231,7 +230,7 @@ def _innermost(modules: list[nn.Module]) -> list[nn.Module]:
     """Of `self` and blocks of it, the blocks."""
     if len(modules) == 1:
         return modules
-    inside = [{id(part) for part in module.modules() if part is not module} for module in modules]
+    inside = [{id(part) for name, part in named_parts(module) if name} for module in modules]
     held = {id(module) for module in modules}
     return [one for one, parts in zip(modules, inside, strict=True) if not parts & held] or modules
 
@@ -258,7 +257,7 @@ class Untrained:
     def entered(self, function: object, args: Iterable[object]) -> None:
         """A reentrant region is entered with these arguments, of which none needs a gradient."""
         for module in covered_modules(function, args):
-            if module.training and any(p.requires_grad for p in module.parameters()):
+            if module.training and any(p.requires_grad for p in weights(module)):
                 self.suspected = True
                 self._modules.setdefault(id(module), weakref.ref(module))
 
@@ -272,7 +271,7 @@ class Untrained:
             key
             for key, module in new.items()
             if module is not None
-            and all(p.grad is None for p in module.parameters() if p.requires_grad)
+            and all(p.grad is None for p in weights(module) if p.requires_grad)
         }
         if missing:
             self.names += tuple(_named(missing))
@@ -283,7 +282,7 @@ def _named(modules: set[int]) -> list[str]:
     return [
         plain_name(name) or type(module).__name__
         for root in root_modules()
-        if any(parameter.grad is not None for parameter in root.parameters())
-        for name, module in root.named_modules()
+        if any(parameter.grad is not None for parameter in weights(root))
+        for name, module in named_parts(root)
         if id(module) in modules
     ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from types import CodeType, FrameType
 
 from msgspec import Struct
 from msgspec.structs import replace
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from recompute_scan.annotations import COUNTS_RUNS, SELECTIVE
 from recompute_scan.frameworks import pytorch
@@ -31,7 +31,7 @@ _RECOMPUTING = ("backward", "recompute_fn")  # the reentrant and the non-reentra
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for checkpoints
 
 
-_Lines = weakref.WeakKeyDictionary[nn.Module, dict[tuple[CodeType, int], str]]
+_Lines = MutableMapping[nn.Module, dict[tuple[CodeType, int], str]]
 
 
 class Origin(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Origins:
         self._sites = sites
         self._switches = switches
         self._index = index
-        self._lines: _Lines = weakref.WeakKeyDictionary()
+        self._lines: _Lines = WeakIdKeyDictionary()
 
     def of(
         self,

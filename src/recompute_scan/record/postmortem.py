@@ -17,6 +17,7 @@ from torch import nn
 from recompute_scan.crash import Frame, ModelState, Raised, RankEnd
 from recompute_scan.diagnose.logs import read_log
 from recompute_scan.diagnose.places import user_place
+from recompute_scan.fidelity.module_tree import named_parts, weights
 from recompute_scan.frameworks.known import engines
 from recompute_scan.record.execute import OWN_FOLDER
 from recompute_scan.record.module_names import real_class_name, root_modules
@@ -161,7 +162,7 @@ def model_states() -> tuple[ModelState, ...]:
 
 
 def _size(module: nn.Module) -> int:
-    return sum(_numel(parameter) for parameter in module.parameters())
+    return sum(_numel(parameter) for parameter in weights(module))
 
 
 def _numel(parameter: Any) -> int:
@@ -169,7 +170,7 @@ def _numel(parameter: Any) -> int:
 
 
 def _state(root: nn.Module) -> ModelState:
-    modules = list(root.modules())
+    modules = [part for _, part in named_parts(root)]
     parallel: dict[str, int] = {}
     ways: dict[str, int] = {}
     wrapped = switched = False
@@ -190,7 +191,7 @@ def _state(root: nn.Module) -> ModelState:
     return ModelState(
         name=real_class_name(root),
         parameters=_size(root),
-        trainable=sum(_numel(p) for p in root.parameters() if p.requires_grad),
+        trainable=sum(_numel(p) for p in weights(root) if p.requires_grad),
         training=root.training,
         parallel=tuple(f"{number} x {name}" for name, number in parallel.items()),
         checkpoints=tuple(f"{number} x {way}" for way, number in ways.items()),

@@ -21,6 +21,8 @@ from recompute_scan.record.compat import KINETO_LINE
 from recompute_scan.terminal import fresh_line, without_lines
 
 _GRAD = re.compile(r"The \.grad attribute of a Tensor")
+# The modules whose lines warn in calls of ours.
+_OURS = re.compile(r"torch(\.|$)|recompute_scan(\.|$)|contextlib$")
 
 
 @contextmanager
@@ -35,11 +37,28 @@ def without_grad_warnings() -> Iterator[None]:
     """Run the body without torch's warning on ``.grad`` of tensors that are no leaves.
 
     To record stacks, torch reads ``.grad`` of every tensor that a module holds, FSDP's views among
-    them. The filter goes straight into the list, since all that :mod:`warnings` has for it makes
+    them.
+    """
+    with _ignoring(_GRAD, None):
+        yield
+
+
+@contextmanager
+def without_own_warnings() -> Iterator[None]:
+    """Run the body, calls of ours into torch, without what torch warns of in them: a script may
+    make errors of warnings, and would print the others.
+    """
+    with _ignoring(None, _OURS):
+        yield
+
+
+@contextmanager
+def _ignoring(message: re.Pattern[str] | None, module: re.Pattern[str] | None) -> Iterator[None]:
+    """The filter goes straight into the list, since all that :mod:`warnings` has for it makes
     Python show every other warning once more.
     """
     filters: Any = warnings.filters
-    entry = ("ignore", _GRAD, Warning, None, 0)
+    entry = ("ignore", message, Warning, module, 0)
     filters.insert(0, entry)
     try:
         yield

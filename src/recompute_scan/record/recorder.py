@@ -21,7 +21,7 @@ from recompute_scan.record.guard import Guard
 from recompute_scan.record.launch.launcher import RankFacts
 from recompute_scan.record.launch.membership import Membership
 from recompute_scan.record.phase import Phase, RecordedSoFar
-from recompute_scan.record.quiet import Progress
+from recompute_scan.record.quiet import Progress, without_own_warnings
 from recompute_scan.record.scope import DEFAULT, Plan, Seen
 from recompute_scan.record.steps import StepCounter, StepTimer, in_backward
 from recompute_scan.record.tracing import DecidingStep, Tracing
@@ -179,7 +179,8 @@ class Recorder:
             StopRecording: Everything is recorded and the script need not go on.
         """
         if self.kept.phase is not Phase.DONE:
-            self._guard.run(self._advance_or_fail, otherwise=None)
+            with without_own_warnings():
+                self._guard.run(self._advance_or_fail, otherwise=None)
         if self._guard.failure is not None:
             self._guard.run(self.settle, otherwise=None)
         if not self._keep_going and self.over:
@@ -187,8 +188,9 @@ class Recorder:
 
     def finish(self) -> None:
         """The script has ended: keep what an open window holds."""
-        self._guard.run(self._keep_window_or_fail, otherwise=None)
-        self._guard.run(self._end_comparison, otherwise=None)
+        with without_own_warnings():
+            self._guard.run(self._keep_window_or_fail, otherwise=None)
+            self._guard.run(self._end_comparison, otherwise=None)
         if self._timer is not None and not self.kept.timed_ms:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times(self._timer)
@@ -205,7 +207,8 @@ class Recorder:
     def settle(self) -> None:
         """Stop the profiler of a recording that was given up; between steps, in its thread."""
         if threading.get_ident() == self._thread and not in_backward():
-            self._tracing.drop()
+            with without_own_warnings():
+                self._tracing.drop()
 
     def abandon(self) -> None:
         """The script hangs in another thread: keep the step times, and touch nothing else."""

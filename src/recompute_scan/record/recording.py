@@ -147,7 +147,9 @@ class Recording:
         if _current is not None and _current._gives_way:
             _current.end(RuntimeError("the training did not say that it ended"))
         if _current is not None or _step.on_step is not None:
-            who = "recompute-scan run" if _current is None else "another recording"
+            who = "another recording"
+            if _current is None:
+                who = "recompute-scan run, or a guard,"
             raise UsageError(
                 "E230",
                 "This process is being recorded already.",

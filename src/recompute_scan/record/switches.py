@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from msgspec import Struct
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
+from recompute_scan.fidelity.module_tree import named_parts
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.known import MECHANISMS, matches, recognise
 from recompute_scan.frameworks.mechanism import Mechanism
@@ -48,8 +49,8 @@ class Switched(Struct, frozen=True):
 
 
 NOWHERE = Switched()
-_ByModule = weakref.WeakKeyDictionary[nn.Module, Switched]
-_ByPart = weakref.WeakKeyDictionary[nn.Module, dict[str, Switched]]
+_ByModule = MutableMapping[nn.Module, Switched]
+_ByPart = MutableMapping[nn.Module, dict[str, Switched]]
 # What the libraries call the flag by which a model knows that it checkpoints.
 _FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 
@@ -60,10 +61,10 @@ class Switches:
     def __init__(self, sites: CallSites, guard: Guard | None = None) -> None:
         self._guard = guard or Guard()
         self._sites = sites
-        self._wrappers: _ByModule = weakref.WeakKeyDictionary()
-        self._composable: _ByModule = weakref.WeakKeyDictionary()
-        self._models: _ByModule = weakref.WeakKeyDictionary()
-        self._parts: _ByPart = weakref.WeakKeyDictionary()  # of models, once looked up
+        self._wrappers: _ByModule = WeakIdKeyDictionary()
+        self._composable: _ByModule = WeakIdKeyDictionary()
+        self._models: _ByModule = WeakIdKeyDictionary()
+        self._parts: _ByPart = WeakIdKeyDictionary()  # of models, once looked up
         self._settings: dict[str, Made] = {}
         self._given: dict[tuple[str, Made], str] = {}
         self._patches = Patches()
@@ -115,7 +116,7 @@ class Switches:
                 switched
                 for model, switched in self._models.items()
                 if matches(switched.asks, (asking,))
-                and any(unwrapped(part) is module for part in model.modules())
+                and any(unwrapped(part) is module for _, part in named_parts(model))
             )
             known[asking] = next(holding, NOWHERE)
         return known[asking]
@@ -241,7 +242,7 @@ def _classes_below(package: ModuleType) -> list[type]:
 
 def _is_on(model: nn.Module) -> bool:
     """Does a part of the model have its flag set, or was the model itself wrapped?"""
-    flags = [getattr(part, flag, None) for part in model.modules() for flag in _FLAGS]
+    flags = [getattr(part, flag, None) for _, part in named_parts(model) for flag in _FLAGS]
     return True in flags or not any(flag is False for flag in flags)
 
 
