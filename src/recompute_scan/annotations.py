@@ -67,7 +67,7 @@ class RegionAnnotation(Struct, frozen=True):
 
 def region_name(annotation: RegionAnnotation) -> str:
     """The range name for a checkpointed call in its first run."""
-    return REGION + urlencode(asdict(annotation))
+    return REGION + urlencode(asdict(annotation), errors="surrogateescape")
 
 
 def recompute_name(call: int) -> str:
@@ -106,7 +106,10 @@ def parse_recompute(name: str) -> int | None:
 def _fields(name: str, prefix: str) -> dict[str, str] | None:
     if not name.startswith(prefix) or len(name) > LONGEST_NAME:
         return None
-    return dict(parse_qsl(name[len(prefix) :], keep_blank_values=True, max_num_fields=16))
+    fields = name[len(prefix) :]
+    return dict(
+        parse_qsl(fields, keep_blank_values=True, max_num_fields=16, errors="surrogateescape")
+    )
 
 
 def _is_small_number(text: str) -> bool:

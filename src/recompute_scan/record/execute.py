@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,13 +179,16 @@ def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
     path = Path(target)
     # Joined as text, as Python does: pathlib would drop the "./" of "./train.py".
     file = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
-    if path.is_dir():  # a folder with a __main__.py runs like a module
+    # A folder or an archive with a __main__.py runs like a module.
+    if path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
         _set_first_path(file)
         spec = importlib.machinery.PathFinder.find_spec("__main__", [file])
         if spec is None:
             raise UsageError("E202", f"There is no __main__.py in {target}.")
         program = _module_program(spec, target)
         return _Program(program.code, program.main, target)
+    if path.suffix == ".pyc" and path.is_file():
+        return _compiled_program(target, file)
     loader = importlib.machinery.SourceFileLoader("__main__", file)
     try:
         source = loader.get_data(file)
@@ -193,6 +197,18 @@ def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
     _set_first_path(str(path.resolve().parent))
     main = _main_module(file, loader)
     return _Program(compile(source, file, "exec", dont_inherit=True), main, target)
+
+
+def _compiled_program(target: str, file: str) -> _Program:
+    loader = importlib.machinery.SourcelessFileLoader("__main__", file)
+    try:
+        code = loader.get_code("__main__")
+    except (ImportError, EOFError, ValueError, TypeError, OSError) as error:
+        raise cannot_open(target, str(error)) from None
+    if code is None:
+        raise cannot_open(target, "it holds no code")
+    _set_first_path(str(Path(target).resolve().parent))
+    return _Program(code, _main_module(file, loader), target)
 
 
 def cannot_open(script: str, why: str | None) -> UsageError:

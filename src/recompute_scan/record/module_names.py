@@ -163,14 +163,15 @@ def covered_modules(
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The layer inside FSDP, checkpoint and compile wrappers."""
-    while True:
+    while not isinstance(module, torch.jit.ScriptModule):  # whose parts are in no dictionary
         for attribute in _WRAPPED_UNDER:
             inner = vars(module).get("_modules", {}).get(attribute)
             if inner is not None:
                 module = inner
                 break
         else:
-            return module
+            break
+    return module
 
 
 def plain_name(name: str) -> str:

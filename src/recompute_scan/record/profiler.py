@@ -150,6 +150,10 @@ def _room(folder: Path) -> Path:
     torch writes a recording once, and what it cannot write is lost.
     """
     others = Path(tempfile.gettempdir())
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # torch takes no name that is no UTF-8
+        return others
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
         if free < _ENOUGH_BYTES and shutil.disk_usage(others).free > free:

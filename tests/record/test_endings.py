@@ -1,0 +1,215 @@
+"""A script that is stopped ends soon, whatever it has left behind: threads, processes, timers.
+
+Each form trains forty steps without us. Recorded and stopped, it prints a beginning of what it
+prints without us, ends with 0, and within seconds of the report.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.record.runs import plain_environment
+
+BEGIN = """\
+import atexit, faulthandler, multiprocessing, os, queue, signal, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from tiny import Trainer, say
+
+def train(steps=40):
+    trainer = Trainer()
+    for number in range(steps):
+        say(number, trainer.step())
+
+def listen(waiting):
+    while waiting.get() is not None:
+        pass
+
+def in_thread(**how):
+    thread = threading.Thread(target=train, **how)
+    thread.start()
+    return thread
+"""
+
+FORMS = {
+    # The main thread waits for the one that trains.
+    "queue": "q = queue.Queue()\nthreading.Thread(target=lambda: (train(), q.put(1)), daemon=True)"
+    ".start()\nq.get()\nprint('done')",
+    "event": "e = threading.Event()\nthreading.Thread(target=lambda: (train(), e.set())).start()\n"
+    "e.wait()\nprint('done')",
+    "condition": "c = threading.Condition()\ndone = []\ndef work():\n    train()\n    with c:\n"
+    "        done.append(1)\n        c.notify()\nthreading.Thread(target=work).start()\n"
+    "with c:\n    c.wait_for(lambda: done)\nprint('done')",
+    "joined": "in_thread().join()\nprint('done')",
+    "not joined": "in_thread()",
+    "future": "with ThreadPoolExecutor(1) as pool:\n    pool.submit(train).result()\nprint('done')",
+    "sleeps": "t = in_thread(daemon=True)\nwhile t.is_alive():\n    time.sleep(100)",
+    "pipe": "r, w = os.pipe()\nthreading.Thread(target=lambda: (train(), os.write(w, b'x')), "
+    "daemon=True).start()\nos.read(r, 1)\nprint('done')",
+    # Threads that are no daemons.
+    "listener": "q = queue.Queue()\nthreading.Thread(target=listen, args=(q,)).start()\ntrain()\n"
+    "q.put(None)",
+    "timer": "t = threading.Timer(600, print)\nt.start()\ntrain()\nt.cancel()",
+    "pool": "q = queue.Queue()\npool = ThreadPoolExecutor(1)\npool.submit(listen, q)\ntrain()\n"
+    "q.put(None)",
+    "loop": "stop = threading.Event()\ndef beat():\n    while not stop.is_set():\n"
+    "        time.sleep(0.05)\nthreading.Thread(target=beat).start()\ntrain()\nstop.set()",
+    "producer": "q = queue.Queue(2)\ndef fill():\n    for number in range(40):\n"
+    "        q.put(number)\nthreading.Thread(target=fill).start()\ntrainer = Trainer()\n"
+    "for _ in range(40):\n    say(q.get(), trainer.step())",
+    # What cleans up waits.
+    "finally": "q = queue.Queue()\nt = threading.Thread(target=listen, args=(q,))\nt.start()\n"
+    "try:\n    train()\n    q.put(None)\nfinally:\n    t.join()",
+    "pool around": "q = queue.Queue()\nwith ThreadPoolExecutor(1) as pool:\n"
+    "    pool.submit(listen, q)\n    train()\n    q.put(None)",
+    # Child processes that listen for the end.
+    "process": "c = multiprocessing.get_context('fork')\nq = c.Queue()\n"
+    "p = c.Process(target=listen, args=(q,))\np.start()\ntrain()\nq.put(None)\np.join()",
+    "connection": "c = multiprocessing.get_context('fork')\nours, theirs = c.Pipe()\ndef wait():\n"
+    "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    theirs.recv()\n"
+    "p = c.Process(target=wait)\np.start()\ntrain()\nours.send(1)\np.join()",
+    "two processes": "c = multiprocessing.get_context('fork')\nq = c.Queue()\n"
+    "all = [c.Process(target=listen, args=(q,)) for _ in range(2)]\n[p.start() for p in all]\n"
+    "train()\n[q.put(None) for _ in all]\n[p.join() for p in all]",
+    "process joined in finally": "c = multiprocessing.get_context('fork')\nq = c.Queue()\n"
+    "p = c.Process(target=listen, args=(q,))\np.start()\ntry:\n    train()\n    q.put(None)\n"
+    "finally:\n    p.join()",
+    "process at exit": "c = multiprocessing.get_context('fork')\ne = c.Event()\n"
+    "p = c.Process(target=e.wait)\np.start()\ntrain()\ne.set()",
+    # Timers that would strike the report.
+    "alarm": "signal.signal(signal.SIGALRM, lambda *_: os._exit(9))\nsignal.alarm(3600)\ntrain()\n"
+    "signal.setitimer(signal.ITIMER_REAL, 0.0)",
+    "itimer": "def late(*_):\n    raise RuntimeError('late')\n"
+    "signal.signal(signal.SIGPROF, late)\nsignal.setitimer(signal.ITIMER_PROF, 3600)\ntrain()",
+    "dump": "faulthandler.dump_traceback_later(3600, exit=True)\ntrain()\n"
+    "faulthandler.cancel_dump_traceback_later()",
+    # What is left for the end is done.
+    "at exit": "atexit.register(print, 'left')\ntrain(40)",
+}
+# What must still be printed, whatever else is not.
+LAST = {"at exit": "left\n"}
+LIMIT_S = 30.0
+ZYGOTE = """\
+import json, os, sys, time
+sys.path.insert(0, HERE)
+import torch, torch.distributed, torch.utils.checkpoint
+from pathlib import Path
+from recompute_scan.record.launch.runner import record
+from recompute_scan.record.run_options import RunOptions
+import tiny
+trainer = tiny.Trainer()
+trainer.step()
+torch.profiler.profile().__enter__().__exit__(None, None, None)
+
+def become(name, folder, recorded):
+    os.setsid()
+    for number, ending in ((1, "out"), (2, "err")):
+        file = os.open(f"{folder}/{name}{recorded}.{ending}", os.O_RDWR | os.O_CREAT)
+        os.dup2(file, number)
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, buffering=1)
+    os.chdir(folder)
+
+folder, names = sys.argv[1], sys.argv[2:]
+chosen = None
+for name in names:
+    for recorded in (0, 1):
+        began = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            chosen = name, recorded
+            break
+        status = None
+        report = Path(folder, f"{name}.d", "done")
+        seen = None
+        while status is None:
+            done, found = os.waitpid(child, os.WNOHANG)
+            if seen is None and report.exists():
+                seen = time.monotonic()
+            if done:
+                status = os.waitstatus_to_exitcode(found)
+            elif time.monotonic() - began > LIMIT:
+                os.killpg(child, 9)
+            time.sleep(0.02)
+        ended = time.monotonic()
+        print(json.dumps([status, ended - began, None if seen is None else ended - seen]))
+        sys.stdout.flush()
+    if chosen:
+        break
+if chosen is not None:
+    name, recorded = chosen
+    become(name, folder, recorded)
+    torch.manual_seed(0)
+    script = f"{name}.py"
+    if recorded:
+        output = Path(folder, f"{name}.d")
+        done = lambda _: (output / "done").touch()
+        options = RunOptions(script, False, (), output, steps=1, warmup=1, timing_steps=1)
+        info = record(options, on_exit=done)
+        done(info)
+        sys.exit(info.exit_status)
+    sys.argv[:] = [script]
+    exec(compile(Path(script).read_text(), script, "exec", dont_inherit=True))
+"""
+SAMPLE = ("queue", "not joined", "listener", "finally", "process", "connection", "alarm", "at exit")
+
+
+def run_forms(names: list[str], folder: Path) -> dict[str, list[tuple[int, float, float | None]]]:
+    """Status, seconds, and seconds from the report on, of each without us and recorded."""
+    for name in names:
+        (folder / f"{name}.py").write_text(BEGIN + FORMS[name] + "\n")
+    scripts = Path(__file__).parent / "scripts"
+    program = f"HERE, LIMIT = {str(scripts)!r}, {LIMIT_S}\n" + ZYGOTE
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder), *names],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=plain_environment(),
+    )
+    lines = iter(done.stdout.splitlines())
+    return {name: [tuple(json.loads(next(lines))) for _ in range(2)] for name in names}
+
+
+@pytest.fixture(scope="module")
+def ended(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, list[tuple[int, float, float | None]]]]:
+    chosen = {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    }
+    folder = tmp_path_factory.mktemp("endings")
+    return folder, run_forms([name for name in FORMS if name in chosen], folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow) for name in FORMS],
+)
+def test_a_stopped_script_ends_soon(
+    name: str, ended: tuple[Path, dict[str, list[tuple[int, float, float | None]]]]
+) -> None:
+    folder, found = ended
+    plain, recorded = found[name]
+    err = (folder / f"{name}1.err").read_text()
+    assert plain[0] == 0
+    assert recorded[0] == 0, err
+    before, out = ((folder / f"{name}{which}.out").read_text() for which in (0, 1))
+    last = LAST.get(name, "")
+    assert out.endswith(last)
+    assert len(out) > len(last)
+    assert before.startswith(out.removesuffix(last))
+    assert len(out) < len(before)  # it was stopped
+    assert "Traceback" not in err
+    account = json.loads((folder / f"{name}.d" / "run-rank0.json").read_text())
+    assert account["bug"] is None
+    assert account["status"] == "complete"
+    # Three seconds in which nothing moves, one for child processes, and what Python takes.
+    assert recorded[2] is not None
+    assert recorded[2] < 10
