@@ -135,8 +135,8 @@ class Rehearsal(Struct, frozen=True):
         runs: Their runs in one step, in order.
         storages: What that step saved without checkpoints.
         arms: The arrangements, as they were asked for.
-        free_bytes: What the machine, or the GPU, had free behind the last step; ``None`` where
-            that is not known.
+        free_bytes: What the machine had free behind the last step, or the GPU beside today's
+            arrangement, whatever torch's cache holds; ``None`` where that is not known.
         remarks: What the person should know, one sentence each.
         operators: The heavy ones that were met, ``aten.mm.default``.
     """

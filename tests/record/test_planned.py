@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.record.arrange.rehearsing import free_bytes
 from recompute_scan.record.run_options import RemovalOptions, RunOptions
 from recompute_scan.record.verify import rounds as module
 from recompute_scan.record.verify.trial import run_trial
@@ -169,3 +171,14 @@ def test_no_plan_is_tried_whose_layers_names_do_not_tell() -> None:
         regions = (replace(first, module=name), second, *others)
         in_plan = with_plan(replace(result, findings=(), regions=regions), 0)
         assert module.planned_regions(in_plan) == ()
+
+
+def test_what_torch_keeps_of_a_larger_arrangement_counts_as_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gib = 1 << 30
+    # 80 GiB, of which others have 2; today's step takes 30, another took 68 that torch keeps.
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10 * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 68 * gib)
+    assert free_bytes("cuda", 30 * gib) == 48 * gib
+    assert free_bytes("cuda", 90 * gib) == 0

@@ -151,8 +151,8 @@ def _room(folder: Path) -> Path:
     """
     others = Path(tempfile.gettempdir())
     try:
-        str(folder).encode()
-    except UnicodeEncodeError:  # torch takes no name that is no UTF-8
+        str(folder).encode()  # torch takes no name that is no UTF-8
+    except UnicodeEncodeError:
         return others
     with suppress(OSError):
         free = shutil.disk_usage(folder).free

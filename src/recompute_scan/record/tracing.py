@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -212,6 +214,8 @@ def _no_stacks() -> str | None:
             f"on Python 3.13 torch {torch.__version__} crashes when it records them; torch 2.7.1 "
             "does not"
         )
+    if not all(map(_is_text, _files())):
+        return "the path of a file of the script is no UTF-8, and torch ends the process over it"
     if sys.getprofile() is not None or threading.getprofile() is not None:
         return (
             "the script has a profile function of its own (sys.setprofile, cProfile), which torch "
@@ -220,3 +224,21 @@ def _no_stacks() -> str | None:
     if getattr(torch._C, "_len_torch_function_stack", lambda: 0)():
         return "the script has a TorchFunctionMode on, which would see torch look at gradients"
     return None
+
+
+def _files() -> Iterator[str]:
+    """Paths of the code that runs, and of the modules from which more may."""
+    for frame in sys._current_frames().values():
+        yield from (one.f_code.co_filename for one, _ in traceback.walk_stack(frame))
+    for module in list(sys.modules.values()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if isinstance(file, str):
+            yield file
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -176,11 +176,15 @@ class Rehearsing:
                 for place, arm in enumerate(self._arms)
                 if arm.way != "offload" or self._fits_host
             ),
-            free_bytes=_free_bytes(device),
+            free_bytes=free_bytes(device, self._taken_today()),
             remarks=(*self._remarks, *(self._heap.remarks() if device == "cpu" else ())),
             operators=tuple(self._arranging.met),
         )
         write_rehearsal(folder, rehearsal)
+
+    def _taken_today(self) -> int:
+        ways = [arm.way for arm in self._arms]
+        return self._allocated.get(ways.index("today"), 0) if "today" in ways else 0
 
     def _step_times(self) -> Sequence[float]:
         taken = self._recorder.kept.timed_ms
@@ -262,9 +266,19 @@ def _weight_bytes(module: nn.Module) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
-def _free_bytes(device: str) -> int | None:
+def free_bytes(device: str, today: int) -> int | None:
+    """What the GPU has free beside today's arrangement, or the host behind the last step.
+
+    On a GPU torch keeps what the arrangement that took most has got from the driver, which any
+    other can have: all that is free and all that torch has, less what today's takes.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        today: Most that torch allocated on the GPU in a step of today's arrangement.
+    """
     if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+        there = int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
+        return max(0, there - today)
     return _host_bytes()
 
 
