@@ -175,7 +175,7 @@ def see_that_it_ends() -> None:
 
 def _see_that_it_ends(process: int) -> None:
     if os.getpid() == process:
-        _thread.start_new_thread(_end_what_waits, (threading.main_thread().ident,))
+        _thread.start_new_thread(_end_what_waits, (threading.main_thread().ident or 0,))
 
 
 def _end_what_waits(main: int) -> None:
