@@ -80,6 +80,9 @@ FORMS = {
     "finally:\n    p.join()",
     "process at exit": "c = multiprocessing.get_context('fork')\ne = c.Event()\n"
     "p = c.Process(target=e.wait)\np.start()\ntrain()\ne.set()",
+    # The processes train, and the main one waits for their answers.
+    "answer": "c = multiprocessing.get_context('fork')\nq = c.Queue()\ndef work():\n    train()\n"
+    "    q.put(1)\np = c.Process(target=work)\np.start()\nq.get()\np.join()",
     # Timers that would strike the report.
     "alarm": "signal.signal(signal.SIGALRM, lambda *_: os._exit(9))\nsignal.alarm(3600)\ntrain()\n"
     "signal.setitimer(signal.ITIMER_REAL, 0.0)",
@@ -92,7 +95,7 @@ FORMS = {
 }
 # What must still be printed, whatever else is not.
 LAST = {"at exit": "left\n"}
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 ZYGOTE = """\
 import json, os, sys, time
 sys.path.insert(0, HERE)
@@ -103,7 +106,6 @@ from recompute_scan.record.run_options import RunOptions
 import tiny
 trainer = tiny.Trainer()
 trainer.step()
-torch.profiler.profile().__enter__().__exit__(None, None, None)
 
 def become(name, folder, recorded):
     os.setsid()
@@ -210,6 +212,7 @@ def test_a_stopped_script_ends_soon(
     account = json.loads((folder / f"{name}.d" / "run-rank0.json").read_text())
     assert account["bug"] is None
     assert account["status"] == "complete"
-    # Three seconds in which nothing moves, one for child processes, and what Python takes.
+    # Three seconds in which nothing moves, one for child processes, and what Python takes to end,
+    # which on a busy machine is most of what it takes without us.
     assert recorded[2] is not None
-    assert recorded[2] < 10
+    assert recorded[2] < 10 + plain[1]

@@ -66,6 +66,7 @@ def observe(
     on_exit: Callable[[RunInfo], None] = lambda _: None,
     keep: Callable[[RunInfo], bool] = lambda _: True,
     waits: Callable[[], bool] = lambda: False,
+    is_left: Callable[[], bool] = lambda: False,
     guard: Guard | None = None,
     removes: Callable[[], None] = lambda: None,
 ) -> RunInfo:
@@ -82,6 +83,7 @@ def observe(
         on_exit: Likewise.
         keep: Whether to write this run record.
         waits: Whether the program may make no progress now, because others work for it.
+        is_left: Whether those have been stopped, and nothing more comes from them.
         guard: What is between the script and what is installed around this.
         removes: What takes that out again, in a process that the script forks.
 
@@ -236,6 +238,8 @@ def observe(
             leave_now(status)
 
     def idles() -> bool:
+        if is_left():
+            stopping.begin()
         return stopping.begun or waits()
 
     process = os.getpid()

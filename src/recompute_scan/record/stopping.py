@@ -31,8 +31,12 @@ _WAITS_S, _WAITS_FOR_RANKS_S, _WORKS_S = 3.0, 30.0, 60.0
 _LOOK_S = 0.25
 # A share of a processor, and bytes read and written in a look, from which on a process works.
 _BUSY, _MOVED_BYTES = 0.2, 1 << 16
-# What the interpreter runs at its end to wait for threads and processes, by the outermost function.
-_JOINS = ("_shutdown", "_exit_function", "_python_exit", "_on_exit")
+# What the interpreter runs at its end to wait for threads and processes.
+_JOINS = {
+    ("threading", "_shutdown"),
+    ("concurrent.futures.thread", "_python_exit"),
+    ("multiprocessing.util", "_exit_function"),
+}
 _END_S = 1.0
 # What the process would end with.
 _STATUS = [0]
@@ -181,11 +185,12 @@ def _see_that_it_ends(process: int) -> None:
 def _end_what_waits(main: int) -> None:
     def limit_s() -> float:
         frame = sys._current_frames().get(main)
-        while frame is not None and frame.f_back is not None:
+        while frame is not None:
+            if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _JOINS:
+                return _WAITS_S
             frame = frame.f_back
         # Functions that the script has left for its end may wait for others, and be right.
-        joins = frame is not None and frame.f_code.co_name in _JOINS
-        return _WAITS_S if joins else _WAITS_FOR_RANKS_S
+        return _WAITS_FOR_RANKS_S
 
     if _wait_until_it_waits(main, lambda: False, limit_s):
         leave(_STATUS[0])

@@ -74,6 +74,7 @@ def record(
             on_exit=on_exit,
             keep=lambda info: trained(info) or not _records_of_children(folder),
             waits=children.running,
+            is_left=children.stopped,
             guard=guard,
             removes=children.remove,
         )
@@ -119,6 +120,10 @@ class _Children:
     def running(self) -> bool:
         """Does a process that takes part still run?"""
         return any(process.pid is not None and process.is_alive() for process in self._started)
+
+    def stopped(self) -> bool:
+        """Has one of them been stopped, and is none left?"""
+        return (self._options.output / STOPPED).exists() and not self.running()
 
     def _start(self, call: Call, process: Any) -> None:
         kept = process._target, process._args
