@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from msgspec import structs
 from playwright.sync_api import Page
 from pypdf import PdfReader
 
@@ -18,7 +19,8 @@ from recompute_scan.report.text import render_markdown
 from recompute_scan.result import from_json
 from tests.browser.conftest import Open
 from tests.report.pages import PAGES, RESULTS
-from tests.report.sample_results import HOSTILE, doubled, hostile
+from tests.report.sample_results import HOSTILE, INNER, OUTER, doubled, hostile
+from tests.report.sample_results import regions as blocks
 
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
@@ -178,6 +180,16 @@ def axe() -> str:
     return source.read_text(encoding="utf-8")
 
 
+def test_a_long_line_can_be_scrolled_by_keys(show: Open, axe: str) -> None:
+    long = structs.replace(OUTER, source=f"wrap({', '.join(['model'] * 90)})")
+    regions = blocks(4, 2.0, long, INNER)
+    page = show(structs.replace(doubled(), regions=regions), bypass_csp=True).page
+    page.evaluate(axe)
+    found: dict[str, Any] = page.evaluate(AXE_RUN, [["#who"], {}])
+    assert found["passes"]
+    assert found["violations"] == []
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_no_violation(name: str, show: Open, axe: str) -> None:
     page = show(name, bypass_csp=True).page
@@ -322,8 +334,10 @@ def test_the_page_explains_itself(show: Open) -> None:
     page = show(doubled()).page
     dialog = page.get_by_role("dialog", name="How to read this page")
     assert not dialog.is_visible()
+    page.set_viewport_size({"width": 800, "height": 300})  # less than it needs
     page.keyboard.press("?")
     assert dialog.is_visible()
+    assert dialog.evaluate("one => one.scrollTop") == 0  # read from its beginning
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
     page.get_by_role("button", name="How to read this page").click()

@@ -107,7 +107,7 @@ def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> 
         (doubled, "around the same block they free no further memory"),
         (full, "paid once. No recompute is redundant."),
         (clean, "No checkpoint needs a change."),
-        (partial, "Nothing ran more often than that, so nothing is wasted."),
+        (partial, "selective checkpointing trades time for memory. No recompute is redundant."),
         (inconclusive, "The trace holds no backward pass."),
     ],
 )
@@ -136,8 +136,10 @@ def test_doubled_page_holds_the_whole_story() -> None:
     removed = [span.text for span in page.all("span") if "d-del" in span.classes]
     assert removed == 2 * ['-model.gradient_checkpointing_enable({"use_reentrant": True})\n']
     check = page.one("check").text
-    assert "recompute-scan run --steps 5 -o recompute-scan-after examples/train.py" in check
-    assert "recompute-scan analyze recompute-scan-after" in check
+    folder = "recompute-scan-out/train"
+    assert "recompute-scan run --verify --steps 5 examples/train.py" in check
+    assert f"recompute-scan run --steps 5 -o {folder}-after examples/train.py" in check
+    assert f"recompute-scan compare {folder} {folder}-after" in check
     assert page.one("region-7").text.count("2.0") == 1
     assert "losses" not in check
 
@@ -299,7 +301,7 @@ def test_a_script_name_that_a_shell_would_read_more_into_is_not_repeated(target:
     result = structs.replace(doubled(), environment={"target": target})
     check = Page(render_html(result)).one("check").text
     assert target not in check
-    assert "recompute-scan run --steps 5 -o recompute-scan-after train.py" in check
+    assert "recompute-scan run --steps 5 -o recompute-scan-out/train-after train.py" in check
     assert "in place of train.py" in check
 
 

@@ -132,7 +132,7 @@ def printed(number: int) -> str:
 def page(number: int) -> str:
     """What the page and the issue say, without the Markdown and the JSON that the page carries."""
     one = results()[number]
-    shown = re.sub(r"<(pre|script|dialog)\b.*?</\1>", " ", render_html(one), flags=re.DOTALL)
+    shown = re.sub(r"<(pre|script|style|dialog)\b.*?</\1>", " ", render_html(one), flags=re.DOTALL)
     text = html.unescape(re.sub(r"<[^>]*>", "", shown))
     return plain(f"{text}\n{issue_text(one, (), ())}")
 
@@ -258,7 +258,9 @@ def contradicted() -> Iterator[tuple[str, Result, str]]:
     [pytest.param(result, said, id=name) for name, result, said in contradicted()],
 )
 def test_what_the_result_denies_is_not_said(result: Result, said: str) -> None:
-    shown = re.sub(r"<(pre|script|dialog)\b.*?</\1>", " ", render_html(result), flags=re.DOTALL)
+    shown = re.sub(
+        r"<(pre|script|style|dialog)\b.*?</\1>", " ", render_html(result), flags=re.DOTALL
+    )
     renderings = (
         render_text(result, color=False),
         render_markdown(result),

@@ -60,7 +60,10 @@ def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...]) -> Result:
     said = f"No verdict on checkpointing: {why}"
     if snapshots:
         most = max(snapshots, key=lambda one: one.peak_bytes)
-        said = f"GPU {most.device}: {size(most.peak_bytes)} in use at the peak ({most.file})."
+        said = (
+            f"GPU {most.device}: {size(most.peak_bytes)} in use at the peak ({most.file}). What "
+            "runs again is not in a snapshot."
+        )
     bare = bare_result(why, said)
     return replace(bare, snapshots=snapshots)
 

@@ -82,8 +82,8 @@ def fix_is_measurable(result: Result) -> bool:
 
 def run_command(result: Result, output: str = "", *, verify: bool = False) -> str:
     """The command that records the script again, without the script's own arguments."""
-    options = "--verify " * verify + (f"-o {output} " if output else "")
-    return f"recompute-scan run {options}--steps 5 {script_of(result) or _OWN}"
+    before, into = "--verify " * verify, f" -o {output}" if output else ""
+    return f"recompute-scan run {before}--steps 5{into} {script_of(result) or _OWN}"
 
 
 def how_to_record(result: Result) -> ToRecord:

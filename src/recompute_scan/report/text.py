@@ -62,7 +62,7 @@ def next_steps(
         page.title(f"Next: {what}; nothing is edited")
         page.verbatim(visible(command, 4096), "  ")
     if then:
-        what = "apply the fix" if any(one.fix for one in result.findings) else "make the change"
+        what = "apply it" if any(one.fix for one in result.findings) else "make the change"
         page.title(f"{'Then' if measured else 'Next'}: {what}, record again and compare")
         for command in then:
             page.verbatim(visible(command, 4096), "  ")

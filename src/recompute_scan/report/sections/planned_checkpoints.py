@@ -207,7 +207,8 @@ def _beside(plan: ActivationPlan) -> ActivationPlan:
 
 def _text(page: Page, result: Result) -> None:
     plan = _beside(_plan_of(result))
-    page.title(f"Plan for {_limit(plan)}: {_headline(plan)}")
+    what = f"Plan for {_limit(plan)}: {_headline(plan)}"
+    page.title(what if _to_set(plan) else _title(plan))
     measured = _measured(plan) is not None
     head = f"{'measured':>12}" if measured else ""
     page.written.append(f"  {'':<22}{'predicted':>12}{head}  {_memory_words(plan)}")
