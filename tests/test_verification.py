@@ -401,3 +401,24 @@ def test_the_interval_of_few_times_is_their_range() -> None:
     low, high = median_interval(range(1, 11))
     assert (low, high) == (2, 9)  # the table of the sign test for n = 10
     assert low < median(range(1, 11)) < high
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "grew"),
+    [
+        ((100, 104), (180, 190), 83),
+        ((100, 104), (103, 190), None),
+        ((180, 190), (100, 104), None),
+    ],
+)
+def test_memory_grew_where_every_run_with_the_fix_needs_more(
+    before: tuple[int, int], after: tuple[int, int], grew: int | None
+) -> None:
+    _, section = verify(
+        [trial(*STEADY, gpu=size << 20) for size in before],
+        [trial(*STEADY, gpu=size << 20, calls=12) for size in after],
+    )
+    assert section.memory_grew_bytes == (grew and grew << 20)
+    result = structs.replace(sample_results.doubled(), verified=section)
+    said = " ".join(measured_sentences(result))
+    assert ("Memory grew" in said) is (grew is not None)

@@ -18,6 +18,7 @@ from recompute_scan.advise import (
 )
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.advise.setting import advise_fewer
+from recompute_scan.cost.footprint import Levels
 from recompute_scan.frameworks.known import MECHANISMS, find_mechanism, recognise
 from recompute_scan.frameworks.mechanism import Edit
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
@@ -612,3 +613,36 @@ def test_a_function_that_goes_part_by_part_stays() -> None:
     assert fix is not None
     assert fix.removes == outer
     assert "part by part" in fix.keep
+
+
+def _two_levels() -> tuple[Checkpoint, Checkpoint]:
+    outer = Checkpoint(0, "reentrant", "torch-checkpoint", "train.py:1")
+    inner = Checkpoint(1, "reentrant", "torch-checkpoint", "train.py:2", around="part")
+    return outer, inner
+
+
+@pytest.mark.parametrize(
+    ("levels", "removed", "said"),
+    [
+        (Levels(11 << 20, 3 << 20), "train.py:1", "about 3.0 MiB more (without those inside it"),
+        (Levels(3 << 20, 11 << 20), "train.py:2", "about 3.0 MiB more (without those around them"),
+        (Levels(11 << 20, 0), "train.py:1", "no more memory"),
+        (None, "train.py:2", "is not known"),
+    ],
+)
+def test_of_two_levels_the_cheaper_goes_and_its_price_is_said(
+    levels: Levels | None, removed: str, said: str
+) -> None:
+    fix = advise_removal(_two_levels(), {}, run=RunFacts(levels=levels))
+    assert fix is not None
+    assert fix.removes is not None
+    assert fix.removes.call_site == removed
+    assert fix.disposition == "review"
+    assert said in f"{fix.reason} {fix.keep}"
+
+
+def test_checkpoints_around_the_same_block_cost_no_memory_to_part() -> None:
+    stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "hf-gradient-checkpointing"))
+    fix = advise_removal(stack, {}, run=RunFacts(levels=None))
+    assert fix is not None
+    assert "memory either saves" not in (fix.reason or "")

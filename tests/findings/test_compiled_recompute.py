@@ -15,7 +15,7 @@ from recompute_scan.findings.evidence import Evidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.report.commands import how_to_record
-from recompute_scan.result import Finding
+from recompute_scan.result import Finding, Step
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
 from tests.trace.kineto_reading import parse
@@ -169,3 +169,12 @@ def test_what_to_record_says_why_the_graphs_do_not_tell(
     assert ("TORCH_COMPILE_DISABLE" in advice.command) is bool(environment)
     other = how_to_record(replace(result, reason="The trace holds no backward pass."))
     assert "TORCH_COMPILE_DISABLE" not in other.command
+
+
+def test_what_was_just_recorded_is_not_asked_for_again() -> None:
+    result = bare_result("A checkpoint ran something else.", "")
+    whole = Step(0, 0.0, 1.0, complete=True, micro_batches=1, forward_ops=1, recomputed_ops=0)
+    recorded = replace(result, evidence_level="annotated", steps=(whole,))
+    assert "--verify --without-checkpointing" in how_to_record(recorded).command
+    assert "whole training step" not in how_to_record(recorded).why
+    assert "whole training step" in how_to_record(replace(recorded, steps=())).why

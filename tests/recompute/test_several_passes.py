@@ -235,7 +235,7 @@ def test_marks_count_what_takes_another_way(kind: type[Block], tmp_path: Path) -
     assert (result.verdict, result.recompute_per_backward) == ("full", 1.0)
     if result.cost is None:
         assert result.confidence == "medium"
-        assert any("marks" in warning for warning in result.warnings)
+        assert any("annotations" in warning for warning in result.warnings)
 
 
 def test_without_marks_it_stays_open_what_took_another_way(tmp_path: Path) -> None:

@@ -267,3 +267,14 @@ def test_one_step_is_too_few() -> None:
         "The script made 1 step; 1 for warm-up, 1 profiled and 1 with stacks were wanted. "
         "Try a longer run: at least 2 steps."
     )
+
+
+def test_the_scripts_own_profiler_is_named_where_steps_were_enough() -> None:
+    plan = Plan(2, 2, 3)
+    text = shortfall(plan, Seen(made=80, profiled=0, stacks=False, waited=True))
+    assert text is not None
+    assert "torch profiler of its own" in text
+    assert "longer run" not in text
+    short = shortfall(plan, Seen(made=4, profiled=0, stacks=False, waited=True))
+    assert short is not None
+    assert "longer run" in short

@@ -79,7 +79,7 @@ def result_from(
     # No step takes no time: a record that says so has not timed it.
     timed = tuple(filter(None, info.timed_steps_ms)) if info else ()
     # What runs again inside a compiled graph is in no trace, and so has no price; nor has what
-    # only marks show.
+    # only annotations show.
     priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
     cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
     if cost is None and priced:

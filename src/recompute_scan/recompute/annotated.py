@@ -144,7 +144,7 @@ def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotati
 
 
 class MarkedCounts(Struct, frozen=True):
-    """How often the marks alone say that work ran again.
+    """How often the annotations alone say that work ran again.
 
     Attributes:
         runs: One entry per forward operator: how often its checkpointed call was recomputed.
@@ -160,10 +160,12 @@ class MarkedCounts(Struct, frozen=True):
 def count_by_marks(
     calls: Calls, structure: Structure, alignment: Alignment, annotations: Annotations
 ) -> MarkedCounts | None:
-    """What the marks count; ``None`` where they cannot tell.
+    """What the annotations count; ``None`` where they cannot tell.
 
-    One mark is one recompute of all that its call holds, unless another checkpoint is around the
-    call or within it, the call keeps some results, or a function without marks runs work again.
+    One annotation is one recompute of all that its call holds, unless another checkpoint is around
+    the
+    call or within it, the call keeps some results, or a function without annotations runs work
+    again.
     """
     regions = calls.named(re.compile(re.escape(REGION)))
     alone = all(call.annotation.depth == 0 for call in annotations.calls)

@@ -173,7 +173,9 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     by_design = find_by_design(trace, calls, structure, kernels, alignment.again)
     rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))
     any_kernel = bool((trace.kind[kernels.event] == Kind.KERNEL).any())
-    marked = annotations and count_by_marks(calls, structure, alignment, annotations)
+    marked = None
+    if annotations is not None:
+        marked = count_by_marks(calls, structure, alignment, annotations)
     in_hooks = annotations.in_hooks if annotations is not None else 0
     judgement = judge(
         calls, structure, counts, blocks, rest, plain, compiled, any_kernel, marked, in_hooks

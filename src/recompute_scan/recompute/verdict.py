@@ -87,7 +87,8 @@ class Judgement(Struct, frozen=True):
         highest: Highest m that matters.
         mean: Time-weighted mean m over the forward operators that have a backward.
         share: Share of their time that ran again at least once, 0..1.
-        by_marks: Whether the marks of the recorded checkpoints gave the count, which the operators
+        by_marks: Whether the annotations of the recorded checkpoints gave the count, which the
+            operators
             alone could not.
         differing: Names of operators of recomputes that the forward pass has not, as far as they
             are what kept the operators from giving the count.
@@ -125,7 +126,7 @@ def judge(
         plain: The count by name.
         compiled: The compiled part of the backward pass.
         any_kernel: Whether the trace holds kernels.
-        marked: What the marks of recorded checkpoints count, where they can tell.
+        marked: What the annotations of recorded checkpoints count, where they can tell.
         in_hooks: How many checkpointed calls gradient hooks ran.
     """
     counted = counts.counted
@@ -139,7 +140,7 @@ def judge(
             "recomputes there."
         )
     marked = marked if compiled is None else None
-    # What no match explains is a reason that marks can do away with.
+    # What no match explains is a reason that annotations can do away with.
     unmatched = _lost(structure, alignment.unexplained) if not recomputed else None
     unmatched = unmatched or _contradiction(plain)
     if reason is None and unmatched is not None and marked is not None:
@@ -165,7 +166,7 @@ def judge(
         if count < MORE_THAN_ONCE:
             reason = (
                 f"Operators were found {highest:g} times again in each backward pass, and the "
-                f"marks of the recorded checkpoints count {count:g}."
+                f"annotations of the recorded checkpoints count {count:g}."
             )
         elif count != highest:
             return replace(
@@ -182,7 +183,7 @@ def judge(
 
 
 def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
-    """The counts, with how often the marks say that each operator ran again.
+    """The counts, with how often the annotations say that each operator ran again.
 
     What its recomputes took is not known where the operators themselves were not found again.
     """

@@ -23,7 +23,8 @@ _WHOLE_STEP = (
     "ProfilerActivity.CPU among the activities and let the schedule record two whole steps."
 )
 _NO_MORE = (
-    "The recording has whole steps with a mark around each checkpointed call, so another one would "
+    "The recording has whole steps with an annotation around each checkpointed call, so another "
+    "one would "
     "say no more. What checkpointing costs can be measured all the same: this command runs the "
     "script with it and without."
 )
