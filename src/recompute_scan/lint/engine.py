@@ -134,8 +134,8 @@ def lint(
             on.update(on_in_launch(str(path), launch, known))
         for document in read_documents(texts[path]):
             on.update(islice(on_in_settings(str(path), document, known), _MOST_SAID))
-            said = settings_findings(str(path), document, known, calls)
-            found.update(replace(one, edit="") for one in islice(said, _MOST_SAID))
+            flaws = settings_findings(str(path), document, known, calls)
+            found.update(replace(one, edit="") for one in islice(flaws, _MOST_SAID))
     kept: list[Found] = []
     suppressed: list[Found] = []
     unused: list[Unused] = []

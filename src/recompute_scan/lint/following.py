@@ -1160,8 +1160,9 @@ class Follower:
             for each in value.kind.order():
                 if each is kind:
                     return True
-                both = isinstance(each, External) and isinstance(kind, External)
-                if both and (each.name == kind.name or kind.name.endswith("nn.Module")):
+                if not isinstance(each, External) or not isinstance(kind, External):
+                    continue
+                if each.name == kind.name or kind.name.endswith("nn.Module"):
                     return True
             return False
         if isinstance(kind, External):
