@@ -222,5 +222,5 @@ def test_a_folder_without_anything_to_read_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    assert main(["lint", str(tmp_path)]) == 3
-    assert "[E301]" in capsys.readouterr().err
+    assert main(["lint", str(tmp_path)]) == 2
+    assert "[E238]" in capsys.readouterr().err
