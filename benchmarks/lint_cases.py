@@ -16,10 +16,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.lint.cases import CASES, Case
 from tests.lint.found_cases import FOUND
 from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
+from tests.lint.nested_cases import NESTED
 
 from recompute_scan.lint import lint
 
-ALL = {"pairs": CASES, "frameworks": FRAMEWORKS, "held out": HELD_OUT, "found": FOUND}
+ALL = {
+    "pairs": CASES,
+    "frameworks": FRAMEWORKS,
+    "held out": HELD_OUT,
+    "found": FOUND,
+    "nested": NESTED,
+}
 
 
 def answer(case: Case, folder: Path) -> tuple[str, ...]:

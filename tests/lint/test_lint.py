@@ -16,6 +16,7 @@ from recompute_scan.cli import cli, main
 from recompute_scan.lint import lint
 from recompute_scan.lint.said import RULES
 from recompute_scan.pages import titles
+from recompute_scan.project_file import lint_settings
 from tests.lint.cases import CASES, Case
 from tests.lint.found_cases import FOUND
 from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
@@ -134,3 +135,92 @@ def test_odd_files_do_no_harm(tmp_path: Path) -> None:
 def test_no_such_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "/no/such"]) == 3
     assert "E301" in capsys.readouterr().err
+
+
+_DOUBLED_FORM_FEED = DOUBLED.replace("\nmodel = ", '\n\f\nnote = "a\u2028b\x85c"\nmodel = ', 1)
+
+
+def test_lines_are_those_that_python_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(_DOUBLED_FORM_FEED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    printed = CliRunner().invoke(cli, ["lint", "--diff", "train.py"]).stdout
+    removed = [line for line in printed.split("\n") if line.startswith("-")]
+    assert len(removed) == 2
+    assert "gradient_checkpointing_enable" in removed[1]
+
+
+def test_a_comment_behind_a_form_feed_accepts_its_line(tmp_path: Path) -> None:
+    text = _DOUBLED_FORM_FEED.rstrip("\n") + "  # recompute-scan: ignore[RS601] measured\n"
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    report = lint([tmp_path])
+    assert (len(report.found), len(report.suppressed), report.unused) == (0, 1, ())
+
+
+def test_a_source_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "# coding: latin-1\n" + DOUBLED + "caf\xe9 = 1\n"
+    (tmp_path / "train.py").write_bytes(text.encode("latin-1"))
+    monkeypatch.chdir(tmp_path)
+    assert [found.code for found in lint([tmp_path]).found] == ["RS601"]
+    assert CliRunner().invoke(cli, ["lint", "--diff", "train.py"]).stdout == ""
+
+
+def test_lines_of_yaml_are_those_of_an_editor(tmp_path: Path) -> None:
+    text = "a: 'x\u2028y'\nb: '\x85'\ndistributed:\n  activation_checkpointing: true\n"
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    (one,) = lint([tmp_path]).switched_on
+    assert one.line == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("chain.py", "a=" * 20_000 + "f(" + "b," * 20_000 + ")\n"),
+        ("noqa.py", "".join(f"from x.y{i} import Z{i}  # noqa: E501\n" for i in range(4_000))),
+        ("dotted.py", "import " + "a." * 100_000 + "b\n"),
+        ("array.sh", "A=(\n" + "a\n" * 40_000),
+        ("words.sh", "A=" + "a " * 40_000 + "\n" + "python $A\n" * 5_000),
+        ("same.sh", "python train.py --config_file big.yaml\n" * 2_000),
+        ("dotted.toml", "a" + ".a" * 100_000 + "=1\n"),
+        ("quoted.toml", '"a"' + '."a"' * 60_000 + "=1\n"),
+        ("deep.toml", "a = " + "[" * 50_000),
+        ("blank.toml", "\n" * 200_000 + "a = 1\n"),
+        ("escape.yaml", '"\\Uffffffff"\n'),
+    ],
+)
+def test_what_is_read_is_read_in_time(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "train.py").write_text(DOUBLED)
+    (tmp_path / "big.yaml").write_text("".join(f"k{i}: {i}\n" for i in range(3_000)))
+    began = time.process_time()
+    # One bad file does not end the answer for the others.
+    assert "RS601" in {found.code for found in lint([tmp_path]).found}
+    assert time.process_time() - began < 12
+
+
+def test_a_pipe_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "requirements.txt")
+    os.mkfifo(tmp_path / "pyproject.toml")
+    (tmp_path / "train.py").write_text(DOUBLED)
+    report = lint([tmp_path], lint_settings(tmp_path))
+    assert [found.code for found in report.found] == ["RS601"]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    for folder in ("inside", "outside"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "outside" / "secret.yaml").write_text("gradient_checkpointing: true\n")
+    (tmp_path / "inside" / "a.yaml").write_text("a: 1\n")
+    (tmp_path / "inside" / "link.yaml").symlink_to(tmp_path / "outside" / "secret.yaml")
+    (tmp_path / "inside" / "own.yaml").symlink_to(tmp_path / "inside" / "a.yaml")
+    report = lint([tmp_path / "inside"])
+    assert (report.read, report.switched_on) == (2, ())
+
+
+def test_a_folder_without_anything_to_read_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    assert main(["lint", str(tmp_path)]) == 2
+    assert "[E238]" in capsys.readouterr().err

@@ -143,6 +143,17 @@ def test_wrong_settings_are_said(
     assert "[E240]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text", ["tool = 1\n# recompute-scan\n", "# recompute-scan\na = " + "[" * 50_000]
+)
+def test_odd_project_files_are_no_bugs(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["lint", "."]) in (0, 2)
+
+
 def test_what_is_not_ours_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyproject.toml").write_text("= broken\n")
     monkeypatch.chdir(tmp_path)

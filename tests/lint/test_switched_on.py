@@ -51,6 +51,27 @@ ON = {
         "  activations_checkpoint_method: uniform\n",
         [("NeMo", "whole layers", "reentrant", False)],
     ),
+    # nemo-automodel 0.7.0, components/distributed
+    "automodel.yaml": (
+        "distributed:\n  strategy: fsdp2\n  activation_checkpointing: true\n",
+        [("NeMo Automodel", "the layers that", "non-reentrant", False)],
+    ),
+    # Megatron-LM, arguments.py --recompute-granularity; accelerate and Hydra in commands
+    "go.sh": (
+        "ARGS=(\n  --recompute-granularity full\n)\ntorchrun pretrain_gpt.py ${ARGS[@]}\n"
+        "accelerate launch t.py --gradient_checkpointing True --use_reentrant True\n"
+        "python t.py model.activations_checkpoint_granularity=selective\n",
+        [
+            ("Megatron-core", "whole layers", "reentrant", False),
+            ("--gradient_checkpointing", "the layers that", "reentrant", False),
+            ("NeMo", "the attention", "reentrant", False),
+        ],
+    ),
+    "model.py": (
+        "from torch.utils.checkpoint import checkpoint\nclass B:\n    def forward(self, x):\n"
+        "        return checkpoint(self.f, x, use_reentrant=False)\n",
+        [("torch.utils.checkpoint", "self.f in B.forward", "non-reentrant", False)],
+    ),
     "train.py": (
         SCRIPT,
         [
@@ -100,3 +121,28 @@ def test_the_list_has_a_line_for_each(tmp_path: Path) -> None:
     assert len(told) == 2
     assert told[1].endswith("reentrant, under a condition")
     assert closing == "2 switched on (1 file read)"
+
+
+_SECTION = (
+    '{"train_batch_size": 8, "zero_optimization": {"stage": 2},\n'
+    ' "activation_checkpointing": {"partition_activations": %s}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("ds.py", "x = 1\nds = " + _SECTION % "True" + "\n", 3),
+        ("go.sh", "DS='" + _SECTION % "true" + "'\ndeepspeed train.py\n", 2),
+        ("go.sh", "cat <<EOF > ds.json\n" + _SECTION % "true" + "\nEOF\ndeepspeed train.py\n", 3),
+    ],
+)
+def test_sections_of_deepspeed_wherever_they_are(
+    name: str, text: str, line: int, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert [(found.code, found.line) for found in lint([tmp_path]).found] == [("RS606", line)]
+    (tmp_path / "model.py").write_text(
+        "import deepspeed\ndeepspeed.checkpointing.checkpoint(f, x)\n"
+    )
+    assert not lint([tmp_path]).found

@@ -50,7 +50,7 @@ def lint(
     if output is not None:
         refuse_existing(output, force=force)
     report = read(paths, lint_settings(Path.cwd()), installed_version())
-    if not report.read and not report.undecided:
+    if not report.read and not report.unread:
         raise UsageError(
             "E238",
             f"There is nothing to read in {', '.join(map(str, paths))}.",

@@ -1,8 +1,8 @@
 """What scripts and configuration files switch on, read without running anything.
 
 Files become facts (:mod:`python`, :mod:`settings`, :mod:`shell`), facts become findings
-(:mod:`doubling`, :mod:`configurations`, :mod:`launches`), findings become text
-(:mod:`lint_formats`) or a diff (:mod:`edits`). Nothing that is read is imported.
+(:mod:`doubling`, :mod:`launches`; :mod:`nested` where :mod:`following` meets one checkpoint inside
+another), findings become text or a diff (:mod:`lint_formats`). Nothing that is read is imported.
 """
 
 from recompute_scan.lint.engine import Report, lint

@@ -47,7 +47,7 @@ class Unused(Struct, frozen=True, order=True):
 
 def acceptances(text: str, *, python: bool) -> list[Acceptance]:
     """The comments of one file."""
-    found = []
+    found: list[Acceptance] = []
     if not _ANY.search(text):
         return found
     for number, comment, alone in _comments(text) if python else _lines(text):

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.errors import InputError
+from recompute_scan.errors import InputError, UsageError
 from recompute_scan.files import opened
 from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
@@ -86,7 +86,8 @@ def lint(
         installed: The version of transformers that counts where a project pins none.
 
     Raises:
-        InputError: A path does not exist, or is a folder without anything to read (``E301``).
+        InputError: A path does not exist (``E301``).
+        UsageError: A folder has nothing to read (``E238``).
     """
     inside = _Inside(paths)
     texts: dict[Path, str] = {}
@@ -134,8 +135,8 @@ def lint(
             on.update(on_in_launch(str(path), launch, known))
         for document in read_documents(texts[path]):
             on.update(islice(on_in_settings(str(path), document, known), _MOST_SAID))
-            said = settings_findings(str(path), document, known, calls)
-            found.update(replace(one, edit="") for one in islice(said, _MOST_SAID))
+            flaws = settings_findings(str(path), document, known, calls)
+            found.update(replace(one, edit="") for one in islice(flaws, _MOST_SAID))
     kept: list[Found] = []
     suppressed: list[Found] = []
     unused: list[Unused] = []
@@ -289,11 +290,11 @@ def _files(path: Path, inside: _Inside) -> Iterator[Path]:
                 if not file.is_symlink() or file in inside:
                     yield file
     if not anything:
-        raise InputError(
-            "E301",
+        raise UsageError(
+            "E238",
             f"There is nothing to read in {path}.",
-            why="no Python or shell script, YAML, JSON or TOML is in it",
-            hint="name a file, or the folder of the training's scripts and configurations",
+            why="no Python script, shell script, YAML, JSON or TOML is there",
+            hint="give the folder that holds the training scripts",
         )
 
 

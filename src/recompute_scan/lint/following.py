@@ -82,6 +82,7 @@ _HANDLERS = {
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
+_LAYERS = ("torch.nn.", "nn.")
 _DEEPEST = 40
 _STEPS = 10_000
 
@@ -573,6 +574,8 @@ class Follower:
         for part in node.values:
             held = self.value(part, frame)
             known = truth(held, self._conditions)
+            if isinstance(part, ast.Call) and not _constant(held):
+                known = None  # what a function gives back is not all that it says
             if known is isinstance(node.op, ast.Or):
                 return pooled((*found, held)) if found else held
             if known is None:
@@ -737,6 +740,10 @@ class Follower:
             return self._run(value.function, [one(value.owner), *arguments], keywords, node, frame)
         if isinstance(value, Partial):
             given = [*value.arguments, *arguments]
+            if isinstance(value.target, External):
+                # A library's function is called where the script says with what.
+                node = ast.Call(value.call.func, value.call.args[1:], [], lineno=value.call.lineno)
+                frame = value.frame
             return self._apply(value.target, given, {**value.keywords, **keywords}, node, frame)
         if isinstance(value, Kind):
             return self._make(value, arguments, keywords, node, frame)
@@ -1071,15 +1078,16 @@ class Follower:
         model = places.get("model", keywords.get("model", ()))
         if not check:
             return ()
-        known = [value for value, _ in model if isinstance(value, Object)]
+        known = [(value, when) for value, when in model if isinstance(value, Object)]
         if not known:
             self._everywhere.append((check, wrap, node, frame, self._conditions))
-        for value in known:
+        for value, when in known:
             for each in value.below():
                 chosen = self._chosen(check, each, node, frame)
                 if chosen is False:
                     continue
                 kept = self._conditions
+                self._conditions |= when
                 if chosen is None:
                     doubt = frozenset({f"check_fn takes {_called(each)}"})
                     self._conditions |= {(doubt, True)}
@@ -1094,7 +1102,8 @@ class Follower:
             return True if True in found else None if None in found else False
         if not isinstance(each.kind, Kind) and each.kind.last in ("list", "dict", "enumerate"):
             return False
-        return truth(self._call(check, [one(each)], {}, node, frame), self._conditions)
+        told = self._call(check, [one(each)], {}, node, frame)
+        return truth(told, self._conditions) if _constant(told) else None
 
     def _classes(self, held: Held, depth: int = 0) -> list[Kind | External]:
         """The classes in a policy, whatever it is made of."""
@@ -1151,12 +1160,17 @@ class Follower:
             for each in value.kind.order():
                 if each is kind:
                     return True
-                both = isinstance(each, External) and isinstance(kind, External)
-                if both and (each.name == kind.name or kind.name.endswith("nn.Module")):
+                if not isinstance(each, External) or not isinstance(kind, External):
+                    continue
+                if each.name == kind.name or kind.name.endswith("nn.Module"):
                     return True
             return False
         if isinstance(kind, External):
-            return True if value.kind.name == kind.name else None
+            if value.kind.name == kind.name:
+                return True
+            # torch's own layers are no kind of each other, as far as is asked here.
+            own = value.kind.name.startswith(_LAYERS) and kind.name.startswith(_LAYERS)
+            return False if own and kind.last != "Module" else None
         return False
 
     # --- Python's and torch's own
@@ -1179,7 +1193,8 @@ class Follower:
             return first
         if last == "partial" and first:
             return tuple(
-                (Partial(each, tuple(arguments[1:]), keywords), when) for each, when in first
+                (Partial(each, tuple(arguments[1:]), keywords, node, frame), when)
+                for each, when in first
             )
         if name == "super":
             return self._super(frame)
@@ -1266,6 +1281,10 @@ class Follower:
             else:
                 found.append(held or (arguments[2] if len(arguments) > 2 else ()))
         return pooled(found)
+
+
+def _constant(held: Held) -> bool:
+    return all(isinstance(value, Constant) for value, _ in held)
 
 
 def _same(value: Value) -> object:

@@ -86,11 +86,13 @@ class Method(Struct, eq=False):
 
 
 class Partial(Struct, eq=False):
-    """Anything that is called, with some of its arguments."""
+    """Anything that is called, with some of its arguments, and where they are given."""
 
     target: Value
     arguments: tuple[Held, ...]
     keywords: dict[str, Held]
+    call: ast.Call
+    frame: Frame
 
 
 class Kind(Struct, eq=False):
