@@ -20,9 +20,9 @@ from recompute_scan.files import content
 from recompute_scan.lint.engine import Report
 from recompute_scan.lint.said import RULES, Found
 from recompute_scan.lint.switched_on import SwitchInFile
-from recompute_scan.report.escape import inert, visible
+from recompute_scan.report.escape import visible
 from recompute_scan.run_info import source_lines
-from recompute_scan.terminal import patch_name
+from recompute_scan.terminal import inert, patch_name
 
 _ON = re.compile(r"^(\s*[\"']?[\w.-]+[\"']?\s*[:=]\s*)([\"']?)(true|yes|on)\2", re.IGNORECASE)
 
