@@ -108,10 +108,12 @@ def _refuse_special(path: Path, mode: int) -> None:
 
 def is_there(path: Path) -> bool:
     """Whether there is such a file. A name that is longer than the system takes is none's."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
+    return os.path.exists(path)  # noqa: PTH110 - pathlib's raises
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a regular file; of a link that leads nowhere, or to no possible name, no."""
+    return os.path.isfile(path)  # noqa: PTH113 - pathlib's raises
 
 
 def write(path: Path, text: str, *, force: bool = False) -> None:

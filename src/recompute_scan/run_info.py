@@ -29,7 +29,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.deciding import Policies
 from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
-from recompute_scan.files import content, encodable, write_whole
+from recompute_scan.files import content, encodable, is_file, write_whole
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.
@@ -231,7 +231,7 @@ def run_records_in(folder: Path) -> tuple[RunInfo, ...]:
     found = []
     for path in folder.glob(run_info_name(0).replace("0", "*")):
         with suppress(InputError):
-            if path.is_file():  # a pipe would be waited for
+            if is_file(path):  # a pipe would be waited for
                 found.append(read_run_info(path))
     return tuple(sorted(found, key=lambda info: info.rank))
 

@@ -9,14 +9,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from recompute_scan import files
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.cli import main
 from recompute_scan.errors import InputError
+from recompute_scan.result import from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "recompute_scan"
@@ -36,7 +39,9 @@ ELSEWHERE = {
     "analysis/tracks.py": "writes its own file",
     "bundle/pack.py": "the archive that it has just written",
     "callbacks/follower.py": "the same, in a folder of its own",
-    "package_texts.py": "texts of this package",
+    "bundle/known_names.py": "a text of this package",
+    "pages.py": "texts of this package, and of the documentation in a checkout",
+    "report/templating.py": "templates of this package",
     "cli/__init__.py": "/dev/null",
     "cli/output.py": "the browser",
     "events.py": "the file that a person named for it, which may be a pipe; it never waits",
@@ -244,6 +249,24 @@ def test_numbers_are_finite(option: list[str], value: str, here: Path, capsys: O
     what = here / "own" if option[0] in ("check", "analyze") else here / "script" / "train.py"
     assert main([option[0], f"{option[1]}={value}", str(what)]) == 2
     assert "[E7" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", ["./", ".//", "././", "./a/", ""])
+def test_members_may_begin_with_the_folder_itself(before: str, here: Path) -> None:
+    archive = here / "run.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for name in ("trace-rank0.json.gz", "run-rank0.json"):
+            packed.writestr(before + name, (TRACE.parent / name).read_bytes())
+    result = from_json(to_json(analyse([archive])))
+    assert result.verdict == "doubled"
+    assert result.environment  # the run record was found beside it
+
+
+@pytest.mark.parametrize("stacks", ["../x", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "a" * 999])
+def test_a_run_record_names_files_of_its_folder_only(stacks: str, here: Path) -> None:
+    info = json.loads((TRACE.parent / "run-rank0.json").read_bytes())
+    (here / "own" / "run-rank0.json").write_text(json.dumps(info | {"stacks": stacks}))
+    assert main(["check", str(here / "own")]) == (1 if stacks[:2] == "aa" else 3)
 
 
 @pytest.mark.parametrize("name", ["result.json", "base.json", "main", "r.txt", "-.json"])

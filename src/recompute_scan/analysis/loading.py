@@ -236,4 +236,5 @@ def _first_pass(facts: RecomputeFacts) -> list[Block]:
 def stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:
     """The trace with stacks that `run` wrote beside this one, if there is one."""
     path = trace.with_name(info.stacks) if info and info.stacks else None
-    return path if path is not None and is_there(path) else None
+    # A link could lead out of the folder.
+    return path if path is not None and is_there(path) and not path.is_symlink() else None

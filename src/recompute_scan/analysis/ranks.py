@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from recompute_scan.analysis.confidence import headline
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
-from recompute_scan.files import opened
+from recompute_scan.files import is_file, opened
 from recompute_scan.findings.rules import check_ranks
 from recompute_scan.result import Checked, Rank, Result, Verdict
 from recompute_scan.run_info import RunInfo, run_records_in, stacks_text_name
@@ -80,7 +80,7 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
             return end
     # A launcher ended it before it could write its run record; its stacks may be there.
     written = folder / stacks_text_name(rank)
-    if not written.is_file():
+    if not is_file(written):
         return end
     from recompute_scan.diagnose.places import main_stack, user_frame  # noqa: PLC0415 - as above
 

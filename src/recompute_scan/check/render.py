@@ -11,8 +11,9 @@ import msgspec
 
 from recompute_scan.check.baseline import Site, fingerprint
 from recompute_scan.check.policy import Refusal, Ruling
-from recompute_scan.report.escape import inert, visible
+from recompute_scan.report.escape import visible
 from recompute_scan.result import Result
+from recompute_scan.terminal import inert
 
 HOME = "https://github.com/recompute-scan/recompute-scan"
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.errors import InputError, UsageError
-from recompute_scan.files import opened
+from recompute_scan.files import is_file, opened
 from recompute_scan.frameworks.configuration import Setting
 from recompute_scan.lint.accepted import Unused, acceptances, sorted_out
 from recompute_scan.lint.doubling import script_findings, settings_findings
@@ -274,7 +274,7 @@ def _arguments(beside: Path, launch: Launch, config: Path | None, named: _Named)
 
 
 def _files(path: Path, inside: _Inside) -> Iterator[Path]:
-    if path.is_file():
+    if is_file(path):
         yield path
         return
     if not path.exists():
@@ -285,7 +285,7 @@ def _files(path: Path, inside: _Inside) -> Iterator[Path]:
         below[:] = sorted(name for name in below if name not in _SKIPPED and name[0] != ".")
         for name in sorted(names):
             file = Path(folder, name)
-            if file.suffix in _SUFFIXES and file.is_file():
+            if file.suffix in _SUFFIXES and is_file(file):
                 anything = True
                 if not file.is_symlink() or file in inside:
                     yield file

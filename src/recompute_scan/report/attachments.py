@@ -8,8 +8,8 @@ import io
 import msgspec
 from msgspec import Struct
 
-from recompute_scan.report.escape import inert
 from recompute_scan.result import Proof, Result
+from recompute_scan.terminal import inert
 
 # Spreadsheets take a cell that begins so for a formula, whoever wrote it.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")

@@ -18,7 +18,8 @@ from markupsafe import Markup, escape
 
 from recompute_scan import units
 from recompute_scan.report import words
-from recompute_scan.report.escape import inert, lines, sentence, shorten, visible
+from recompute_scan.report.escape import lines, sentence, shorten, visible
+from recompute_scan.terminal import inert
 
 _INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")

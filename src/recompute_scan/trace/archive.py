@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import is_there, opened
+from recompute_scan.files import is_file, is_there, opened
 from recompute_scan.trace.health import count
 from recompute_scan.trace.kineto.sniff import broken_archive
 from recompute_scan.trace.limits import Limits, refuse_members
@@ -26,6 +26,7 @@ from recompute_scan.trace.streams import Bounded, Stream, check_inflation
 
 ZIP = b"PK\x03\x04"
 _DRIVE = re.compile(r"[A-Za-z]:|[/\\]")
+_HERE = re.compile(r"\A(?:\./+)+")
 _PIECE = 64 * 1024
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError),
@@ -46,7 +47,7 @@ def split_member(path: Path) -> tuple[Path, str] | None:
     """The archive and the member that a path into an archive names, or ``None``."""
     for parent in path.parents:
         if is_there(parent):
-            return (parent, path.relative_to(parent).as_posix()) if parent.is_file() else None
+            return (parent, path.relative_to(parent).as_posix()) if is_file(parent) else None
     return None
 
 
@@ -94,7 +95,8 @@ def _open(path: Path, most: int, _: tuple[int, ...]) -> _Opened:
             )
     # A name that begins with NUL is none.
     named = (info for info in infos if info.filename and not info.is_dir())
-    return _Opened(archive, {info.filename: info for info in named})
+    # As `zip` and `tar` of a folder's content write them, "./" is before each name.
+    return _Opened(archive, {_HERE.sub("", info.filename): info for info in named})
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import opened
+from recompute_scan.files import is_file, opened
 from recompute_scan.trace import formats, remote, store
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
@@ -69,7 +69,7 @@ def load(
     path = Path(address)
     if path.suffix in REPORT_SUFFIXES:
         raise refuse_report(path)
-    if path.is_file():
+    if is_file(path):
         with opened(path) as file:
             head = file.read(_HEAD)
         if is_sqlite(head):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import is_there, opened
+from recompute_scan.files import is_file, is_there, opened
 from recompute_scan.how_far import reading
 from recompute_scan.trace.archive import is_zip, members, open_member, split_member
 from recompute_scan.trace.columns import Trace
@@ -94,7 +94,7 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
                 while filled <= most and (number := stream.readinto(buffer[filled:])):
                     filled += number
             data = bytes(buffer[:filled])
-        elif path.is_file():
+        elif is_file(path):
             _refuse_links(path.parent, [path.name])
             with opened(path) as file:
                 data = file.read(most + 1)
@@ -158,7 +158,7 @@ def _matches(path: Path) -> list[Path]:
 
 def _in_folder(folder: Path, limits: Limits) -> list[Path]:
     # Links that lead nowhere stay, so that it is said; pipes and the like are nobody's trace.
-    names = [file.name for file in folder.iterdir() if file.is_file() or not file.exists()]
+    names = [file.name for file in folder.iterdir() if is_file(file) or not is_there(file)]
     if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
         _refuse_links(folder, inside)
         return [folder / name for name in inside]
