@@ -120,6 +120,9 @@ CONDITIONS: dict[str, Condition] = {
         r.verified.after and r.verified.gradients_with_fix.status not in ("equal", "different")
     ),
     "There was no fix to try": outcome("not-tried"),
+    "Memory grew: with the fix": lambda r: (
+        r.verified.after_peak_bytes > r.verified.before_peak_bytes
+    ),
     "The fix could not be applied in memory": outcome("not-applied"),
     "The script did not run to its end with the fix": outcome("failed"),
     "With the fix applied the losses differ": outcome("losses-differ"),
