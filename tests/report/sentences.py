@@ -263,7 +263,9 @@ CONDITIONS: dict[str, Condition] = {
     "more arrangements are in the result's JSON": lambda r: r.regions,
     "The table shows the first blocks": lambda r: len(r.regions) > 1,
     "further ones are only in the result's JSON": lambda r: len(r.regions) > 1,
-    "Not known: only a trace that": lambda r: not any(one.checkpoints for one in r.regions),
+    "Not known: only a trace that": lambda r: (
+        not any(one.call_site for region in r.regions for one in region.checkpoints)
+    ),
 }
 # Definitions, instructions, and sentences on the page itself.
 GENERAL = (
