@@ -120,6 +120,9 @@ CONDITIONS: dict[str, Condition] = {
         r.verified.after and r.verified.gradients_with_fix.status not in ("equal", "different")
     ),
     "There was no fix to try": outcome("not-tried"),
+    "Memory grew: with the fix": lambda r: (
+        r.verified.after_peak_bytes > r.verified.before_peak_bytes
+    ),
     "The fix could not be applied in memory": outcome("not-applied"),
     "The script did not run to its end with the fix": outcome("failed"),
     "With the fix applied the losses differ": outcome("losses-differ"),
@@ -260,7 +263,9 @@ CONDITIONS: dict[str, Condition] = {
     "more arrangements are in the result's JSON": lambda r: r.regions,
     "The table shows the first blocks": lambda r: len(r.regions) > 1,
     "further ones are only in the result's JSON": lambda r: len(r.regions) > 1,
-    "Not known: only a trace that": lambda r: not any(one.checkpoints for one in r.regions),
+    "Not known: only a trace that": lambda r: (
+        not any(one.call_site for region in r.regions for one in region.checkpoints)
+    ),
 }
 # Definitions, instructions, and sentences on the page itself.
 GENERAL = (
