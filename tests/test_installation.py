@@ -84,7 +84,7 @@ def test_a_missing_hook_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_nothing_tells_anyone_to_install_a_name_that_nobody_owns() -> None:
     """No package index has this package: whoever took its name there would run what they like."""
     named = re.compile(
-        r"""pip(x)? install [^\n]*?["' ]recompute[-_]scan(?=["'\[=\s`]|$)|"""
+        r"""pipx? install(?: +[^\s"'`]+)*? +["']?recompute[-_]scan(?=["'\[=\s`]|$)|"""
         r"""default: recompute-scan$""",
         re.MULTILINE,
     )
