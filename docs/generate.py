@@ -276,10 +276,10 @@ functions of other names. Most were taught.
 read the rules, and took what a search found, in excerpts of some 1,500 characters; memory that runs
 out and launchers' words are more frequent in them than in the other parts.
 
-`limits` has 54 logs of what RS130 to RS133 are for, of compiled recomputes, and of look-alikes. They
-were labelled and committed before those rules were written, by whoever then wrote the rules, and
-split by the same hash. The rules were mended on one half: right for 10 of its 11 that are ours. The
-other half was scored once after that: right for all 13 that are ours, and wrong for none of 25.
+`limits` has 54 logs of what RS130 to RS133 are for, of compiled recomputes, and of look-alikes.
+They were labelled before those rules were written, and split by the same hash. The rules were
+mended on one half: right for 10 of its 11 that are ours. The other half
+was scored once after that: right for all 13 that are ours, and wrong for none of 25.
 Whoever wrote the rules had read both halves. Eight logs of the older parts, four of them in
 `unseen`, have a code since then and were labelled anew by what their threads say, before they were
 scored; that makes `unseen` 27 of 29.

@@ -85,7 +85,7 @@ class Backwards(SameParts):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (x,) = ctx.saved_tensors
-        found = []
+        found: list[torch.Tensor] = []
         pairs = zip(x.detach().chunk(ctx.shards, 1), grads[0].chunk(ctx.shards, 1), strict=True)
         for part, grad in reversed(list(pairs)):
             given = part.detach().requires_grad_()

@@ -196,7 +196,12 @@ def launch_scripts() -> list[bytes]:
 
 def notebooks() -> list[bytes]:
     """Notebooks."""
-    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    cell: dict[str, object] = {
+        "cell_type": "code",
+        "metadata": {},
+        "outputs": [],
+        "execution_count": None,
+    }
     source = ["model.gradient_checkpointing_enable()\n", "%time trainer.train()\n"]
     book = {
         "cells": [cell | {"source": source}],

@@ -27,7 +27,7 @@ def test_what_is_said(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", NESTED, ids=lambda case: case.name)
 def test_what_is_counted(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, again = Counter[int](), Counter[int]()
-    inside = []
+    inside: list[int] = []
     call, backward = torch.nn.Module.__call__, torch.Tensor.backward
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,7 @@ class Block(nn.Module):
         return self.work(x)
 
     def work(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x)))
+        return torch.as_tensor(self.b(torch.tanh(self.a(x))))
 
     @property
     def m(self) -> float:
@@ -168,7 +168,7 @@ class Branching(Block):
     def work(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.a(x))
         if torch.is_grad_enabled():
-            return self.b(x)
+            return torch.as_tensor(self.b(x))
         return nn.functional.linear(x, self.b.weight) + self.b.bias
 
 
@@ -184,7 +184,7 @@ class Normed(Block):
         mean = self.norm.running_mean if torch.is_grad_enabled() else None
         var = self.norm.running_var if torch.is_grad_enabled() else None
         x = nn.functional.batch_norm(self.a(x), mean, var, training=True)
-        return self.b(torch.relu(x))
+        return torch.as_tensor(self.b(torch.relu(x)))
 
 
 class Doubled(Branching):
@@ -192,7 +192,7 @@ class Doubled(Branching):
 
     def work(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return self.b(torch.relu(self.a(x)))
+            return torch.as_tensor(self.b(torch.relu(self.a(x))))
         parts = [self.b(torch.relu(self.a(part))) for part in x.chunk(2)]
         return torch.cat(parts)
 
@@ -203,7 +203,7 @@ class InPlace(Branching):
     def work(self, x: Tensor) -> Tensor:
         x = self.a(x)
         if torch.is_grad_enabled():
-            return self.b(torch.relu(x) * 2 + 1)
+            return torch.as_tensor(self.b(torch.relu(x) * 2 + 1))
         return torch.addmm(self.b.bias, x.relu_().mul_(2).add_(1), self.b.weight.T)
 
 
@@ -212,7 +212,7 @@ class Baddbmm(Branching):
 
     def work(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return self.b(torch.relu(self.a(x)))
+            return torch.as_tensor(self.b(torch.relu(self.a(x))))
         x = torch.relu(torch.baddbmm(self.a.bias[None, None], x[None], self.a.weight.T[None]))
         return torch.baddbmm(self.b.bias[None, None], x, self.b.weight.T[None])[0]
 
@@ -300,7 +300,7 @@ class Wide(Block):
     def work(self, x: Tensor) -> Tensor:
         for _ in range(4):
             x = torch.tanh(self.a(x))
-        return self.b(torch.relu(x))
+        return torch.as_tensor(self.b(torch.relu(x)))
 
 
 class Narrow(Block):
@@ -334,7 +334,7 @@ def _peak(blocks: Blocks, stage: int, outer: Any, inner: Any) -> int:
         block.zero_grad()
     with _Live() as live:
         step(blocks, None)
-    return live.peak
+    return int(live.peak)
 
 
 @pytest.mark.parametrize(

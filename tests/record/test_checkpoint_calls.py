@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -35,13 +35,13 @@ class Noted:
         return nullcontext()
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self, given: Sequence[object] = ()) -> Iterator[None]:
         self.seen.append("forward")
         yield
         self.seen.append("forward ends")
 
     @contextmanager
-    def recompute(self) -> Iterator[None]:
+    def recompute(self, given: Sequence[object] = ()) -> Iterator[None]:
         self.seen.append("recompute")
         yield
         self.seen.append("recompute ends")

@@ -5,6 +5,9 @@ of the others, which hold numbers, it is here, said a second time and apart from
 prints them. ``GENERAL`` are definitions, and sentences on the page itself: true of any result.
 """
 
+# mypy: disable-error-code="union-attr, operator"
+# A part that a condition asks for may be missing: then it does not hold.
+
 from __future__ import annotations
 
 import ast
@@ -309,7 +312,8 @@ def strings(path: Path) -> Iterator[str]:
         yield from re.sub(r"<[^>]*>", "", text).split("\n")
         return
     tree = ast.parse(source)
-    parts, helps = set(), set()
+    parts: set[int] = set()
+    helps: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts.update(map(id, node.values))

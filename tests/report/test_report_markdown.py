@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from recompute_scan.report.escape import (
-    inert,
     markdown_code,
     markdown_fence,
     markdown_prose,
@@ -16,6 +15,7 @@ from recompute_scan.report.escape import (
 )
 from recompute_scan.report.text import render_markdown
 from recompute_scan.result import Result
+from recompute_scan.terminal import inert
 from tests.report.sample_results import (
     HOSTILE,
     clean,

@@ -24,8 +24,8 @@ try:
     from re import _constants as codes  # type: ignore[attr-defined]
     from re import _parser as parser  # type: ignore[attr-defined]
 except ImportError:  # Python 3.10
-    import sre_constants as codes  # type: ignore[no-redef]
-    import sre_parse as parser  # type: ignore[no-redef]
+    import sre_constants as codes
+    import sre_parse as parser
 
 ROOT = Path(recompute_scan.__file__).parent
 METHODS = {"match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
@@ -75,7 +75,7 @@ def _evaluated(node: ast.expr, names: dict[str, Any]) -> Any:
         try:
             return eval(code, names)
         except NameError as unknown:
-            names[unknown.name] = _Unknown("ab_c")
+            names[str(unknown.name)] = _Unknown("ab_c")
 
 
 def _used(name: str, path: Path, calls: dict[Path, dict[str, set[str]]]) -> set[str]:

@@ -80,7 +80,7 @@ def _status(arguments: list[str]) -> int:
         return 130
     except click.ClickException as error:
         failed(error)
-        error.message = inert(error.message)
+        vars(error)["message"] = inert(error.message)
         told = StringIO()
         error.show(file=told)
         tell(told.getvalue().rstrip("\n"))

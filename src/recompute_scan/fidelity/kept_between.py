@@ -143,7 +143,7 @@ def _counters_of(module: nn.Module) -> Iterator[tuple[bool, str, object]]:
         for key, value in list(vars(base).items()):
             if type(value) in _COUNTERS and not key.startswith("__"):
                 yield True, key, value
-    forward = inspect.unwrap(vars(type(module)).get("forward"))
+    forward = inspect.unwrap(cast("Any", vars(type(module)).get("forward")))
     if isinstance(forward, FunctionType):
         for key in forward.__code__.co_names:
             value = forward.__globals__.get(key)
@@ -166,12 +166,12 @@ def _values_in(value: object) -> Iterator[tuple[str, _Value]]:
         seen += 1
         base = next((base for base in _PLAIN if issubclass(kind, base)), None)
         if base is not None:
-            yield step, _Value(base.__repr__(cast("Any", one)))  # not a subclass's
+            yield step, _Value(cast("Any", base).__repr__(one))  # not a subclass's
         elif issubclass(kind, torch.Tensor):
             # A weight changes in the optimizer; looked at it is large.
             buffer = None if issubclass(kind, nn.Parameter) else _Buffer.of(cast("Any", one))
             if buffer is not None:
-                yield step, _Value(None, buffer)
+                yield step, _Value("", buffer)
         elif id(one) not in met and depth < _DEEPEST and not _is_left_alone(kind):
             met.add(id(one))
             if issubclass(kind, (list, tuple, dict, set, deque)):
@@ -207,8 +207,8 @@ def changed_again(
         if was is None or made is None or began is None:
             continue
         if was.moved(made) and began.moved(last):
-            shown = unseen(lambda some: [str(one) for one in some], (was, made, last))
-            found.append(KeptState(_joined(*name), True, *shown))
+            texts = unseen(lambda some: [str(one) for one in some], (was, made, last))
+            found.append(KeptState(_joined(*name), True, texts[0], texts[1], texts[2]))
     attributes: set[tuple[str, str]] = set()
     for name, value in recompute.attributes.items():
         old, new, first = (one.attributes.get(name) for one in (before, forward, start))
@@ -218,9 +218,9 @@ def changed_again(
         # What is set to the same again, as a result that is kept to be looked at, is changed once.
         if not (old.same(new) or first.same(value) or new.same(value)):
             attributes.add(attribute)
-            shown = unseen(lambda some: [str(one) for one in some], (old, new, value))
+            texts = unseen(lambda some: [str(one) for one in some], (old, new, value))
             tensor = value.tensor is not None
-            found.append(KeptState(_joined(*name), False, *shown, is_tensor=tensor))
+            found.append(KeptState(_joined(*name), False, texts[0], texts[1], texts[2], tensor))
     return found
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from msgspec import Struct
@@ -176,7 +176,7 @@ def tensors_in(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         name, value, depth = waiting.pop()
         kind = type(value)
         if issubclass(kind, torch.Tensor):
-            yield name, value
+            yield name, cast("torch.Tensor", value)
             continue
         if id(value) in met or depth >= _DEEPEST:
             continue

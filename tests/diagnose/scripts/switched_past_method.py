@@ -16,6 +16,6 @@ config = LlamaConfig(
 model = LlamaForCausalLM(config)
 for module in model.modules():
     if hasattr(module, "gradient_checkpointing"):
-        module.gradient_checkpointing = True
+        setattr(module, "gradient_checkpointing", True)  # noqa: B010
 tokens = torch.randint(0, 64, (2, 8))
 model(input_ids=tokens, labels=tokens).loss.backward()

@@ -267,7 +267,7 @@ class PlainFunctions:
             finally:
                 self._thread.inside = inside
 
-        context = torch.autograd.function.FunctionCtx()
+        context: Any = torch.autograd.function.FunctionCtx()
         context.needs_input_grad = tuple(needs_gradient((one,)) for one in args)
         wrapped = [wrapt.FunctionWrapper(one, run) if callable(one) else one for one in args]
         before, self._thread.inside = getattr(self._thread, "inside", False), True
