@@ -165,6 +165,27 @@ SIGNATURES = (
     Signature(
         code="RS106",
         name="reentrant-under-autograd-grad",
+        cause_name="library",
+        error="RuntimeError",
+        message=re.compile(r"Checkpointing is not compatible with \.grad\(\)"),
+        where=innermost(r"^(?!.*torch/utils/checkpoint\.py)"),
+        needs_frames=True,
+        title="A library's own checkpoint was asked for the gradients of chosen inputs",
+        cause=(
+            "The checkpoint function of the last frame starts a backward pass of its own for the "
+            "whole block. It cannot serve torch.autograd.grad, or backward(inputs=...)."
+        ),
+        fix=(
+            "Call .backward() on the loss, without inputs=. Or switch the recompute off while "
+            "torch.autograd.grad is needed: in Megatron-core --recompute-granularity, in NeMo "
+            "recompute_granularity."
+        ),
+        versions="Megatron-core, all versions, and functions copied from it.",
+        sources=("https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html", _DOCS),
+    ),
+    Signature(
+        code="RS106",
+        name="reentrant-under-autograd-grad",
         cause_name="grad",
         error="RuntimeError",
         message=re.compile(
@@ -177,9 +198,8 @@ SIGNATURES = (
             "cannot serve torch.autograd.grad, or backward(inputs=...)."
         ),
         fix=(
-            f"{_NON_REENTRANT}, where the checkpoint is torch's. Megatron-core's own has no such "
-            "argument: there call .backward() on the loss, without inputs=, or leave "
-            "--recompute-granularity out while torch.autograd.grad is needed."
+            f"{_NON_REENTRANT}. Or call .backward() on the loss, without inputs=. A library's own "
+            "checkpoint may not have that argument."
         ),
         gradients=gradients.NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
