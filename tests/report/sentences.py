@@ -88,7 +88,7 @@ def _plan_arm(r: Result) -> object:
 
 
 CONDITIONS: dict[str, Condition] = {
-    "The recording has whole steps with a mark": _no_verdict,
+    "The recording has whole steps with an annotation": _no_verdict,
     "HFU is {} times MFU": lambda r: r.flops.hfu_over_mfu is not None,
     "Of a step of {}, {} are {}": lambda r: r.cost.recompute_ms > 0,
     "The same operators run in every lane": lambda r: len(set(map(tuple, _lanes(r)))) == 1,

@@ -436,5 +436,5 @@ def test_attributes_that_a_recompute_sets_again_are_shown_beside_the_answer() ->
         states=(KeptState("layers.0.calls", False, "3", "4", "5"),),
     )
     shown = render_html(structs.replace(doubled(), fidelity=Fidelity((counted,))))
-    assert "the same; sets layers.0.calls again: 3, then 4, then 5" in shown
+    assert "the same; changes layers.0.calls again: 3, then 4, then 5" in shown
     assert "Yes, to the last bit: 9 results of 1 block were compared." in shown

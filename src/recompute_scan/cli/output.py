@@ -52,7 +52,7 @@ debug_option = click.option(
 
 
 def harmless(text: str, style: str, *, codes: bool = False) -> str:
-    """The text as it may leave this process, whatever names stand in it: by what reads it."""
+    """The text as it may leave this process, whatever names it holds: by what reads it."""
     from recompute_scan.report import escape
 
     if style in ("json", "sarif"):

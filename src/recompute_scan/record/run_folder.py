@@ -1,7 +1,7 @@
 """The folder that a recording goes to: what can be said against it before anything runs, and what
 it holds once all is analysed.
 
-A run that fails replaces no result of one that came through: where the folder holds one, a run
+A run that fails replaces no result of one that succeeded: where the folder holds one, a run
 records beside it, and what it left takes the place of the earlier once there is a new result.
 """
 
@@ -125,7 +125,7 @@ def _named(folder: Path, ending: str) -> Path:
 
 
 def _result_in(folder: Path) -> dict[str, Any] | None:
-    """The result of a run that came through; ``None`` where there is none."""
+    """The result of a run that succeeded; ``None`` where there is none."""
     try:
         if not (folder / "result.json").is_file():
             return None

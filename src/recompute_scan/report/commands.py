@@ -24,9 +24,8 @@ _WHOLE_STEP = (
 )
 _NO_MORE = (
     "The recording has whole steps with an annotation around each checkpointed call, so another "
-    "one would "
-    "say no more. What checkpointing costs can be measured all the same: this command runs the "
-    "script with it and without."
+    "one would say no more. What checkpointing costs can be measured all the same: this command "
+    "runs the script with it and without."
 )
 _RANGES = (
     "Record at least one whole training step, forward and backward pass, with a range for each "
