@@ -26,7 +26,6 @@ from recompute_scan.cli.progress import announce, progress
 from recompute_scan.cli.recording_options import recording_options, with_fidelity
 from recompute_scan.cli.target import check_script, default_folder, launcher_in
 from recompute_scan.errors import UsageError
-from recompute_scan.joining import run_as_it_is
 
 if TYPE_CHECKING:
     from recompute_scan.cost.peaks import Machine
@@ -99,6 +98,8 @@ def run(
         try:
             handed = decode(handed_on, Handed)
         except ValueError:
+            from recompute_scan.joining import run_as_it_is
+
             run_as_it_is()
         options = replace(handed.options, target=script, args=args, is_module=is_module)
         machine, after = handed.machine, handed.after
