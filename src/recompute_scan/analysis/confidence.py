@@ -30,10 +30,9 @@ def confidence(facts: RecomputeFacts) -> Level:
     the calls in a place that is a guess; annotations that disagree with more operators than were
     recomputed; or attention's kernels alone, and no launching thread tells recomputes apart,
     nothing marks the steps, or steps differ. ``medium``: a count by annotations; attention's
-    kernels
-    alone; only one complete step; steps that differ; annotations that disagree with the operators;
-    a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place that is a
-    guess; part of the trace lost. Else ``high``.
+    kernels alone; only one complete step; steps that differ; annotations that disagree with the
+    operators; a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place
+    that is a guess; part of the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
     if facts.judgement.by_marks:
@@ -119,9 +118,8 @@ def _by_marks(differing: Sequence[str]) -> str:
     return (
         f"Not all calls{which} in the recomputes could be matched with the calls of the forward "
         "pass that they repeat, so operators alone do not tell how often work ran again. The "
-        "annotations "
-        "that the recording put around each checkpointed call gave the count; what the recomputes "
-        "cost is not known."
+        "annotations that the recording put around each checkpointed call gave the count; what the "
+        "recomputes cost is not known."
     )
 
 

@@ -14,7 +14,6 @@ from recompute_scan.cli.output import (
     put,
 )
 from recompute_scan.cli.progress import announce
-from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing
 
 
@@ -51,12 +50,9 @@ def lint(
         refuse_existing(output, force=force)
     report = read(paths, lint_settings(Path.cwd()), installed_version())
     if not report.read and not report.unread:
-        raise UsageError(
-            "E238",
-            f"There is nothing to read in {', '.join(map(str, paths))}.",
-            why="no Python script, shell script, YAML, JSON or TOML is there, or all are excluded",
-            hint="give the folder that holds the training scripts",
-        )
+        from recompute_scan.lint.engine import nothing_to_read
+
+        raise nothing_to_read(*paths, excluded=True)
     rendered = RENDERINGS[style](report)
     if as_list:
         rendered, style = listed(report), "text"

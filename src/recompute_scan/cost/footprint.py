@@ -129,16 +129,14 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
     Worked out of the shapes that the trace has: a block's input is the first tensor of its first
     operator, and a block saves, for each operator that saves anything, as much as its first tensor
     takes, what two operators save once. Unknown without annotations or shapes, without a second
-    level,
-    and with more than two.
+    level, and with more than two.
     """
     if facts.annotations is None:
         return None
     counts, structure, alignment = facts.counts, facts.structure, facts.alignment
     spans = {(call.first, call.last) for call in facts.annotations.calls}
     # What runs without gradients saves nothing there, and bears no annotations of what is inside:
-    # that
-    # shows in the recompute.
+    # that shows in the recompute.
     rows = counts.rows.copy()
     for recompute, begin in zip(alignment.recomputes, alignment.begins.tolist(), strict=True):
         places = alignment.places[begin : begin + len(recompute.again)]

@@ -290,12 +290,18 @@ def _files(path: Path, inside: _Inside) -> Iterator[Path]:
                 if not file.is_symlink() or file in inside:
                     yield file
     if not anything:
-        raise UsageError(
-            "E238",
-            f"There is nothing to read in {path}.",
-            why="no Python script, shell script, YAML, JSON or TOML is there",
-            hint="give the folder that holds the training scripts",
-        )
+        raise nothing_to_read(path)
+
+
+def nothing_to_read(*paths: Path, excluded: bool = False) -> UsageError:
+    """The error of paths that hold nothing to read, or nothing that is not excluded."""
+    why = "no Python script, shell script, YAML, JSON or TOML is there"
+    return UsageError(
+        "E238",
+        f"There is nothing to read in {', '.join(map(str, paths))}.",
+        why=f"{why}, or all are excluded" if excluded else why,
+        hint="give the folder that holds the training scripts",
+    )
 
 
 def _text(path: Path) -> str:

@@ -163,8 +163,7 @@ def count_by_marks(
     """What the annotations count; ``None`` where they cannot tell.
 
     One annotation is one recompute of all that its call holds, unless another checkpoint is around
-    the
-    call or within it, the call keeps some results, or a function without annotations runs work
+    the call or within it, the call keeps some results, or a function without annotations runs work
     again.
     """
     regions = calls.named(re.compile(re.escape(REGION)))
