@@ -280,7 +280,7 @@ class ComparedGradients(Struct, frozen=True):
             return None
         if not self.differing:
             return "equal"
-        inside = re.sub(r"\d+-\d+$", "", region.module)
+        inside = re.sub(r"(?<!\d)\d+-\d+$", "", region.module)
         own = [one for one in self.differing if one.startswith(inside and f"{inside.rstrip('.')}.")]
         return "different" if own else None
 

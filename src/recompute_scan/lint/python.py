@@ -24,9 +24,9 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 # What every checkpoint of torch's, and of those who took over its names, is called.
 CHECKPOINTS = re.compile(
-    r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w*\s*[(=]"
+    r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w{0,80}\s*[(=]"
 )
-_DOTTED = re.compile(r"\w+(?:[\s\\]*\.[\s\\]*\w+)+")
+_DOTTED = re.compile(r"(?<!\w)\w+(?:[\s\\]*\.[\s\\]*\w+)+")
 _MOST_PARTS = 200
 _DEEPEST = 3
 # No person writes so many; what is compared with each other grows with their square.

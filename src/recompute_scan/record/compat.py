@@ -71,7 +71,7 @@ _SPREAD = "_checkpoint_without_reentrant_generator"
 # Kineto's own lines on file descriptor 2: up to 2.3 one for each stage of a recording, since
 # 2.13 one for each start and end, and in every build for CUDA one where there is no GPU.
 KINETO_LINE = re.compile(
-    rb"STAGE:|USDT:|ERROR:.*DeviceProperties\.cpp:\d+\] \w+GetDeviceCount |"
+    rb"STAGE:|USDT:|ERROR:.{0,300}DeviceProperties\.cpp:\d+\] \w+GetDeviceCount |"
     rb"ERROR: External init callback must run in same thread"
 )
 
