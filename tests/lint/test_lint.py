@@ -166,6 +166,18 @@ def test_a_source_in_another_encoding(tmp_path: Path, monkeypatch: pytest.Monkey
     assert CliRunner().invoke(cli, ["lint", "--diff", "train.py"]).stdout == ""
 
 
+@pytest.mark.parametrize("encoding", ["base64_codec", "undefined", "idna"])
+def test_one_file_in_no_encoding_of_text_costs_the_others_nothing(
+    encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.py").write_text(f"# coding: {encoding}\nx = 'café..'\n", encoding="utf-8")
+    (tmp_path / "train.py").write_text(DOUBLED, encoding="utf-8")
+    assert main(["lint", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "train.py" in said.out
+    assert encoding in said.out + said.err
+
+
 def test_lines_of_yaml_are_those_of_an_editor(tmp_path: Path) -> None:
     text = "a: 'x\u2028y'\nb: '\x85'\ndistributed:\n  activation_checkpointing: true\n"
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
