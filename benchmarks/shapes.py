@@ -50,13 +50,11 @@ from tests.cases.retimed import retimed
 from tests.cases.shaped import SHAPES, Shape, Shaped, as_bytes, shaped
 from tests.cases.truth import Truth, read_truth, write_truth
 from tests.sources.nsys_builder import from_trace
-from tests.sources.rocprof_builder import rocprof
 from tests.trace.kineto_reading import parse
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
-from recompute_scan.trace import load
 from recompute_scan.trace.nsys.export import load_nsys
 
 GROUPS = {**RECORDED, "attention-free": SEEN, "unseen": UNSEEN}
@@ -236,9 +234,6 @@ def answer(recording: Event, shape: Shape) -> Result:
                 (folder / f"rank{rank}.json").write_bytes(as_bytes(shaped(recording, shape, rank)))
             return analyse([folder])
         made = shaped(recording, shape)
-        if shape.written == "rocprof":
-            (folder / "results.json").write_bytes(rocprof(made.document))
-            return result_of(load(folder / "results.json"))
         trace = parse(as_bytes(made), shape.name)
         if shape.written == "nsight":
             trace = load_nsys(from_trace(trace, folder / "report.sqlite", by_id=True))
