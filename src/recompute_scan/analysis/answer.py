@@ -18,7 +18,6 @@ from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint, levels_of
 from recompute_scan.cost.headroom import weigh_memory
-from recompute_scan.cost.host_copies import host_copies
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.cost.selective import with_times
@@ -157,7 +156,6 @@ def result_from(
         policies=policies,
         compiled=compiled.code if compiled else None,
         by_design=_by_design(facts, scale),
-        host_copies=host_copies(facts),
     )
     return replace(result, headline=headline(result))
 

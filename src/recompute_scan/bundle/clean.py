@@ -81,7 +81,6 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
     kind = trace.kind[kept]
     names.reserve(trace.names)
     name, texts = _names(trace, kept, names)
-    is_copy = np.array([*(text.startswith(("Memcpy", "Copy")) for text in texts), False], np.bool_)
     ts = trace.ts[kept]
     dims, signatures = _signatures(trace.dims[kept], trace.signatures)
     thread, threads = _threads(trace.thread[kept], kind)
@@ -94,8 +93,6 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
         sequence=_counted_anew(trace.sequence[kept]),
         correlation=_counted_anew(trace.correlation[kept]),
         stream=_counted_anew(trace.stream[kept]).astype(np.int32),
-        # Of anything else, memory that is filled say, nothing asks how much.
-        bytes=np.where(is_copy[name], trace.bytes[kept], -1),
         dims=dims,
         names=texts,
         threads=threads,

@@ -179,10 +179,10 @@ def trace_json(trace: Trace, rows: Int64) -> Iterator[bytes]:
         columns = (
             trace.kind[part], trace.name[part], trace.thread[part], trace.ts[part] - start,
             trace.dur[part], trace.sequence[part], trace.correlation[part], trace.stream[part],
-            trace.bytes[part], trace.dims[part],
+            trace.dims[part],
         )  # fmt: skip
         lines = []
-        for kind, name, thread, ts, dur, sequence, correlation, stream, moved, dims in zip(
+        for kind, name, thread, ts, dur, sequence, correlation, stream, dims in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             fields = args[dims]
@@ -192,8 +192,6 @@ def trace_json(trace: Trace, rows: Int64) -> Iterator[bytes]:
                 fields += f',"correlation":{correlation}'
             if stream >= 0:
                 fields += f',"stream":{stream}'
-            if moved >= 0:
-                fields += f',"bytes":{moved}'
             lines.append(
                 f'{{"ph":"X","cat":"{_CATEGORY[kind]}","name":{names[name]},{places[thread]},'
                 f'"ts":{_us(ts)},"dur":{_us(dur)},"args":{{{fields[1:]}}}}}'

@@ -36,7 +36,6 @@ class Trace(Struct, frozen=True):
         sequence: Autograd's sequence number, -1 where there is none.
         correlation: Number that ties a launch to its kernel, -1 where there is none.
         stream: Device stream, -1 on the host.
-        bytes: What a copy moved, -1 where that is not told and for all that is no copy.
         dims: Code into ``signatures`` (input shapes and types), 0 where not recorded.
         names: Distinct event names.
         threads: Distinct (process, thread) pairs, as text.
@@ -62,7 +61,6 @@ class Trace(Struct, frozen=True):
     sequence: Ints
     correlation: Ints
     stream: Ints
-    bytes: Ints
     dims: Int32
     names: tuple[str, ...]
     threads: tuple[tuple[str, str], ...]
