@@ -40,8 +40,6 @@ NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$
 
 # By the code of its name: family and direction of each kernel that is counted.
 Roles = dict[int, tuple[str, Direction]]
-# The same without the family, of kernels that are not counted.
-Directions = dict[int, Direction]
 
 
 class FamilyCount(Struct, frozen=True):
@@ -97,7 +95,6 @@ class KernelEvidence(Struct, frozen=True):
         judgement: The verdict on attention.
         rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
         events: What each of these is, as :mod:`recompute_scan.recompute.attention.passes` spells.
-        of_attention: Whether these kernels are attention's, or a pair's.
     """
 
     families: tuple[FamilyCount, ...]
@@ -107,7 +104,6 @@ class KernelEvidence(Struct, frozen=True):
     judgement: Judgement
     rows: Int64
     events: tuple[str, ...]
-    of_attention: bool = True
 
     @property
     def passes(self) -> list[Pass]:
@@ -121,9 +117,6 @@ class KernelEvidence(Struct, frozen=True):
             "Only attention could be counted, by the names of its kernels; what runs again around "
             "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
             "results cannot be told from none."
-            if self.of_attention
-            else "No attention is known in the trace: counted were kernels whose names differ by "
-            f"their direction ({', '.join(family.name for family in self.families)})."
         ]
         if not self.by_thread:
             found.append(
@@ -151,13 +144,7 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         calls: Its host calls; may be empty.
         kernels: Its device work.
     """
-    return read_roles(trace, calls, kernels, _roles(trace, kernels.event))
-
-
-def read_roles(
-    trace: Trace, calls: Calls, kernels: Kernels, roles: Roles, of_attention: bool = True
-) -> KernelEvidence | None:
-    """The same of the kernels of these roles; ``None`` where no backward is among them."""
+    roles = _roles(trace, kernels.event)
     code = trace.name[kernels.event]
     main = among(code, np.array(sorted(roles), np.int64))
     beside = true_at(_named_backward(trace, code) & ~main)
@@ -203,7 +190,6 @@ def read_roles(
         judgement=_judge(found),
         rows=rows,
         events=tuple(events),
-        of_attention=of_attention,
     )
 
 
