@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from recompute_scan.arrays import true_at
 from recompute_scan.bundle.names import Names
 from recompute_scan.frameworks.known import find_mechanism, packages
 from recompute_scan.run_info import RunInfo, SwitchedOn
@@ -77,7 +76,7 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
     Times begin at 0; processes, threads, streams, launches and autograd's numbers are counted
     anew, in their order.
     """
-    kept = true_at(np.isin(trace.kind, tuple(CATEGORIES)))
+    kept = np.flatnonzero(np.isin(trace.kind, tuple(CATEGORIES)))
     kind = trace.kind[kept]
     names.reserve(trace.names)
     name, texts = _names(trace, kept, names)

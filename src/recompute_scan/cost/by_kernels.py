@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import median, tally, true_at
+from recompute_scan.arrays import median
 from recompute_scan.recompute.attention.passes import BACKWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
@@ -272,7 +272,7 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
         inside = (begun >= spans[0].start) & (begun < spans[-1].end)
         if not inside.any():
             return None
-        places = true_at(inside)
+        places = np.flatnonzero(inside)
         first, last = int(places[0]), int(places[-1]) + 1
         busy = int(sequence.time[first : last - 1].sum()) // len(spans)
         lengths = [span.end - span.start for span in spans]
@@ -291,9 +291,9 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
 
 def _period(token: Int64) -> int | None:
     """After how many kernels the sequence returns; ``None`` where it does not, or only once."""
-    values, counts = tally(token)
+    values, counts = np.unique(token, return_counts=True)
     for value in values[counts.argsort(kind="stable")].tolist():
-        places = true_at(token == value)
+        places = np.flatnonzero(token == value)
         if len(places) < 2:
             continue
         for period in sorted(set((places[1:] - places[0]).tolist()))[:_MOST_PERIODS]:

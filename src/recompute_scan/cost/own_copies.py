@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among
 from recompute_scan.cost.formulas import parse_inputs
 from recompute_scan.cost.reruns import OpSequence
 from recompute_scan.recompute import vocabulary as words
@@ -67,14 +66,14 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
             copies = list(_copies(facts, recompute.again, begin))
             # Of what its node runs again without gradients only the copies are surely its own.
             work = own.rows[own.recompute == sequence.recompute]
-            work = work[~among(work, recompute.original)]
+            work = work[~np.isin(work, recompute.original)]
             originals.append(np.append(recompute.original[copies], work))
             owners.append(np.full(len(originals[-1]), number))
     if not originals:
         return OwnRows(*np.empty((2, 0), np.int64))
     original, first = np.unique(np.concatenate(originals), return_index=True)
     owner = np.concatenate(owners)[first]
-    again = among(alignment.original, original)
+    again = np.isin(alignment.original, original)
     rows = np.append(original, alignment.again[again])
     owner = np.append(owner, owner[original.searchsorted(alignment.original[again])])
     order = rows.argsort()

@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct, places_of, true_at
+from recompute_scan.arrays import places_of
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
@@ -146,9 +146,9 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
     """
     roles = _roles(trace, kernels.event)
     code = trace.name[kernels.event]
-    main = among(code, np.array(sorted(roles), np.int64))
-    beside = true_at(_named_backward(trace, code) & ~main)
-    rows = true_at(main)
+    main = np.isin(code, np.array(sorted(roles), np.int64))
+    beside = np.flatnonzero(_named_backward(trace, code) & ~main)
+    rows = np.flatnonzero(main)
     launched = bool((kernels.launch >= 0).any())
     if launched:
         rows, beside = (each[kernels.launch[each] >= 0] for each in (rows, beside))
@@ -175,7 +175,7 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         for place in of_step
         if place >= 0 and backward[of_step[place]].any()
     )
-    inside = true_at(step >= 0)
+    inside = np.flatnonzero(step >= 0)
     times = (kernels.end - kernels.start)[rows]
     return KernelEvidence(
         families=_count_families(
@@ -212,7 +212,7 @@ def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Ke
 
 def _roles(trace: Trace, events: Int64) -> Roles:
     """By the code of its name: family and direction of each main attention kernel among them."""
-    names = distinct(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
+    names = np.unique(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
     roles = ((name, attention_role(trace.names[name])) for name in names)
     return {name: role for name, role in roles if role is not None}
 
@@ -226,8 +226,8 @@ def _in_order(rows: Int64, calls: Calls, kernels: Kernels, launched: bool) -> tu
 
 def _named_backward(trace: Trace, code: Int32) -> Bool:
     """Which kernels have a name that says that they are of the backward pass?"""
-    said = [name for name in distinct(code).tolist() if NAMED_BACKWARD.search(trace.names[name])]
-    return among(code, np.array(said, np.int64))
+    said = [name for name in np.unique(code).tolist() if NAMED_BACKWARD.search(trace.names[name])]
+    return np.isin(code, np.array(said, np.int64))
 
 
 def _parted(trace: Trace, kernels: Kernels, rows: Int64, beside: Int64) -> list[frozenset[int]]:
@@ -266,7 +266,7 @@ def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None
     for what recording missed.
     """
     thread = calls.thread[launch]
-    found = ~among(thread, distinct(thread[backward]))
+    found = ~np.isin(thread, np.unique(thread[backward]))
     return found if 2 * found.sum() >= backward.sum() else None
 
 

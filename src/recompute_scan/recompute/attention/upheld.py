@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec.structs import replace
 
-from recompute_scan.arrays import among, median
+from recompute_scan.arrays import median
 from recompute_scan.model import Kernels
 from recompute_scan.recompute.attention.kernel_evidence import (
     NAMED_BACKWARD,
@@ -127,7 +127,7 @@ def _used_elsewhere(
     )
     # What stands right before a counted kernel of the backward pass prepares it.
     counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
-    ends = ends[~(among(ends, counted) | among(ends + 1, counted))]
+    ends = ends[~(np.isin(ends, counted) | np.isin(ends + 1, counted))]
     strange = [
         2 * behind[code] > rest[code]
         and not (PRODUCT.search(trace.names[code]) or _OF_BACKWARD.search(trace.names[code]))

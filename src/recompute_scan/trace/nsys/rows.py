@@ -14,7 +14,6 @@ from typing import TypeVar
 import numpy as np
 from msgspec import Struct, structs
 
-from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int64, Kind
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
 from recompute_scan.trace.nsys.database import UNKNOWN, UNREADABLE, Database
@@ -172,7 +171,7 @@ class _TableReader:
             closed = numbers[:, 1] != UNKNOWN
             self.left_out += int((~pushed).sum())
             self._add("ranges_without_end", int((pushed & ~closed).sum()))
-            kept = true_at(pushed & closed)
+            kept = np.flatnonzero(pushed & closed)
             said = [
                 _nameless(Kind.ANNOTATION) if (text := texts[row]) is None else self._range(text)
                 for row in kept.tolist()

@@ -111,7 +111,7 @@ def _few_and_plain(data: bytes, most: int) -> bool:
         if name in _NUMBERS:
             behind_mark = last == "MARK" if not numbers else behind_mark
             numbers += 1
-            if argument.bit_length() > _LONGEST_NUMBER:
+            if int(argument or 0).bit_length() > _LONGEST_NUMBER:
                 raise _Misformed("one of its numbers is too long")
         elif name in _MEMO:
             if argument is not None and argument > count:
