@@ -21,7 +21,7 @@ from recompute_scan.recompute.attention.sequence import (
     beyond_first,
     kernel_sequence,
     recomputed,
-    spans_of,
+    spans_beside,
     with_recomputes,
 )
 from recompute_scan.recompute.attention.upheld import PRODUCT, more_products
@@ -71,9 +71,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     if more_products(facts.trace, sequence, at, events, again):
         return None  # recomputes without attention, which nothing here finds
     first, last, lengths = steps
-    inside = slice(first, last)
+    inside, number = slice(first, last), len(lengths)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))
-    number = len(lengths)
     recorded = median(lengths) / _NS_PER_MS
     step_ms = median(timed_steps_ms) if timed_steps_ms else recorded
 
@@ -81,9 +80,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
     size = len(sequence.rows)
-    counted = np.array([event != RECOMPUTE for event in events], np.bool_)
-    passes = [event for event in events if event != RECOMPUTE]
-    forward, backward = (spans_of(at[counted], passes, way, size) for way in (True, False))
+    forward, backward = spans_beside(at, events, size)
     least = per_step(redundant)
     ends, sure = _left_out(facts, sequence, repeats, at, events)
     most = least + min(per_step(ends), per_step(again & ~redundant))

@@ -49,8 +49,7 @@ class Trace(Struct, frozen=True):
         cut_at: Where the file was cut among the host's calls: start of the last one that was
             read, in ns. A step that ends later was not read whole. ``None`` where all of
             the host's calls are there.
-        outline: Which parts of the file hold which times; ``None`` where it is compressed, or was
-            read by two processes.
+        outline: Which parts of the file hold which times; ``None`` where it is compressed.
     """
 
     name: Int32

@@ -230,3 +230,10 @@ def spans_of(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool
         if mine == forward:
             found[places[0] : places[-1] + 1] = True
     return found
+
+
+def spans_beside(at: Int64, events: Sequence[str], size: int) -> tuple[Bool, Bool]:
+    """The spans of forward and of backward passes, recomputes not counted as either's events."""
+    kept = [row for row, event in enumerate(events) if event != RECOMPUTE]
+    rest = [events[row] for row in kept]
+    return spans_of(at[kept], rest, True, size), spans_of(at[kept], rest, False, size)

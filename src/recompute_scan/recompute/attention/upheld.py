@@ -24,6 +24,7 @@ from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
     kernel_sequence,
     recomputed,
+    spans_beside,
     spans_of,
     with_recomputes,
 )
@@ -152,12 +153,11 @@ def more_products(
         for name in trace.names
     ]
     products = np.array(untold, np.bool_)[sequence.token] & ~again
-    counted = [event for event in events if event != RECOMPUTE]
-    where = at[[event != RECOMPUTE for event in events]]
     forward, backward = (
-        int(products[spans_of(where, counted, way, len(products))].sum()) for way in (True, False)
+        int(products[one].sum()) for one in spans_beside(at, events, len(products))
     )
     # A second loss goes through the same layers again: counted is from one event to the next.
+    counted = [event for event in events if event != RECOMPUTE]
     steps = Counter(pair for pair in pairwise(counted) if len(set(pair)) == 1)
     way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
     return backward * way > _MOST_PRODUCTS * forward * back > 0
