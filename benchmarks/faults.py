@@ -28,7 +28,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import processor, versions
-
 from recompute_scan.report.finding_words import UNKNOWN_CAUSE
 
 JOB = str(Path(__file__).resolve().with_name("small_job.py"))

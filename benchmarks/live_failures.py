@@ -25,8 +25,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.environments import ROOT, VERSIONS, Environment
 from tests.diagnose.cases import HUNG, Case, Ended, run_case
+
+from benchmarks.environments import ROOT, VERSIONS, Environment
 
 # What each version is made of.
 LIBRARIES = {

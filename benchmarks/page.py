@@ -23,9 +23,9 @@ from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.machine import processor
 from tests.report.pages import page, ranks
 
+from benchmarks.machine import processor
 from recompute_scan.report.html import render_html
 
 _PAINT = "performance.getEntriesByType('paint').find(e => e.name.startsWith('first-c'))?.startTime"

@@ -46,7 +46,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import processor
 from benchmarks.plan_cases import CASES, PlanCase, arrange, build
 from benchmarks.plan_oracle import peak_of
-
 from recompute_scan.cost.activation_plan import Planner, Wish
 from recompute_scan.cost.arrangement import Arrangements
 from recompute_scan.cost.moments import PART, RECOMPUTE, SELECTIVE, Choices

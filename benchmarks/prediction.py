@@ -41,7 +41,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.machine import processor
 from benchmarks.prediction_cases import CASES, HELD_APART, Case, Step, build
 from benchmarks.prediction_constants import Recorded, show_halves
-
 from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.price import keep_last, price
 from recompute_scan.cost.reruns import Keep

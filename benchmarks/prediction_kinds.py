@@ -12,9 +12,10 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.plan_cases import Convolution, Experts, Lora, Mlp, Post, Recurrent
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from benchmarks.plan_cases import Convolution, Experts, Lora, Mlp, Post, Recurrent
 
 Variant = Literal["R", "N"] | None
 _ROWS = 20_000

@@ -23,8 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.machine import processor, versions
 from tests.clusters import local_cluster
+
+from benchmarks.machine import processor, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACE = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"

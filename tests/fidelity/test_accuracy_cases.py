@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.accuracy import GROUPS
 
 from tests.cases.case import Case
+from tests.cases.groups import GROUPS
 from tests.fidelity.accuracy_cases import look_at
 
 pytestmark = pytest.mark.filterwarnings("ignore")

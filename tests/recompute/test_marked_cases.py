@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.accuracy import GROUPS, HIDDEN, main
 
 from recompute_scan import trace as traces
 from recompute_scan.recompute.facts import study
 from tests.cases.case import Case, record
 from tests.cases.distributed import leave_group
+from tests.cases.groups import GROUPS, HIDDEN, main
 from tests.cases.marked import annotating
 from tests.cases.truth import Truth
 

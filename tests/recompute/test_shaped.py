@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.accuracy import GROUPS
 
 from tests.cases import device
+from tests.cases.groups import GROUPS
 from tests.cases.shaped import SHAPES
 from tests.recompute.test_device_thread import run
 

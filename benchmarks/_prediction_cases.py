@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.prediction_kinds import KINDS
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -27,6 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.checkpoint import checkpoint
+
+from benchmarks.prediction_kinds import KINDS
 
 Variant = Literal["R", "N"] | None
 VOCABULARY = 512
