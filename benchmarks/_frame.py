@@ -256,5 +256,5 @@ class Table:
 
 def _cell(cell: object, form: str) -> str:
     if cell is None or isinstance(cell, str):
-        return format(cell or ("-" if cell is None else ""), re.sub(r"[.,%a-z].*", "", form))
+        return format(cell or ("-" if cell is None else ""), re.sub(r"[+]|[.,%a-z].*", "", form))
     return format(cell, form)

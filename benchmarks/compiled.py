@@ -13,10 +13,11 @@ import time
 import warnings
 from collections.abc import Sequence
 
-from benchmarks._frame import Table, benchmark, wanted, words
-from benchmarks._machine import machine
 from tests.compiled.answers import miscounted, misplaced, said_of, truth_of
 from tests.compiled.cases import CASES
+
+from benchmarks._frame import Table, benchmark, wanted, words
+from benchmarks._machine import machine
 
 
 @benchmark
@@ -27,8 +28,15 @@ def main(words: Sequence[str]) -> int:
     print(machine("torch", "transformers"))
     table = Table(
         {
-            **{"training": "<50", "truth": "<9", "said": "<12", "log alone": "<12", "m": ">3g"},
-            **{"confidence": "<10", "products": ">9", "recomputed": ">10g", "s": ">6.1f"},
+            "training": "<50",
+            "truth": "<9",
+            "said": "<12",
+            "log alone": "<12",
+            "m": ">3g",
+            "confidence": "<10",
+            "products": ">9",
+            "recomputed": ">10g",
+            "s": ">6.1f",
         }
     )
     cases = [case for case in CASES if wanted(case.name, words)]

@@ -20,10 +20,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks._frame import ROOT, Table, benchmark, words
 from tests.diagnose.cases import CASES, FORMS, REPAIRED, run_case
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
 from tests.diagnose.public import OUTCOMES, UNSEEN, public_logs, scores, written_logs
+
+from benchmarks._frame import ROOT, Table, benchmark, words
 
 RULES = ("src/recompute_scan/diagnose", "src/recompute_scan/frameworks")
 

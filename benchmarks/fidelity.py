@@ -15,8 +15,6 @@ import logging
 import warnings
 from collections.abc import Sequence
 
-from benchmarks._frame import Table, benchmark, some, wanted, words
-from benchmarks._machine import machine
 from tests.cases.groups import GROUPS, chosen
 from tests.fidelity.accuracy_cases import look_at
 from tests.fidelity.cases import CASES
@@ -24,6 +22,9 @@ from tests.fidelity.compare import compare, wrong
 from tests.fidelity.hard_cases import HARD
 from tests.fidelity.models import MODELS
 from tests.fidelity.truth import measure
+
+from benchmarks._frame import Table, benchmark, some, wanted, words
+from benchmarks._machine import machine
 
 
 @benchmark

@@ -23,16 +23,16 @@ from unittest import mock
 
 import click
 import torch
-from torch.utils.checkpoint import checkpoint
-
-from benchmarks._frame import benchmark, folder_option, kept_in, some
-from benchmarks.accuracy import BACKENDS, Recording, print_table, truth_of
 from tests.cases import model as models
 from tests.cases.case import Build, Case, TrainingStep
 from tests.cases.distributed import leave_group, shard
 from tests.cases.loops import batch, next_token_loss, train
 from tests.cases.model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle, Variant
 from tests.cases.truth import Verdict, write_truth
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks._frame import benchmark, folder_option, kept_in, some
+from benchmarks.accuracy import BACKENDS, Recording, print_table, truth_of
 
 N, R = NON_REENTRANT, REENTRANT
 SHORT = {None: "none", N: "n", R: "r"}
@@ -123,9 +123,7 @@ def _verdict(outer: Variant | None, inner: Variant | None) -> Verdict:
 @folder_option("--keep", text="Where traces and truths stay.")
 def main(device: str, way: Sequence[str], attention: Sequence[str], keep: Path | None) -> int:
     if device != "cpu" and not torch.cuda.is_available():
-        raise click.UsageError(
-            "torch sees no GPU here; --device cpu runs the part that needs none"
-        )
+        raise click.UsageError("torch sees no GPU here; --device cpu runs the part that needs none")
     if device == "cpu":
         way, attention = [one for one in way if one != "graph"], ["any"]
     failures: dict[str, str] = {}

@@ -8,15 +8,19 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks._frame import Table, benchmark
 from tests.lint.cases import CASES, Case, answer
 from tests.lint.found_cases import FOUND
 from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
 from tests.lint.nested_cases import NESTED
 
+from benchmarks._frame import Table, benchmark
+
 ALL = {
-    **{"pairs": CASES, "frameworks": FRAMEWORKS, "held out": HELD_OUT},
-    **{"found": FOUND, "nested": NESTED},
+    "pairs": CASES,
+    "frameworks": FRAMEWORKS,
+    "held out": HELD_OUT,
+    "found": FOUND,
+    "nested": NESTED,
 }
 
 
@@ -28,7 +32,7 @@ def main() -> int:
 def _score(title: str, cases: tuple[Case, ...]) -> int:
     """Print a line for each case, and the counts; how many were wrong."""
     wrong = false = found_sure = 0
-    table = Table({title: "<56", "expected": "<8", "found": "<8"})
+    table = Table({f"-- {title}": "<56", "expected": "<8", "found": "<8"})
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             found = answer(case, Path(folder))

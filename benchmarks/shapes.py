@@ -26,14 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-
-from benchmarks._frame import Table, benchmark, folder_option, kept_in, some, words
-from benchmarks.accuracy import EVIDENCE, agrees, marked
-from recompute_scan.analysis.answer import result_of
-from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.result import Result
-from recompute_scan.trace import load
-from recompute_scan.trace.nsys.export import load_nsys
 from tests.cases import device
 from tests.cases.attention_free import SEEN, UNSEEN
 from tests.cases.case import Case, record
@@ -50,6 +42,14 @@ from tests.cases.truth import Truth, read_truth, write_truth
 from tests.sources.nsys_builder import from_trace
 from tests.sources.rocprof_builder import rocprof
 from tests.trace.kineto_reading import parse
+
+from benchmarks._frame import Table, benchmark, folder_option, kept_in, some, words
+from benchmarks.accuracy import EVIDENCE, agrees, marked
+from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.result import Result
+from recompute_scan.trace import load
+from recompute_scan.trace.nsys.export import load_nsys
 
 GROUPS = {**RECORDED, "attention-free": SEEN, "unseen": UNSEEN}
 # Collectives and compilers know the CPU alone.
@@ -161,7 +161,7 @@ def print_table(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
     for name, which in (("doubled, with a cost", True), ("doubled, without", False)):
         counts[name] = [priced[shape.name, which] for shape in shapes]
     for name, numbers in counts.items():
-        table.row(name, "", *(f"{number:16}" for number in numbers))
+        table.row(name, "", *numbers)
     for (reason, name), number in sorted(why.items()):
         print(f"inconclusive, {name}: {number}: {reason}")
     return any(how == "wrong" and number for (_, how), number in said.items())
@@ -181,8 +181,13 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
     print()
     table = Table(
         {
-            **{"case": "<34", "shape": "<18", "step": ">8.1f", "predicted": ">9.1f"},
-            **{"twin": ">8.1f", "of step": ">+8.1%", "of saving": ">+9.1%"},
+            "case": "<34",
+            "shape": "<18",
+            "step": ">8.1f",
+            "predicted": ">9.1f",
+            "twin": ">8.1f",
+            "of step": ">+8.1%",
+            "of saving": ">+9.1%",
         }
     )
     off: dict[str, list[tuple[float, float, float, bool]]] = {each.name: [] for each in shapes}
@@ -217,8 +222,14 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
     print("\nwithin 5 and 10 % of the saving, 5 % by either figure; most off, of the step")
     table = Table(
         {
-            **{"cost": "<18", "cases": ">6", "given": ">6", "within 5 %": ">11", "10 %": ">6"},
-            **{"either": ">8", "in range": ">9", "most off": ">9.1%"},
+            "cost": "<18",
+            "cases": ">6",
+            "given": ">6",
+            "within 5 %": ">11",
+            "10 %": ">6",
+            "either": ">8",
+            "in range": ">9",
+            "most off": ">9.1%",
         }
     )
     for name, found in off.items():

@@ -19,15 +19,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+from tests.cases.case import record
+from tests.cases.groups import GROUPS
+from tests.share.canaries import NAMED, WORD, as_json, found_in, planted
 
 from benchmarks._frame import TRACES, Table, benchmark, some
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import pack
 from recompute_scan.bundle.same import differences
 from recompute_scan.errors import InputError
-from tests.cases.case import record
-from tests.cases.groups import GROUPS
-from tests.share.canaries import NAMED, WORD, as_json, found_in, planted
 
 
 @benchmark

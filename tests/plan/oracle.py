@@ -1,6 +1,6 @@
 """What arrangements of checkpoints really take, without recompute-scan.
 
-    python benchmarks/plan_oracle.py NAME STEPS ARRANGEMENT…
+    python -m tests.plan.oracle NAME STEPS ARRANGEMENT…
 
 The case's own switch makes each arrangement (``all``, ``none`` or names of layers). What is saved
 is counted by hooks on saved tensors and, in recomputes, by torch's own bookkeeping, each storage
@@ -16,7 +16,6 @@ import json
 import sys
 import time
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +24,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.plan_cases import CASES, Switched, arrange, build
+from tests.plan.scripts import CASES, Switched, arrange, build
 
 
 class Saved:

@@ -1,7 +1,7 @@
-"""What ``plan.py`` trains: ``python benchmarks/plan_cases.py NAME [--recompute all|none|A,B~]``.
+"""Models that checkpoint their layers by a switch of their own, one layer at a time.
 
-Every model checkpoints its layers by a switch of its own, one layer at a time, so that the same
-script is what is planned for and what a plan is tried on without recompute-scan.
+The same script is what is planned for, and what a plan is tried on without recompute-scan:
+``python tests/plan/scripts.py NAME [--recompute all|none|A,B~]``.
 """
 
 from __future__ import annotations

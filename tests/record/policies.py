@@ -1,7 +1,5 @@
 """What policies of selective checkpoints decide, as `run` sees it, beside a count of its own.
 
-    python benchmarks/policies.py      a row for each case: expected beside found
-
 The truth is counted by two dispatch modes of this file: one inside the checkpointed function sees
 what is called there, one around everything what really runs.
 """
@@ -9,7 +7,6 @@ what is called there, one around everything what really runs.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -26,8 +23,6 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recompute_scan.deciding import Policies
 from recompute_scan.findings.rules import RULES
@@ -279,22 +274,3 @@ def in_threads(cases: tuple[Case, ...], folder: Path) -> Policies:
         probe.remove()
     assert found is not None
     return found
-
-
-def main() -> int:
-    """Print the table."""
-    failed = 0
-    print(f"{'case':32} {'met':>5} {'kept':>5} {'bytes':>7}  findings")
-    for case in CASES:
-        wrong, found = compare(case, Path.cwd())
-        met, kept = (sum(getattr(p, n) for p in found.policies) for n in ("met", "kept"))
-        size = sum(policy.kept_bytes for policy in found.policies)
-        said = " ".join(codes(found)) or "none"
-        print(f"{case.name:32} {met:5} {kept:5} {size:7}  {said}  {'; '.join(wrong) or 'right'}")
-        failed += bool(wrong)
-    print(f"{len(CASES) - failed} of {len(CASES)} cases are as counted")
-    return failed > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
