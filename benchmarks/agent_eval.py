@@ -1,37 +1,32 @@
 """A client that knows nothing but docs/agents/SKILL.md, scored against known truths.
 
-    python benchmarks/agent_eval.py
-    python benchmarks/agent_eval.py --table OTHER.md     with another table
-
 It reads the table of the skill, calls the command line as an agent would, and does what the first
 row that holds says. What it says of each input is compared with the truth: what the models counted
 while they were recorded (the nesting cases, those of other versions of torch), or what is known of
 the traces that others published. Then every row that was used is spoilt in turn, and the score has
 to fall: a row that could say anything would not be tested.
+
+  python -m benchmarks agent-eval --table OTHER.md     with another table
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import click
+from tests.cases.case import record
+from tests.cases.nesting import NESTING
 
-from tests.cases.case import record  # noqa: E402
-from tests.cases.nesting import NESTING  # noqa: E402
+from benchmarks._frame import ROOT, TOOL, TRACES, Table, benchmark, surroundings, wanted, words
 
 SKILL = ROOT / "docs" / "agents" / "SKILL.md"
-TRACES = ROOT / "traces"
 TIMEOUT_S = 300
 UNKNOWN = "unknown"
 THE_FIELD = "the field"
@@ -147,13 +142,12 @@ def _text(value: object) -> str:
 
 def ask(question: Question) -> Seen:
     """Call the command line, and read what it has to say."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", *question.command],
+        [*TOOL, *question.command],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=environment,
+        env=surroundings(),
         check=False,
     )
     text = done.stdout
@@ -220,26 +214,26 @@ def spoilt(rows: Sequence[Row], number: int) -> list[Row]:
     return [other if place == number else row for place, row in enumerate(rows)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--table", type=Path, default=SKILL, help="the skill to follow")
-    given = parser.parse_args(arguments)
-    rows = table_of(given.table.read_text(encoding="utf-8"))
+@benchmark
+@words()
+@click.option("--table", "skill", type=click.Path(path_type=Path, exists=True), default=SKILL)
+def main(words: Sequence[str], skill: Path) -> int:
+    rows = table_of(skill.read_text(encoding="utf-8"))
     answers = []
     used = dict.fromkeys(range(-1, len(rows)), 0)
-    print("| input | truth | said | to do | done |\n| --- | --- | --- | --- | --- |")
+    heads = ("input", "truth", "said", "to do", "done")
+    table = Table(dict.fromkeys(heads, "<"), markdown=True)
     with tempfile.TemporaryDirectory(prefix="agent-eval") as folder:
         for question in questions(Path(folder)):
+            if not wanted(question.name, words):
+                continue
             seen = ask(question)
             answers.append((question, seen))
             number, verdict, action = follow(rows, seen)
             used[number] += 1
-            mark = "" if (verdict, action) == (question.verdict, question.action) else " **wrong**"
-            print(
-                f"| {question.name} | {question.verdict} | {verdict} | {question.action} |"
-                f" {action}{mark} |",
-                flush=True,
-            )
+            right_ = (verdict, action) == (question.verdict, question.action)
+            truth = (question.name, question.verdict, verdict, question.action)
+            table.row(*truth, action, note="" if right_ else " **wrong**")
     verdicts, actions = right(rows, answers)
     untested = [
         number
@@ -253,7 +247,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"rows used: {len(rows) - len(never)} of {len(rows)}; never met: {', '.join(never)}")
     print(f"rows that can be spoilt unnoticed: {len(untested)}")
     return int(verdicts < count or actions < count or bool(untested))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

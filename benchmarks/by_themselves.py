@@ -1,22 +1,22 @@
 """Models whose own switch for checkpointing puts two checkpoints around one layer.
 
-    DIFFUSERS=/tmp/diffusers
-    pip install --no-deps --target $DIFFUSERS diffusers==0.42.1
-    PYTHONPATH=$DIFFUSERS python benchmarks/by_themselves.py
-
 Each is made from a config, small, switched on by one call and trained for a few steps. Hooks count
 how often each of its layers runs in a step: once without checkpoints, twice with one, three times
 with two. Beside that stands the answer. Without diffusers only transformers' model is tried.
+
+  pip install --no-deps --target /tmp/diffusers diffusers==0.42.1
+  PYTHONPATH=/tmp/diffusers python -m benchmarks by-themselves
+
+The status is 1 where an answer is not what was counted.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from benchmarks._frame import Table, benchmark
 from recompute_scan.analysis.pipeline import analyse
 
 STEPS = 3
@@ -31,22 +32,21 @@ STEPS = 3
 Made = tuple[nn.Module, str, Callable[[Any], torch.Tensor]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line per model; the status is 1 when an answer is not what was counted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args(arguments)
+@benchmark
+def main() -> int:
     wrong = False
-    print(f"{'model':34} {'package':22} {'layers run, times a step':28} answer")
+    heads = {"model": "<34", "package": "<22", "layers run, times a step": "<28", "answer": "<"}
+    table = Table(heads)
     for name, (package, make) in MODELS.items():
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            print(f"{name:34} {package:22} not installed")
+            table.row(name, package, "not installed", "")
             continue
         counted, verdict, often = tried(make)
         wrong |= max(counted) - 1 != often
         told = ", ".join(f"{number} x {times:g}" for times, number in sorted(counted.items()))
-        print(f"{name:34} {f'{package} {version}':22} {told:28} {verdict} {often:g}", flush=True)
+        table.row(name, f"{package} {version}", told, f"{verdict} {often:g}")
     return int(wrong)
 
 
@@ -139,7 +139,3 @@ MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
         ),
     ),
 }  # fmt: skip
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,34 +1,33 @@
 """What every tuned number of the analysis decides, on traces of many machines and versions.
 
-    python benchmarks/constants.py
-    python benchmarks/constants.py --only recompute_scan.cost.predict
-    python benchmarks/constants.py --only attention --traces FOLDER   as shapes.py --write leaves
+Each number is halved and doubled, alone, and every trace of ``traces/`` is analyzed again. The
+table says in how many of them the answer changes (verdict, count, confidence), in how many the
+predicted step does, and by how much at most, and in how many anything in the result does. A number
+that changes nothing on any of them is one to do without, or one that
+``benchmarks/results/constants.md`` gives a reason for.
 
-Each number is halved and doubled, alone, and every trace of ``traces/`` is analysed again: CPU and
-GPU, torch 1.8 to 2.14, eight machines. The table says in how many of them the answer changes
-(verdict, count, confidence), in how many the predicted step does, and by how much at most, and in
-how many anything in the result does. A number that changes nothing on any of them is one to do
-without, or one that ``benchmarks/results/constants.md`` gives a reason for.
+  python -m benchmarks constants cost.predict
+  python -m benchmarks constants attention --traces FOLDER   as `shapes --write` leaves them
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
+from benchmarks._frame import ROOT, TRACES, Table, benchmark, folder_option, wanted, words
 from recompute_scan.analysis import loading, pipeline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import ScanError
 from recompute_scan.recompute import facts
 from recompute_scan.result import to_json
 
-ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("recompute", "cost", "analysis")
 # Bounds on work and on what is shown, units, formulas' own numbers: not tuned.
 NOT_TUNED = re.compile(
@@ -61,11 +60,11 @@ def numbers() -> Iterator[tuple[str, str, Any]]:
 
 def traces() -> list[list[Path]]:
     """Every trace of the repository, a run's ranks together."""
-    folders = [path for path in sorted((ROOT / "traces").iterdir()) if any(path.glob("trace-*"))]
+    folders = [path for path in sorted(TRACES.iterdir()) if any(path.glob("trace-*"))]
     single = [
         path
         for folder in ("public", "versions")
-        for path in sorted((ROOT / "traces" / folder).rglob("*.json.gz"))
+        for path in sorted((TRACES / folder).rglob("*.json.gz"))
     ]
     return [[path] for path in (*folders, *single)]
 
@@ -106,26 +105,22 @@ def answers(all_traces: Sequence[list[Path]]) -> list[tuple[Any, float | None, s
     return found
 
 
-def main() -> None:
-    """Print the table, a row for each number."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", metavar="TEXT", help="of modules with it in the name")
-    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="other traces than these")
-    parser.add_argument("--show", action="store_true", help="only list the numbers")
-    options = parser.parse_args()
-    chosen = [one for one in numbers() if options.only in one[0]]
-    if options.show:
+@benchmark
+@words()
+@folder_option("--traces", "given", text="Other traces than the repository's.")
+@click.option("--show", is_flag=True, help="Only list the numbers.")
+def main(words: Sequence[str], given: Path | None, show: bool) -> None:
+    chosen = [one for one in numbers() if wanted(one[0], words)]
+    if show:
         for module, name, value in chosen:
             print(f"{module}.{name} = {value}")
         return
-    every = [[path] for path in sorted(options.traces.iterdir())] if options.traces else traces()
+    every = [[path] for path in sorted(given.iterdir())] if given else traces()
     remember(studied=not any(".recompute." in module for module, _, _ in chosen))
     before = answers(every)
     print(f"{len(chosen)} numbers, {len(every)} traces; each halved and doubled\n")
-    head = f"{'number':58} {'value':>8} {'answers':>8} {'predictions':>12} {'most':>7}"
-    print(f"{head} {'anything':>9}", flush=True)
+    columns = {"number": "<58", "value": ">8g", "answers": ">8", "predictions": ">12"}
+    table = Table({**columns, "most": ">7.1%", "anything": ">9"})
     for module, name, value in chosen:
         loaded = importlib.import_module(module)
         other: set[int] = set()
@@ -141,11 +136,6 @@ def main() -> None:
                 if old[1] and new[1] and abs(new[1] / old[1] - 1) > 1e-4:
                     moved[at] = max(moved.get(at, 0.0), abs(new[1] / old[1] - 1))
             setattr(loaded, name, value)
-        most = f"{100 * max(moved.values()):.1f} %" if moved else ""
+        most = max(moved.values(), default=None)
         label = f"{module.removeprefix('recompute_scan.')}.{name}"
-        counted = f"{len(other):>8} {len(moved):>12} {most:>7} {len(anything):>9}"
-        print(f"{label:58} {value:>8g} {counted}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        table.row(label, value, len(other), len(moved), most, len(anything))

@@ -1,19 +1,18 @@
-"""Break a small job in every way that jobs break, and print what was still reported and kept.
+"""A small job broken in every way that jobs break: what was reported, and what was kept.
 
-    python benchmarks/faults.py              all of them
-    python benchmarks/faults.py kill         those whose name holds a word
+The job is ``_small_job.py`` under `recompute-scan run`: one step to warm up, two timed, one to warm
+the profiler up, two profiled, one with stacks. The full disk and the read-only folder are mounts of
+their own, and need root.
 
-The job is ``small_job.py`` under ``recompute-scan run``: one step to warm up, two timed, one to
-warm the profiler up, two profiled, one with stacks. Ends with 1 where a status, a report or what
-was kept is not what it should be. The full disk and the read-only folder are mounts of their own,
-and need root.
+  python -m benchmarks faults kill         the faults whose name holds a word
+
+The status is 1 where a status, a report or what was kept is not what it should be.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -22,16 +21,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.machine import processor, versions
+from benchmarks._frame import HERE, TOOL, Table, benchmark, fresh, surroundings, wanted, words
+from benchmarks._machine import machine
 from recompute_scan.report.finding_words import UNKNOWN_CAUSE
 
-JOB = str(Path(__file__).resolve().with_name("small_job.py"))
-TOOL = (sys.executable, "-m", "recompute_scan")
+JOB = str(HERE / "_small_job.py")
 OPTIONS = ("--steps", "2", "--warmup", "1", "--timing-steps", "2")
 TIMEOUT_S = 200
 # Steps of the job, from 0: in the timed ones, the second profiled one, and the one with stacks.
@@ -73,10 +70,6 @@ def fault(kind: str, step: str = STACKS, rank: str = "1") -> tuple[str, ...]:
     return "--fault", kind, "--rank", rank, "--step", step
 
 
-def alone(kind: str, step: str) -> tuple[str, ...]:
-    return fault(kind, step, rank="0")
-
-
 def to_tool(number: int) -> Callable[[int], None]:
     return lambda process: os.kill(process, number)
 
@@ -86,140 +79,87 @@ def to_all(number: int) -> Callable[[int], None]:
 
 
 SLOW = ("--fault", "slow")
-LONG = ("--nproc-per-node", "2", "--steps", "100")
+TWO = ("--nproc-per-node", "2")
+LONG = (*TWO, "--steps", "100")
 BELOW = ("--", "torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 CLOSED = ("sh", "-c", 'exec "$@" >&-', "sh", *TOOL)
 WORDLESS = r"Rank 1\s+ended\s+without a word after \d steps"
 AT_ONCE = r"Rank 1\s+ended\s+without a word"
 DOUBLED = "Verdict: doubled"
+EXEC = r"runs another program in place of its own process(?s:.)*another program"
+OUTSIDE = "The run was ended from outside"
+BOTH = (0, 1)
+
+
+def single(name: str, kind: str, step: str, said: str, status: int = 0) -> Fault:
+    """A fault of a job of one process, which keeps its trace and its step times."""
+    job = fault(kind, step, rank="0") if kind else ()
+    return Fault(name, job, status, said, (0,), timed=(0,), options=())
+
+
+def ended(name: str, act: Callable[[int], None], status: int, said: str = "") -> Fault:
+    """A job of two ranks that gets a signal while it is profiled."""
+    return Fault(name, SLOW, status, said, (), options=LONG, act=act)
+
+
 FAULTS = (
     Fault("kill -9 of a rank at once", fault("kill", "0"), 137, AT_ONCE, (), timed=()),
     Fault("kill -9 of a rank while timing", fault("kill", TIMED), 137, WORDLESS, (), timed=()),
     Fault("kill -9 of a rank while profiling", fault("kill", PROFILED), 137, WORDLESS, ()),
-    Fault("kill -9 of a rank, trace written", fault("kill"), 137, WORDLESS, (0, 1)),
-    Fault("the same under `run -- torchrun`", fault("kill"), 1, WORDLESS, (0, 1), options=BELOW),
+    Fault("kill -9 of a rank, trace written", fault("kill"), 137, WORDLESS, BOTH),
+    Fault("the same under `run -- torchrun`", fault("kill"), 1, WORDLESS, BOTH, options=BELOW),
     Fault(
-        "the same, ranks started with spawn",
-        ("--spawn", "2", *fault("kill")),
-        1,
-        r"without a\s+word",
-        (0, 1),
-        options=(),
+        "the same, ranks started with spawn", ("--spawn", "2", *fault("kill")), 1,
+        r"without a\s+word", BOTH, options=(),
     ),
-    Fault(
-        "kill -9 of a single process",
-        fault("kill", rank="0"),
-        137,
-        DOUBLED,
-        (0,),
-        timed=(0,),
-        options=(),
+    replace(
+        single("kill -9 of a single process", "kill", STACKS, DOUBLED, 137),
         after=("analyze", "out"),
     ),
-    Fault("os._exit(5) in a rank", fault("os-exit"), 5, "Rank 1 ended itself", (0, 1)),
-    Fault("a rank raises", fault("raise"), 1, "Rank 1 raised ValueError", (0, 1)),
-    Fault("a rank calls sys.exit(3)", fault("exit"), 3, "Rank 1 ended itself", (0, 1)),
-    Fault("a rank ends early", fault("end"), 1, r"rank 1 had\s+ended", (0, 1)),
+    Fault("os._exit(5) in a rank", fault("os-exit"), 5, "Rank 1 ended itself", BOTH),
+    Fault("a rank raises", fault("raise"), 1, "Rank 1 raised ValueError", BOTH),
+    Fault("a rank calls sys.exit(3)", fault("exit"), 3, "Rank 1 ended itself", BOTH),
+    Fault("a rank ends early", fault("end"), 1, r"rank 1 had\s+ended", BOTH),
     Fault(
-        "a rank hangs",
-        fault("hang"),
-        124,
-        "The run hung",
-        (0, 1),
-        options=("--nproc-per-node", "2", "--timeout", "6"),
+        "a rank hangs", fault("hang"), 124, "The run hung", BOTH, options=(*TWO, "--timeout", "6")
     ),
-    Fault(
-        "the script runs another program with exec",
-        alone("exec", STACKS),
-        0,
-        r"runs another program in place of its own process(?s:.)*another program",
-        (0,),
-        timed=(0,),
-        options=(),
-    ),
-    Fault(
-        "the script sets builtins.open to None",
-        alone("no-open", TIMED),
-        0,
-        DOUBLED,
-        (0,),
-        timed=(0,),
-        options=(),
-    ),
-    Fault(
-        "an import hook of the script raises",
-        alone("no-import", TIMED),
-        0,
-        DOUBLED,
-        (0,),
-        timed=(0,),
-        options=(),
-    ),
-    Fault("standard output is closed", (), 0, "", (0,), timed=(0,), options=(), launcher=CLOSED),
-    Fault("Ctrl-C to the whole job", SLOW, 130, "", (), options=LONG, act=to_all(signal.SIGINT)),
-    Fault("SIGINT to the tool alone", SLOW, 130, "", (), options=LONG, act=to_tool(signal.SIGINT)),
-    Fault(
-        "SIGTERM to the tool",
-        SLOW,
-        143,
-        "The run was ended from outside",
-        (),
-        options=LONG,
-        act=to_tool(signal.SIGTERM),
-    ),
-    Fault(
-        "the disk is full, stacks don't fit",
-        (),
-        0,
-        "Verdict: doubled",
-        (0, 1),
-        mount="size=320k",
-    ),
-    Fault(
-        "the disk is full, the report doesn't fit",
-        (),
-        2,
-        "Verdict: doubled",
-        (0, 1),
-        mount="size=150k",
-    ),
+    single("the script runs another program with exec", "exec", STACKS, EXEC),
+    single("the script sets builtins.open to None", "no-open", TIMED, DOUBLED),
+    single("an import hook of the script raises", "no-import", TIMED, DOUBLED),
+    replace(single("standard output is closed", "", "", ""), launcher=CLOSED),
+    ended("Ctrl-C to the whole job", to_all(signal.SIGINT), 130),
+    ended("SIGINT to the tool alone", to_tool(signal.SIGINT), 130),
+    ended("SIGTERM to the tool", to_tool(signal.SIGTERM), 143, OUTSIDE),
+    Fault("the disk is full, stacks don't fit", (), 0, DOUBLED, BOTH, mount="size=320k"),
+    Fault("the disk is full, the report doesn't fit", (), 2, DOUBLED, BOTH, mount="size=150k"),
     Fault("the disk is full", (), 2, "why: No space left", (), timed=(), mount="size=4k"),
-    Fault(
-        "the output folder is read-only",
-        (),
-        2,
-        "why: Read-only",
-        (),
-        timed=(),
-        mount="ro",
-    ),
-)
+    Fault("the output folder is read-only", (), 2, "why: Read-only", (), timed=(), mount="ro"),
+)  # fmt: skip
 
 
-def main(wanted: Sequence[str]) -> int:
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = versions(("torch",))
-    print(f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, {found}\n")
-    print("| what was broken | status | what was reported | traces | step times | result |")
-    print("| --- | ---: | --- | --- | --- | --- |")
+@benchmark
+@words()
+def main(words: Sequence[str]) -> int:
+    print(f"{machine('torch')}\n")
+    heads = ("what was broken", "status", "what was reported", "traces", "step times", "result")
+    table = Table(dict.fromkeys(heads, "<"), markdown=True)
     right = tried = 0
     for one in FAULTS:
-        if wanted and not any(word in one.name for word in wanted):
+        if not wanted(one.name, words):
             continue
         if one.mount is not None and os.geteuid() != 0:
-            print(f"| {one.name} | | | | | not at hand: a mount needs root |", flush=True)
+            table.row(one.name, *[""] * 4, "not at hand: a mount needs root")
             continue
-        wrong, row = break_job(one)
+        wrong, cells = break_job(one)
         right, tried = right + (not wrong), tried + 1
-        print(f"| {one.name} | {row} | {'WRONG' if wrong else 'right'} |", flush=True)
+        table.row(one.name, *cells, "WRONG" if wrong else "right")
         if wrong:
             print(wrong, file=sys.stderr)
     print(f"\n{right} of {tried} right")
     return int(right < tried or not tried)
 
 
-def break_job(one: Fault) -> tuple[str, str]:
+def break_job(one: Fault) -> tuple[str, tuple[str, ...]]:
     """What is wrong, empty where nothing is, and the row's cells."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -228,10 +168,7 @@ def break_job(one: Fault) -> tuple[str, str]:
         with _mounted(out, one.mount) if one.mount else nullcontext():
             status, said = _run(one, folder, out)
             if one.after:
-                done = subprocess.run(
-                    [*TOOL, *one.after], cwd=folder, capture_output=True, text=True, check=False
-                )
-                said += done.stdout
+                said += fresh([*TOOL, *one.after], folder=folder).output
             traces = _ranks(out, "trace-rank*.json.gz")
             timed = _timed(out)
             left = [path.name for path in out.iterdir() if ".part" in path.name]
@@ -244,7 +181,7 @@ def break_job(one: Fault) -> tuple[str, str]:
         wrong.append(f"kept: traces {traces}, step times {timed}")
     if left:
         wrong.append(f"left: {left}")
-    cells = f"{status} | {_reported(said)} | {_listed(traces)} | {_listed(timed)}"
+    cells = (str(status), _reported(said), _listed(traces), _listed(timed))
     return f"{one.name}: {'; '.join(wrong)}\n{said[-3000:]}" if wrong else "", cells
 
 
@@ -254,7 +191,12 @@ def _run(one: Fault, folder: Path, out: Path) -> tuple[int, str]:
     command = [*one.launcher, "run", *OPTIONS, *own, "-o", "out", *below, JOB, *one.job]
     with (folder / "said").open("w") as file:
         process = subprocess.Popen(
-            command, cwd=folder, stdout=file, stderr=file, start_new_session=True
+            command,
+            cwd=folder,
+            env=surroundings(),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
         try:
             if one.act is not None:
@@ -341,7 +283,3 @@ def _mounted(folder: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(folder)], check=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

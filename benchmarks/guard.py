@@ -211,7 +211,9 @@ def healthy(steps: int) -> int:
 
 
 @benchmark
-@click.option("--pairs", default=3000, help="Calls with the guard and without.")
+@click.option(
+    "--pairs", type=click.IntRange(min=150), default=3000, help="Calls with the guard and without."
+)
 @click.option("--healthy", "steps", default=0, help="Steps of each healthy training.")
 def main(pairs: int, steps: int) -> int:
     warnings.simplefilter("ignore")

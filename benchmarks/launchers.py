@@ -1,22 +1,21 @@
-"""Run both examples under every launcher, and print launcher x processes x result.
-
-    python benchmarks/launchers.py              all of them
-    python benchmarks/launchers.py torchrun     those whose name holds a word
+"""Both examples under every launcher: the verdict beside the job's own count.
 
 The doubled and the repaired Llama of ``examples/`` are trained under each, unchanged;
-``counted_example.py`` counts beside them how often a layer's forward runs in the backward pass,
-and the verdict must say the same. Ends with 1 where one does not. What is not at hand is listed and
-not counted: deepspeed is not among the packages of this project (``DS_BUILD_OPS=0 pip install
---no-deps deepspeed`` and what it imports, in an environment of its own), mpirun is Debian's
-``openmpi-bin``, srun its ``slurm-wlm`` with a cluster that answers, two nodes are network
-namespaces and need root.
+``_counted_example.py`` counts how often a layer's forward runs in the backward pass, and the
+verdict must say the same. What is not at hand is listed and not counted: deepspeed is not among the
+packages of this project (``DS_BUILD_OPS=0 pip install --no-deps deepspeed`` and what it imports, in
+another environment), mpirun is Debian's ``openmpi-bin``, srun its ``slurm-wlm`` with a cluster that
+answers, two nodes are network namespaces and need root.
+
+  python -m benchmarks launchers torchrun     the launchers whose name holds a word
+
+The status is 1 where one is not right.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import socket
 import subprocess
@@ -27,13 +26,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks._frame import HERE, TOOL, Table, benchmark, surroundings, wanted, words
+from benchmarks._machine import machine
 
-from benchmarks.machine import processor, versions
-
-JOB = str(Path(__file__).resolve().with_name("counted_example.py"))
+JOB = str(HERE / "_counted_example.py")
 OPTIONS = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
-TOOL = (sys.executable, "-m", "recompute_scan", "run", *OPTIONS)
+RUN = (*TOOL, "run", *OPTIONS)
 TIMEOUT_S = 300
 EXPECTED = {"doubled": ("doubled", 2.0), "repaired": ("full", 1.0)}
 # The nodes' network: two ends of one cable.
@@ -82,12 +80,12 @@ class Answer:
 
 
 def alone(example: str, port: int) -> list[list[str]]:
-    return [[*TOOL, "-o", "out", JOB, example, "--port", str(port)]]
+    return [[*RUN, "-o", "out", JOB, example, "--port", str(port)]]
 
 
 def own_launcher(processes: int) -> Callable[[str, int], list[list[str]]]:
     return lambda example, _: [
-        [*TOOL, "--nproc-per-node", str(processes), "-o", "out", JOB, example]
+        [*RUN, "--nproc-per-node", str(processes), "-o", "out", JOB, example]
     ]
 
 
@@ -97,12 +95,12 @@ def module_of_torchrun(example: str, _: int) -> list[list[str]]:
 
 def below(*launcher: str) -> Callable[[str, int], list[list[str]]]:
     return lambda example, port: [
-        [*TOOL, "-o", "out", "--", *launcher, JOB, example, "--port", str(port)]
+        [*RUN, "-o", "out", "--", *launcher, JOB, example, "--port", str(port)]
     ]
 
 
 def spawning(example: str, port: int) -> list[list[str]]:
-    return [[*TOOL, "-o", "out", JOB, example, "--spawn", "2", "--port", str(port)]]
+    return [[*RUN, "-o", "out", JOB, example, "--spawn", "2", "--port", str(port)]]
 
 
 def two_nodes(*, shared: bool) -> Callable[[str, int], list[list[str]]]:
@@ -149,26 +147,25 @@ LAUNCHERS = (
 )
 
 
-def main(wanted: Sequence[str]) -> int:
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = versions(("torch", "transformers", "accelerate", "deepspeed"))
-    print(f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, {found}\n")
-    print("| launcher | processes | doubled: counted, found | repaired: counted, found | result |")
-    print("| --- | ---: | --- | --- | --- |")
+@benchmark
+@words()
+def main(words: Sequence[str]) -> int:
+    print(f"{machine('torch', 'transformers', 'accelerate', 'deepspeed')}\n")
+    examples = {f"{name}: counted, found": "<" for name in EXPECTED}
+    columns = {"launcher": "<", "processes": ">", **examples, "result": "<"}
+    table = Table(columns, markdown=True)
     right = launched = 0
     for launcher in LAUNCHERS:
-        if wanted and not any(word in launcher.name for word in wanted):
+        if not wanted(launcher.name, words):
             continue
-        head = f"| `{launcher.name}` | {launcher.processes} |"
+        head = (f"`{launcher.name}`", launcher.processes)
         if (missing := _missing(launcher)) is not None:
-            print(f"{head} | | {missing} |", flush=True)
+            table.row(*head, "", missing, "")
             continue
         answers = {example: launch(launcher, example) for example in EXPECTED}
         good = [one.right(example, launcher.processes) for example, one in answers.items()]
         right, launched = right + sum(good), launched + len(good)
-        cells = " | ".join(map(_cell, answers.values()))
-        print(f"{head} {cells} | {'right' if all(good) else 'WRONG'} |", flush=True)
+        table.row(*head, *map(_cell, answers.values()), "right" if all(good) else "WRONG")
         for answer, fine in zip(answers.values(), good, strict=True):
             if not fine:
                 print(f"{answer}\n{answer.error}", file=sys.stderr)
@@ -186,7 +183,9 @@ def launch(launcher: Launcher, example: str) -> Answer:
         started: list[subprocess.Popen[bytes]] = []
         for prefix, command in zip(prefixes, launcher.commands(example, free_port()), strict=True):
             log = stack.enter_context((folder / f"log{len(started)}").open("w+"))
-            process = subprocess.Popen([*prefix, *command], cwd=folder, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [*prefix, *command], cwd=folder, env=surroundings(), stdout=log, stderr=log
+            )
             started.append(stack.enter_context(process))
         try:
             status = max(process.wait(TIMEOUT_S) for process in started)
@@ -220,7 +219,7 @@ def _cell(answer: Answer) -> str:
 
 
 def _missing(launcher: Launcher) -> str | None:
-    if shutil.which(launcher.needs) is None:
+    if shutil.which(launcher.needs, path=surroundings()["PATH"]) is None:
         return f"not at hand: {launcher.needs} is not installed"
     if launcher.nodes and os.geteuid() != 0:
         return "not at hand: namespaces need root"
@@ -262,7 +261,3 @@ def two_namespaces() -> Iterator[list[list[str]]]:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

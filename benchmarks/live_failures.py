@@ -1,20 +1,19 @@
-"""Make the five reported failures happen, in several forms and with the versions they came with.
+"""The five reported failures, in several forms and with the versions they came with.
 
-    python benchmarks/live_failures.py                  all of them
-    python benchmarks/live_failures.py cache save_hang  those whose script's name holds a word
-    python benchmarks/live_failures.py --torch 2.4      with an older torch
-
-Each row is a script that fails, and its twin without the fault, both under ``recompute-scan run``:
+Each row is a script that fails, and its twin without the fault, both under `recompute-scan run`:
 the code that was expected, the one found, and what the twin got. A version of a library that isn't
-installed is put into a folder of its own for the time of the run, without what it depends on.
-An older torch gets an environment of its own (``benchmarks/environments.py`` has which) with the
-packages of its day, five to seven gigabytes, which is removed again. Ends with 1 where an answer
-differs.
+installed is put into a folder for the time of the run, without what it depends on. An older torch
+gets an environment (``_environments.py`` has which) with the packages of its day, five to seven
+gigabytes, which is removed again.
+
+  python -m benchmarks live-failures cache save_hang  those whose script's name holds a word
+  python -m benchmarks live-failures --torch 2.4      with an older torch
+
+The status is 1 where an answer differs.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import subprocess
 import sys
@@ -23,11 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+import click
 from tests.diagnose.cases import HUNG, Case, Ended, run_case
 
-from benchmarks.environments import ROOT, VERSIONS, Environment
+from benchmarks._environments import VERSIONS, Environment
+from benchmarks._frame import ROOT, Table, benchmark, wanted, words
 
 # What each version is made of.
 LIBRARIES = {
@@ -96,14 +95,11 @@ FAILURES = (
 BESIDE = ("lightning", "psutil", "pytest")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run those; 1 where an answer differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*")
-    versions = [one.name for one in VERSIONS if one.fsdp]
-    parser.add_argument("--torch", choices=versions, help="in an environment made for it")
-    options = parser.parse_args(arguments)
-    return with_torch(options.torch, options.words) if options.torch else run(options.words)
+@benchmark
+@words()
+@click.option("--torch", type=click.Choice([one.name for one in VERSIONS if one.fsdp]))
+def main(words: Sequence[str], torch: str | None) -> int:
+    return with_torch(torch, words) if torch else run(words)
 
 
 def with_torch(name: str, words: Sequence[str]) -> int:
@@ -115,7 +111,7 @@ def with_torch(name: str, words: Sequence[str]) -> int:
         if made.status:
             print(made.output, file=sys.stderr)
             return made.status
-        command = [environment.python, __file__, *words]
+        command = [environment.python, "-m", "benchmarks", "live-failures", *words]
         return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
@@ -123,23 +119,20 @@ def run(words: Sequence[str]) -> int:
     """Run those with this torch; 1 where an answer differs."""
     wrong = 0
     print(f"torch {importlib.metadata.version('torch')}\n")
-    print("| reported | script | ranks | with | expected | found | repaired twin |")
-    print("| --- | --- | ---: | --- | --- | --- | --- |")
+    heads = ("reported", "script", "ranks", "with", "expected", "found", "repaired twin")
+    table = Table(dict.fromkeys(heads, "<"), markdown=True)
     with tempfile.TemporaryDirectory() as folder:
         for one in FAILURES:
-            if words and not any(word in one.case.script for word in words):
+            if not wanted(one.case.script, words):
                 continue
             first = libraries(one.library, Path(folder))
             found = answer(one.case, first)
             twin = answer(replace(one.case, code="", status=0, hangs=False, repaired=True), first)
             right = found == (one.case.code, one.case.status) and twin == ("", 0)
             wrong += not right
-            print(
-                f"| {one.reported} | {one.case.script.removeprefix('forms/')} | {one.case.ranks} "
-                f"| {named(one.library)} | {one.case.code or 'none'} | {said(found)} "
-                f"| {said(twin)} |{'' if right else ' <- differs'}",
-                flush=True,
-            )
+            about = (one.case.script.removeprefix("forms/"), one.case.ranks, named(one.library))
+            expected = (one.case.code or "none", said(found), said(twin))
+            table.row(one.reported, *about, *expected, note="" if right else " <- differs")
     print(f"\n{wrong} differ")
     return int(wrong > 0)
 
@@ -175,7 +168,3 @@ def libraries(library: str, folder: Path) -> Path | None:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(path)]
         subprocess.run([*pip, *LIBRARIES[library]], check=True, capture_output=True)
     return path
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

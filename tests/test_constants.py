@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.constants import ROOT, numbers
+from benchmarks._frame import RESULTS as FOLDER
+from benchmarks.constants import numbers
 
-RESULTS = (ROOT / "benchmarks" / "results" / "constants.md").read_text(encoding="utf-8")
+RESULTS = (FOLDER / "constants.md").read_text(encoding="utf-8")
 
 
 def test_every_number_has_a_row_with_its_value() -> None:

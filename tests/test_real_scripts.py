@@ -1,4 +1,4 @@
-"""The judge of ``make real-scripts``: its counter, and what it takes for equal and for right."""
+"""The judge of ``python -m benchmarks real-scripts``: its counter, and what it takes for equal and for right."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.environments import Ran
-from benchmarks.real_rows import ROWS
-from benchmarks.real_scripts import COUNTER, FEWEST, agrees, last_line, same_losses
+from benchmarks._frame import Ran
+from benchmarks.real_scripts import COUNTER, FEWEST, ROWS, SOURCES, agrees, last_line, same_losses
 
 TRAINING = """
 import sys, torch
@@ -132,4 +131,4 @@ def test_the_error_and_not_what_torchrun_says_of_it() -> None:
 def test_every_row_is_pinned() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS) >= FEWEST
     for row in ROWS:
-        assert row.source is None or (len(row.source.commit) == 40 and row.paths)
+        assert not row.source or (len(SOURCES[row.source].commit) == 40 and row.paths)
