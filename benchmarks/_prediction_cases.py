@@ -1,8 +1,8 @@
-"""What ``prediction.py`` trains: a transformer of any size, or another kind of model, checkpointed
-before and after a change.
+"""What ``prediction.py`` trains, checkpointed before and after a change: a transformer of any size,
+or another kind of model.
 
-Each case is a pair of arrangements of checkpoints around the same layers. The model is built
-twice from the same seed, so both do the same work but for the recomputes.
+Each case is a pair of arrangements of checkpoints around the same layers. The model is built twice
+from the same seed, so both do the same work but for the recomputes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from tests.plan.scripts import Attention, Convolution, Experts, Lora, Mlp, Post, Recurrent
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -27,15 +28,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.prediction_kinds import KINDS
-
 Variant = Literal["R", "N"] | None
+Sharding = Literal["none", "fsdp1", "fsdp1-outside", "fsdp2", "ddp"]
 VOCABULARY = 512
+_ROWS = 20_000
 Step = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """A model's size, and what goes through it in one step."""
 
     layers: int
@@ -45,8 +45,7 @@ class Size:
     heads: int = 4
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """Checkpoints: around all layers together, around each layer from outside, and inside it.
 
     ``R`` is reentrant, ``N`` is not.
@@ -55,9 +54,6 @@ class Asked:
     stack: Variant = None
     outer: Variant = None
     inner: Variant = None
-
-
-Sharding = Literal["none", "fsdp1", "fsdp1-outside", "fsdp2", "ddp"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Case:
         sharding: ``fsdp1-outside`` has the wrapper around the FSDP unit, so that each of its
             recomputes gathers the parameters again.
         ranks: Processes.
-        kind: Another kind of model than a transformer, from ``prediction_kinds.py``.
+        kind: Another kind of model than a transformer, of ``KINDS``.
         threads: torch's.
     """
 
@@ -85,11 +81,6 @@ class Case:
     kind: str = ""
     threads: int = 1
 
-    @property
-    def removes_all(self) -> bool:
-        """Whether no checkpoint is left."""
-        return self.after == Asked()
-
 
 TINY = Size(layers=4, width=32, length=16, batch=2)
 DEEP = Size(layers=12, width=64, length=16, batch=2)
@@ -97,98 +88,185 @@ SMALL = Size(layers=4, width=128, length=64, batch=4)
 LARGER = Size(layers=4, width=256, length=128, batch=4)
 WIDE = Size(layers=3, width=512, length=128, batch=2, heads=8)
 
-_NONE = Asked()
+NONE = Asked()
+N, R = Asked(outer="N"), Asked(inner="R")
+R_IN_N, N_IN_R = Asked(outer="N", inner="R"), Asked(outer="R", inner="N")
+R_IN_R, ALL_AND_EACH = Asked(outer="R", inner="R"), Asked(stack="N", outer="N")
+
 CASES = (
-    Case("tiny, R in N, R removed", TINY, Asked(outer="N", inner="R"), Asked(outer="N")),
-    Case("tiny, R in N, N removed", TINY, Asked(outer="N", inner="R"), Asked(inner="R")),
-    Case("tiny, N in R, R removed", TINY, Asked(outer="R", inner="N"), Asked(inner="N")),
-    Case("tiny, R in R, one removed", TINY, Asked(outer="R", inner="R"), Asked(inner="R")),
-    Case("deep, R in N, R removed", DEEP, Asked(outer="N", inner="R"), Asked(outer="N")),
-    Case("deep, N around all and each", DEEP, Asked(stack="N", outer="N"), Asked(outer="N")),
-    Case("small, R in N, R removed", SMALL, Asked(outer="N", inner="R"), Asked(outer="N")),
-    Case("small, N in R, R removed", SMALL, Asked(outer="R", inner="N"), Asked(inner="N")),
-    Case("larger, R in N, R removed", LARGER, Asked(outer="N", inner="R"), Asked(outer="N")),
-    Case("larger, R in R, one removed", LARGER, Asked(outer="R", inner="R"), Asked(inner="R")),
-    Case("wide, R in N, R removed", WIDE, Asked(outer="N", inner="R"), Asked(outer="N")),
-    Case("wide, N around all and each", WIDE, Asked(stack="N", outer="N"), Asked(outer="N")),
-    Case("tiny, N to none", TINY, Asked(outer="N"), _NONE),
-    Case("tiny, R to none", TINY, Asked(outer="R"), _NONE),
-    Case("small, N to none", SMALL, Asked(outer="N"), _NONE),
-    Case("larger, R to none", LARGER, Asked(outer="R"), _NONE),
-    Case("wide, N to none", WIDE, Asked(outer="N"), _NONE),
-    Case(
-        "fsdp1 small, R in N, R removed",
-        SMALL,
-        Asked(outer="N", inner="R"),
-        Asked(outer="N"),
-        "fsdp1",
-        2,
-    ),
-    Case(
-        "fsdp1 larger, R in N, R removed",
-        LARGER,
-        Asked(outer="N", inner="R"),
-        Asked(outer="N"),
-        "fsdp1",
-        2,
-    ),
-    Case(
-        "fsdp1 larger, R in N outside, N removed",
-        LARGER,
-        Asked(outer="N", inner="R"),
-        Asked(inner="R"),
-        "fsdp1-outside",
-        2,
-    ),
-    Case(
-        "fsdp2 larger, R in N, R removed",
-        LARGER,
-        Asked(outer="N", inner="R"),
-        Asked(outer="N"),
-        "fsdp2",
-        2,
-    ),
-    Case("fsdp2 small, N to none", SMALL, Asked(outer="N"), _NONE, "fsdp2", 2),
-    Case(
-        "ddp small, R in N, R removed",
-        SMALL,
-        Asked(outer="N", inner="R"),
-        Asked(outer="N"),
-        "ddp",
-        2,
-    ),
+    Case("tiny, R in N, R removed", TINY, R_IN_N, N),
+    Case("tiny, R in N, N removed", TINY, R_IN_N, R),
+    Case("tiny, N in R, R removed", TINY, N_IN_R, Asked(inner="N")),
+    Case("tiny, R in R, one removed", TINY, R_IN_R, R),
+    Case("deep, R in N, R removed", DEEP, R_IN_N, N),
+    Case("deep, N around all and each", DEEP, ALL_AND_EACH, N),
+    Case("small, R in N, R removed", SMALL, R_IN_N, N),
+    Case("small, N in R, R removed", SMALL, N_IN_R, Asked(inner="N")),
+    Case("larger, R in N, R removed", LARGER, R_IN_N, N),
+    Case("larger, R in R, one removed", LARGER, R_IN_R, R),
+    Case("wide, R in N, R removed", WIDE, R_IN_N, N),
+    Case("wide, N around all and each", WIDE, ALL_AND_EACH, N),
+    Case("tiny, N to none", TINY, N, NONE),
+    Case("tiny, R to none", TINY, Asked(outer="R"), NONE),
+    Case("small, N to none", SMALL, N, NONE),
+    Case("larger, R to none", LARGER, Asked(outer="R"), NONE),
+    Case("wide, N to none", WIDE, N, NONE),
+    Case("fsdp1 small, R in N, R removed", SMALL, R_IN_N, N, "fsdp1", 2),
+    Case("fsdp1 larger, R in N, R removed", LARGER, R_IN_N, N, "fsdp1", 2),
+    Case("fsdp1 larger, R in N outside, N removed", LARGER, R_IN_N, R, "fsdp1-outside", 2),
+    Case("fsdp2 larger, R in N, R removed", LARGER, R_IN_N, N, "fsdp2", 2),
+    Case("fsdp2 small, N to none", SMALL, N, NONE, "fsdp2", 2),
+    Case("ddp small, R in N, R removed", SMALL, R_IN_N, N, "ddp", 2),
 )
+
+
+class Lookup(nn.Module):
+    """A table of its own for every layer, looked up by what comes in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table, self.mlp = nn.Embedding(_ROWS, width), Mlp(width, 2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x.detach().abs().sum(-1) * 1000).long() % _ROWS
+        y: Tensor = self.mlp(x + self.table(rows))
+        return y
+
+
+class Normed(nn.Module):
+    """A convolution with batch normalization."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class Kind(NamedTuple):
+    """A kind of model: a layer and how many, their width, what goes in (tokens, or pictures)."""
+
+    layer: Callable[[], nn.Module]
+    number: int
+    width: int
+    shape: tuple[int, ...]
+
+    def build(self, asked: Asked, device: torch.device) -> tuple[nn.Module, Tensor]:
+        """The model and its inputs."""
+        pictures = len(self.shape) == 4
+        stem = nn.Conv2d(3, self.width, 3, padding=1) if pictures else nn.Embedding(64, self.width)
+        layers = [self.layer() for _ in range(self.number)]
+        model = Layers(stem, layers, nn.Identity(), nn.Linear(self.width, 64), asked).to(device)
+        if pictures:
+            return model, torch.rand(self.shape, device=device)
+        return model, torch.randint(0, 64, self.shape, device=device)
+
+
+KINDS = {
+    "convolutions": Kind(lambda: Convolution(32), 5, 32, (4, 3, 32, 32)),
+    "convolutions, large": Kind(lambda: Convolution(64), 4, 64, (4, 3, 64, 64)),
+    "recurrent": Kind(lambda: Recurrent(96), 3, 96, (4, 32)),
+    "embeddings": Kind(lambda: Lookup(64), 3, 64, (4, 64)),
+    "experts": Kind(lambda: Experts(96, 384), 4, 96, (4, 64)),
+    "batch norms": Kind(lambda: Normed(32), 5, 32, (4, 3, 32, 32)),
+    "lora": Kind(lambda: Lora(128, 512), 4, 128, (4, 64)),
+    "post-norm": Kind(lambda: Post(128, 512), 6, 128, (4, 64)),
+    "mlp, large": Kind(lambda: Mlp(512, 2048), 4, 512, (4, 128)),
+}
 
 
 def _kinds() -> Iterator[Case]:
     """Both changes for each other kind of model, and some with two threads."""
-    twice, once = Asked(outer="N", inner="R"), Asked(outer="N")
     for kind in KINDS:
-        yield Case(f"{kind}, R in N, R removed", SMALL, twice, once, kind=kind)
-        yield Case(f"{kind}, N to none", SMALL, once, _NONE, kind=kind)
+        yield Case(f"{kind}, R in N, R removed", SMALL, R_IN_N, N, kind=kind)
+        yield Case(f"{kind}, N to none", SMALL, N, NONE, kind=kind)
     for kind in ("convolutions, large", "mlp, large", "experts"):
-        name = f"{kind}, two threads, N to none"
-        yield Case(name, SMALL, once, _NONE, kind=kind, threads=2)
+        yield Case(f"{kind}, two threads, N to none", SMALL, N, NONE, kind=kind, threads=2)
 
 
 # Held apart: no constant of the prediction was chosen after them.
 HELD_APART = tuple(_kinds())
 
 
+class Layer(nn.Module):
+    """A transformer's layer."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.attention = Attention(size.width, size.heads)
+        self.mlp = Mlp(size.width, 4 * size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.mlp(self.attention(x))
+        return result
+
+
+class Inside(nn.Module):
+    """A layer with its own checkpoint inside, if any."""
+
+    def __init__(self, layer: nn.Module, variant: Variant) -> None:
+        super().__init__()
+        self.layer, self.variant = layer, variant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _run(self.variant, self.layer, x)
+
+
+class Layers(nn.Module):
+    """Layers with checkpoints from outside and inside, between a stem and a head."""
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        layers: list[nn.Module],
+        norm: nn.Module,
+        head: nn.Module,
+        asked: Asked,
+    ) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = stem, norm, head
+        self.layers = nn.ModuleList(Inside(layer, asked.inner) for layer in layers)
+        self.asked = asked
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _run(self.asked.stack, self._layers, self.stem(x))
+        flat = x.mean((2, 3)) if x.dim() == 4 and isinstance(self.stem, nn.Conv2d) else x
+        logits: Tensor = self.head(self.norm(flat))
+        return logits
+
+    def _layers(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _run(variant: Variant, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if variant is None:
+        return function(x)
+    result: Tensor = checkpoint(function, x, use_reentrant=variant == "R")
+    return result
+
+
 def build(case: Case, asked: Asked, device: torch.device) -> Step:
     """One training step of the case's model with these checkpoints."""
     torch.manual_seed(0)
     if case.kind:
-        other, given = KINDS[case.kind].build(asked.outer, asked.inner, device)
+        other, given = KINDS[case.kind].build(asked, device)
+        _wrap(other, asked.outer, Inside)
         labels = given if given.dtype == torch.int64 else torch.arange(len(given)) % 10
         return _step(other, given, labels.to(device))
-    model: nn.Module = Transformer(case.size, asked).to(device)
+    size = case.size
+    stem, norm = nn.Embedding(VOCABULARY, size.width), nn.LayerNorm(size.width)
+    head = nn.Linear(size.width, VOCABULARY, bias=False)
+    layers: list[nn.Module] = [Layer(size) for _ in range(size.layers)]
+    model: nn.Module = Layers(stem, layers, norm, head, asked).to(device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
         model = _distribute(model, case.sharding, asked.outer)
     torch.manual_seed(1 + (dist.get_rank() if dist.is_initialized() else 0))
-    shape = (case.size.batch, case.size.length + 1)
-    tokens = torch.randint(0, VOCABULARY, shape, device=device)
+    tokens = torch.randint(0, VOCABULARY, (size.batch, size.length + 1), device=device)
     return _step(model, tokens[:, :-1], tokens[:, 1:])
 
 
@@ -207,30 +285,18 @@ def _step(model: nn.Module, given: Tensor, labels: Tensor) -> Step:
 
 
 def _distribute(model: nn.Module, sharding: Sharding, outer: Variant) -> nn.Module:
-    if sharding == "fsdp1":
-        model = FullyShardedDataParallel(
-            model, auto_wrap_policy=ModuleWrapPolicy({Layer}), device_id=_device(model)
-        )
-        _wrap(model, outer, Layer)
-        return model
-    if sharding == "fsdp1-outside":
-        model = FullyShardedDataParallel(
-            model, auto_wrap_policy=ModuleWrapPolicy({Layer}), device_id=_device(model)
-        )
-        _wrap(model, outer, FullyShardedDataParallel)
-        return model
-    _wrap(model, outer, Layer)
+    device = next(model.parameters()).device
+    if sharding.startswith("fsdp1"):
+        policy = ModuleWrapPolicy({Inside})
+        model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=device)
+    _wrap(model, outer, FullyShardedDataParallel if sharding == "fsdp1-outside" else Inside)
     if sharding == "fsdp2":
-        mesh = init_device_mesh(_device(model).type, (dist.get_world_size(),))
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         for module in (*model.get_submodule("layers").children(), model):
             fully_shard(module, mesh=mesh)
     if sharding == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     return model
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def _wrap(model: nn.Module, variant: Variant, kind: type[nn.Module]) -> None:
@@ -242,60 +308,3 @@ def _wrap(model: nn.Module, variant: Variant, kind: type[nn.Module]) -> None:
         checkpoint_wrapper_fn=functools.partial(checkpoint_wrapper, checkpoint_impl=implementation),
         check_fn=lambda module: isinstance(module, kind) and module is not model,
     )
-
-
-def _run(variant: Variant, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    if variant is None:
-        return function(x)
-    result: Tensor = checkpoint(function, x, use_reentrant=variant == "R")
-    return result
-
-
-class Layer(nn.Module):
-    """Causal self-attention and an MLP, before each a layer norm."""
-
-    def __init__(self, size: Size, inner: Variant) -> None:
-        super().__init__()
-        width = size.width
-        self.heads = size.heads
-        self.inner = inner
-        self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _run(self.inner, self.compute, x)
-
-    def compute(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        result: Tensor = x + self.down(F.gelu(self.up(self.mlp_norm(x))))
-        return result
-
-
-class Transformer(nn.Module):
-    """Embedding, layers, norm, head."""
-
-    def __init__(self, size: Size, asked: Asked) -> None:
-        super().__init__()
-        self.stack = asked.stack
-        self.embedding = nn.Embedding(VOCABULARY, size.width)
-        self.layers = nn.ModuleList(Layer(size, asked.inner) for _ in range(size.layers))
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, VOCABULARY, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = _run(self.stack, self._layers, self.embedding(tokens))
-        logits: Tensor = self.head(self.norm(x))
-        return logits
-
-    def _layers(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x

@@ -8,11 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks import agent_eval
-from benchmarks._frame import ROOT, TRACES
-from benchmarks.agent_eval import Question, Seen, follow, right, spoilt, table_of
 
-TEXT = agent_eval.SKILL.read_text(encoding="utf-8")
+from tests import agent_client
+from tests.agent_client import (
+    ROOT,
+    TRACES,
+    Question,
+    Seen,
+    follow,
+    right,
+    spoilt,
+    table_of,
+)
+
+TEXT = agent_client.SKILL.read_text(encoding="utf-8")
 ROWS = table_of(TEXT)
 
 
@@ -95,5 +104,5 @@ def test_every_action_is_explained_and_every_field_exists() -> None:
 
 def test_the_command_line_is_asked() -> None:
     trace = Path(TRACES, "plain_twice")
-    question = agent_eval._analyze("twice", trace, "doubled")
-    assert right(ROWS, [(question, agent_eval.ask(question))]) == (1, 1)
+    question = agent_client._analyze("twice", trace, "doubled")
+    assert right(ROWS, [(question, agent_client.ask(question))]) == (1, 1)

@@ -1,4 +1,4 @@
-"""The judge of ``python -m benchmarks real-scripts``: its counter, and what it takes for equal and for right."""
+"""How real scripts are judged: the counter, and what it takes for equal and for right."""
 
 from __future__ import annotations
 

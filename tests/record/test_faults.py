@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from benchmarks.faults import FAULTS, break_job
+
+from tests.record.faults import FAULTS, break_job
 
 # Some of the whole table, which `python -m benchmarks faults` prints.
 CHOSEN = (
