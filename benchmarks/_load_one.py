@@ -2,8 +2,8 @@
 
     python benchmarks/_load_one.py WAY TRACE
 
-Prints a line of JSON: seconds and CPU seconds of the load alone (imports done before), seconds of
-the whole process, peak memory of the process and of its children together in MB, the same before
+Prints a line of JSON: seconds and CPU seconds of the load alone (imports done before), peak
+memory of the process and of its children together in MB, the same before
 the load, and how many events came out. Runs in any interpreter that has what the way needs.
 """
 
@@ -30,7 +30,6 @@ from _machine import children, peak_mb
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _CHUNK = 1 << 18
-_HERE = time.time()
 # Returns how many events there are, and what must stay alive until memory was read.
 Load = Callable[[], tuple[int | None, Any]]
 
@@ -166,23 +165,12 @@ def main() -> None:
     told = {
         "seconds": seconds,
         "cpu": used,
-        "whole": time.time() - _began(),
         "mb": _peak_mb() + below.peak_mb,
         "imported_mb": imported,
         "events": events,
     }
     print(json.dumps(told))
     del kept
-
-
-def _began() -> float:
-    """When this process was started, in seconds since 1970."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except OSError:
-        return _HERE
-    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Children(threading.Thread):

@@ -159,6 +159,7 @@ class Kind(NamedTuple):
         stem = nn.Conv2d(3, self.width, 3, padding=1) if pictures else nn.Embedding(64, self.width)
         layers = [self.layer() for _ in range(self.number)]
         model = Layers(stem, layers, nn.Identity(), nn.Linear(self.width, 64), asked).to(device)
+        model.outer = asked.outer
         if pictures:
             return model, torch.rand(self.shape, device=device)
         return model, torch.randint(0, 64, self.shape, device=device)
@@ -228,17 +229,19 @@ class Layers(nn.Module):
         super().__init__()
         self.stem, self.norm, self.head = stem, norm, head
         self.layers = nn.ModuleList(Inside(layer, asked.inner) for layer in layers)
-        self.asked = asked
+        self.stack = asked.stack
+        #: Around each layer, where no wrapper puts it there.
+        self.outer: Variant = None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _run(self.asked.stack, self._layers, self.stem(x))
+        x = _run(self.stack, self._layers, self.stem(x))
         flat = x.mean((2, 3)) if x.dim() == 4 and isinstance(self.stem, nn.Conv2d) else x
         logits: Tensor = self.head(self.norm(flat))
         return logits
 
     def _layers(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = layer(x)
+            x = _run(self.outer, layer, x)
         return x
 
 
@@ -254,7 +257,6 @@ def build(case: Case, asked: Asked, device: torch.device) -> Step:
     torch.manual_seed(0)
     if case.kind:
         other, given = KINDS[case.kind].build(asked, device)
-        _wrap(other, asked.outer, Inside)
         labels = given if given.dtype == torch.int64 else torch.arange(len(given)) % 10
         return _step(other, given, labels.to(device))
     size = case.size

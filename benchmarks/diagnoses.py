@@ -6,32 +6,50 @@ for the half that the rules were built on, the half that was kept aside, those c
 those that are unseen; and written ones, in two parts likewise. Only the part that is called unseen
 is: all others have been taught from.
 
+With ``--reported`` the five reported failures, each in several forms and with the versions it came
+with, beside a twin without the fault. An older torch gets an environment (``_environments.py`` has
+which), five to seven gigabytes, which is removed again.
+
   python -m benchmarks diagnoses              all of them
   python -m benchmarks diagnoses kv_cache     some scripts
   python -m benchmarks diagnoses logs         the logs alone
+  python -m benchmarks diagnoses --reported cache save_hang
+  python -m benchmarks diagnoses --reported --torch 2.4
 
 The status is 1 where an answer differs.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tests.diagnose.cases import CASES, FORMS, REPAIRED, run_case
+import click
+from tests.diagnose.cases import CASES, FORMS, REPAIRED, Case, Ended, run_case
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
 from tests.diagnose.public import OUTCOMES, UNSEEN, public_logs, scores, written_logs
+from tests.diagnose.reported import FAILURES, libraries, named
 
-from benchmarks._frame import ROOT, Table, benchmark, words
+from benchmarks._environments import VERSIONS, Environment
+from benchmarks._frame import ROOT, Table, benchmark, wanted, words
 
 RULES = ("src/recompute_scan/diagnose", "src/recompute_scan/frameworks")
 
 
 @benchmark
 @words()
-def main(words: Sequence[str]) -> int:
+@click.option("--reported", "live", is_flag=True, help="The reported failures, and their twins.")
+@click.option("--torch", type=click.Choice([one.name for one in VERSIONS if one.fsdp]))
+def main(words: Sequence[str], live: bool, torch: str | None) -> int:
+    if torch:
+        return with_torch(torch, ["--reported"] * live + [*words])
+    if live:
+        return reported(words)
     wrong = 0
     if "logs" not in words:
         wrong += scripts(words)
@@ -101,3 +119,57 @@ def _git(*arguments: str) -> str:
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return done.stdout.strip()
+
+
+# What the scripts need beside torch and transformers, and what reads their results.
+BESIDE = ("lightning", "psutil", "pytest")
+
+
+def with_torch(name: str, words: Sequence[str]) -> int:
+    """Run those with another torch."""
+    (version,) = (one for one in VERSIONS if one.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = Environment(Path(folder, "environment"), Path(folder, "scratch"))
+        made = environment.make((*version.packages, *BESIDE), version.python)
+        if made.status:
+            print(made.output, file=sys.stderr)
+            return made.status
+        command = [environment.python, "-m", "benchmarks", "diagnoses", *words]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def reported(words: Sequence[str]) -> int:
+    """Run those with this torch; 1 where an answer differs."""
+    wrong = 0
+    print(f"torch {importlib.metadata.version('torch')}\n")
+    heads = ("reported", "script", "ranks", "with", "expected", "found", "repaired twin")
+    table = Table(dict.fromkeys(heads, "<"), markdown=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for one in FAILURES:
+            if not wanted(one.case.script, words):
+                continue
+            first = libraries(one.library, Path(folder))
+            found = outcome(one.case, first)
+            twin = outcome(replace(one.case, code="", status=0, hangs=False, repaired=True), first)
+            right = found == (one.case.code, one.case.status) and twin == ("", 0)
+            wrong += not right
+            about = (one.case.script.removeprefix("forms/"), one.case.ranks, named(one.library))
+            expected = (one.case.code or "none", said(found), said(twin))
+            table.row(one.reported, *about, *expected, note="" if right else " <- differs")
+    print(f"\n{wrong} differ")
+    return int(wrong > 0)
+
+
+def outcome(case: Case, first: Path | None) -> tuple[str, int]:
+    """The code of the first finding, if any, and the status."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ended: Ended = run_case(case, Path(folder), first=first)
+        except subprocess.TimeoutExpired:
+            return "did not end", -1
+        return ended.code or "", ended.status
+
+
+def said(found: tuple[str, int]) -> str:
+    code, status = found
+    return f"{code or 'none'}, status {status}"

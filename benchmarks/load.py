@@ -19,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,8 +151,10 @@ def _measure(
             continue
         _say(f"{path.name}, run {len(runs[way]) + 1} of {often[way]}: {LABELS[way]}")
         command = [ways[way], HERE / "_load_one.py", way, path]
+        began = time.perf_counter()
         try:
-            runs[way].append(Run(**told(command, timeout_s=timeout)))
+            found = told(command, timeout_s=timeout)
+            runs[way].append(Run(whole=time.perf_counter() - began, **found))
         except subprocess.TimeoutExpired:
             failures[way] = f"gave up after {timeout:g} s"
         except subprocess.CalledProcessError as error:

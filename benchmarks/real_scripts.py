@@ -1,10 +1,10 @@
 """Training scripts that people have, on tiny models: the verdict beside a count of its own.
 
 SOURCES holds clones, bare or not, under the names of the repositories; what runs is taken from the
-commit that ``real_scripts.yaml`` pins. The environments' folder holds one for each set of packages
-there, and gets what is missing. Nothing is fetched from a hub.
+commit that ``tests/real/rows.yaml`` pins. The environments' folder holds one for each set of
+packages there, and gets what is missing. Nothing is fetched from a hub.
 
-Each script runs three times: as it is; as it is with ``_counting_main.py`` counting; and whole
+Each script runs three times: as it is; as it is with ``tests/real/counting.py`` counting; and whole
 under `recompute-scan run --keep-going`, where it has to end with the same status and print the same
 losses to the last digit. Where it doubles, the run is one with ``--verify``, and the diffs that the
 report offers are applied to a copy, which is counted again; faster is the least processor time of a
@@ -21,89 +21,23 @@ all rows ran.
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import yaml
+from tests.real.judging import agrees, last_line, same_losses
+from tests.real.rows import COUNTER, INPUTS, PACKAGES, PYTHON, ROWS, SOURCES, Row, put
 
 from benchmarks._environments import Environment
-from benchmarks._frame import HERE, Ran, Table, benchmark, folder_option
+from benchmarks._frame import Ran, Table, benchmark, folder_option
 
-COUNTER = str(HERE / "_counting_main.py")
 TIMEOUT_S = 420
 FEWEST = 14
-_LOSS = re.compile(
-    r"(?:loss|accuracy)(?: train)?['\"]?\s*[:=|]?\s*['\"]?(-?\d+\.\d+(?:e-?\d+)?|nan)",
-    re.IGNORECASE,
-)
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Source(NamedTuple):
-    """A public repository at a commit."""
-
-    owner: str
-    commit: str
-    license: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """One training, with the fields that ``real_scripts.yaml`` explains."""
-
-    name: str
-    command: tuple[str, ...]
-    source: str = ""
-    paths: tuple[str, ...] = ()
-    where: str = "."
-    copies: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-    change: Sequence[Sequence[str]] = ()
-    ranks: int = 1
-    packages: str = "newest"
-    variables: Mapping[str, str] = field(default_factory=dict)
-    python_path: tuple[str, ...] = ()
-    copied: str = ""
-    mended: tuple[str, ...] = ()
-
-
-_READ = yaml.safe_load((HERE / "real_scripts.yaml").read_text(encoding="utf-8"))
-PACKAGES: dict[str, list[str]] = {name: text.split() for name, text in _READ["packages"].items()}
-SOURCES = {name: Source(**about) for name, about in _READ["sources"].items()}
-
-
-def _words(text: str) -> tuple[str, ...]:
-    for _ in range(2):  # one of these texts may hold another
-        for name, common in _READ["common"].items():
-            text = text.replace(f"{{{name}}}", common)
-    return tuple(shlex.split(text))
-
-
-def _rows() -> list[Row]:
-    told: dict[str, dict[str, Any]] = {}
-    for row in _READ["rows"]:
-        above = told.get(row.pop("like", ""), {})
-        more = row.pop("more", "")
-        told[row["name"]] = {**above, **row}
-        if more:
-            told[row["name"]]["command"] = f"{above['command']} {more}"
-    words = ("command", "mended")
-    return [
-        Row(**{key: _words(value) if key in words else value for key, value in row.items()})
-        for row in told.values()
-    ]
-
-
-ROWS = _rows()
 
 
 class Outcome(NamedTuple):
@@ -202,25 +136,6 @@ class Work:
         return ran, max(found, key=lambda one: float(one["most"]), default=None)
 
 
-def put(row: Row, folder: Path, inputs: Path) -> None:
-    """Data and texts where the row's script looks for them, and what is changed in it."""
-    for name, place in row.copies.items():
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        if (inputs / name).is_dir():
-            shutil.copytree(inputs / name, folder / place, dirs_exist_ok=True)
-        else:
-            shutil.copy(inputs / name, folder / place)
-    for place, text in row.files.items():
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text(text)
-    for place, old, new, *every in row.change:
-        text = (folder / place).read_text()
-        if old not in text and not every:
-            raise ValueError(f"{place} is not the version that this row is for")
-        changed = text.replace(old, new.replace("{in}", str(inputs)), -1 if every else 1)
-        (folder / place).write_text(changed)
-
-
 def attempt(work: Work) -> Outcome:
     """All runs of one row."""
     try:
@@ -229,10 +144,10 @@ def attempt(work: Work) -> Outcome:
         return Outcome("", str(error).splitlines()[0])
     plain = work.run("plain", ())
     if plain.status:
-        return Outcome("", f"status {plain.status}: {last_line(plain)}")
+        return Outcome("", f"status {plain.status}: {last_line(plain.output)}")
     counting, counted = work.count("counted")
     if counting.status or not counted or not counted["modules"]:
-        return Outcome("", f"not counted, status {counting.status}: {last_line(counting)}")
+        return Outcome("", f"not counted, status {counting.status}: {last_line(counting.output)}")
     truth = f"{counted['most']:.2g} in {counted['share']:.0%} of {counted['modules']}"
     doubled = counted["most"] >= 1.5
     scan = work.scratch / "scan"
@@ -241,10 +156,10 @@ def attempt(work: Work) -> Outcome:
     ours = work.run("ours", [*tool, *options, "-o", str(scan)])
     result = scan / "result.json"
     if ours.status != plain.status or not result.exists():
-        said = f"status {ours.status}: {last_line(ours)}"
+        said = f"status {ours.status}: {last_line(ours.output)}"
         return Outcome(truth, said, wrong="fails with us")
     found = json.loads(result.read_text())
-    losses, same = same_losses(plain, counting, ours)
+    losses, same = same_losses(plain.output, counting.output, ours.output)
     wrong = [] if agrees(found, counted) else ["verdict"]
     wrong += [] if same else ["losses"]
     fix = ",".join(_codes(found))
@@ -253,43 +168,6 @@ def attempt(work: Work) -> Outcome:
         fix, wrong = f"{fix}: {mended}", [*wrong, *([] if right else ["fix"])]
     said = f"{found['verdict']} {found['recompute_per_backward']}"
     return Outcome(truth, said, losses, fix, ", ".join(wrong))
-
-
-def last_line(ran: Ran) -> str:
-    """The last error of a program, or the last that it said."""
-    lines = [line.strip() for line in ran.output.splitlines() if line.strip()]
-    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in lines]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
-    # What torchrun says of its processes' errors comes last, and says less.
-    errors = [line for line in errors if "ChildFailedError" not in line] or errors
-    return _COLORS.sub("", (errors or lines or ["no output"])[-1])[:200]
-
-
-def same_losses(plain: Ran, counting: Ran, ours: Ran) -> tuple[str, bool]:
-    """What the losses say, and whether nothing speaks against us."""
-    first, second, third = (
-        _LOSS.findall(_COLORS.sub("", ran.output)) for ran in (plain, counting, ours)
-    )
-    if not first:
-        return "none printed", True
-    if first[-1:] != second[-1:]:
-        return "differ from run to run without us", True
-    # Ours prints its report behind those of the script; a progress bar shows some or others.
-    compared = first if first == second else first[-1:]
-    if third[: len(compared)] == compared or (len(compared) == 1 and first[-1] in third):
-        return f"same {len(compared)}, last {first[-1]}", True
-    return f"{first[-1]} without us, {third[-1:]} with us", False
-
-
-def agrees(found: dict[str, Any], counted: dict[str, Any]) -> bool:
-    """Whether the verdict is the one that the count asks for, and its number too."""
-    most = counted["most"]
-    if most == 0:
-        return bool(found["verdict"] == "none")
-    if most >= 1.5:
-        per_backward = found["recompute_per_backward"]
-        return bool(found["verdict"] == "doubled" and abs(per_backward - most) < 0.5)
-    return found["verdict"] in ("partial", "full")
 
 
 def _codes(result: dict[str, Any]) -> list[str]:
@@ -315,7 +193,7 @@ def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tupl
         return f"{text}; the diff does not apply", False
     ran, again = work.count("mended")
     if ran.status or not again:
-        return f"{text}; mended: status {ran.status}, {last_line(ran)}", False
+        return f"{text}; mended: status {ran.status}, {last_line(ran.output)}", False
     # The least: other work on the machine only ever adds to a step's processor time.
     before, after = (min(one["step_s"][1:]) for one in (counted, again))
     text += f"; mended: {again['most']:.2g} in {again['share']:.0%}, {after / before:.2f} of a step"
@@ -350,11 +228,11 @@ def main(sources: Path, rows: Sequence[str], environments: Path | None, keep: Pa
         for name in dict.fromkeys(row.packages for row in chosen):
             environment = Environment(folder / name, Path(kept) / name)
             if not Path(environment.python).exists():
-                made = environment.make(PACKAGES[name], _READ["python"])
+                made = environment.make(PACKAGES[name], PYTHON)
                 if made.status:
-                    print(f"No environment {name}: {last_line(made)}", file=sys.stderr)
+                    print(f"No environment {name}: {last_line(made.output)}", file=sys.stderr)
             if not inputs.exists():
-                environment.run([environment.python, str(HERE / "_real_inputs.py"), str(inputs)])
+                environment.run([environment.python, INPUTS, str(inputs)])
         for row in chosen:
             with tempfile.TemporaryDirectory(prefix="row") as scratch:
                 outcome = attempt(Work(row, sources.resolve(), folder, inputs, Path(scratch)))

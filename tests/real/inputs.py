@@ -1,6 +1,6 @@
 """What real training scripts are given here: texts, pictures, and tiny models of random weights.
 
-    python benchmarks/_real_inputs.py FOLDER
+    python tests/real/inputs.py FOLDER
 
 Nothing is fetched: the tokenizer is trained on the texts, which are made. Weights are renamed by
 what litgpt says of its models; torchtune gets a recipe, open_clip and diffusers get theirs where
