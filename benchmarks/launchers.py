@@ -2,10 +2,10 @@
 
 The doubled and the repaired Llama of ``examples/`` are trained under each, unchanged;
 ``tests/record/counted_example.py`` counts how often a layer's forward runs in the backward pass,
-and the verdict must say the same. What is not at hand is listed and not counted: deepspeed is not among the
-packages of this project (``DS_BUILD_OPS=0 pip install --no-deps deepspeed`` and what it imports, in
-another environment), mpirun is Debian's ``openmpi-bin``, srun its ``slurm-wlm`` with a cluster that
-answers, two nodes are network namespaces and need root.
+and the verdict must say the same. What is not at hand is listed and not counted: deepspeed is not
+among the packages of this project (``DS_BUILD_OPS=0 pip install --no-deps deepspeed`` and what it
+imports, in another environment), mpirun is Debian's ``openmpi-bin``, srun its ``slurm-wlm`` with a
+cluster that answers, two nodes are network namespaces and need root.
 
   python -m benchmarks launchers torchrun     the launchers whose name holds a word
 

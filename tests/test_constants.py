@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from benchmarks._frame import RESULTS as FOLDER
-from benchmarks.constants import numbers
+from tests.tuned import ROOT, numbers
 
-RESULTS = (FOLDER / "constants.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "benchmarks" / "results" / "constants.md").read_text(encoding="utf-8")
 
 
 def test_every_number_has_a_row_with_its_value() -> None:

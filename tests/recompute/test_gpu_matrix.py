@@ -11,10 +11,11 @@ import pytest
 import torch
 from benchmarks import accuracy, gpu_matrix
 from benchmarks._frame import call
-from benchmarks.gpu_matrix import WAYS, cells, main
+from benchmarks.gpu_matrix import main
 
 from recompute_scan.analysis.pipeline import analyse
 from tests.cases.distributed import leave_group
+from tests.cases.gpu_matrix import WAYS, cells
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import as_bytes, document, thread
