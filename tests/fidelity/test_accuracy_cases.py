@@ -1,4 +1,4 @@
-"""No case of ``python -m benchmarks accuracy`` is said to change its gradients but those that do."""
+"""No recorded case is said to change its gradients but those that do."""
 
 from __future__ import annotations
 
