@@ -17,7 +17,6 @@ class Version(NamedTuple):
     """A version of torch with the packages of its day.
 
     Attributes:
-        name: As asked for by ``--only``.
         python: Minor version of Python; from the first to the last supported, all are among them.
         packages: What pip is asked for.
         fsdp: Whether FSDP runs on a CPU; in 2.1 it asks for a GPU's streams.

@@ -16,7 +16,17 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from tests.plan.scripts import Attention, Convolution, Experts, Lora, Mlp, Post, Recurrent
+from tests.plan.scripts import (
+    Attention,
+    Convolution,
+    Experts,
+    Lookup,
+    Lora,
+    Mlp,
+    Normed,
+    Post,
+    Recurrent,
+)
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -31,7 +41,6 @@ from torch.utils.checkpoint import checkpoint
 Variant = Literal["R", "N"] | None
 Sharding = Literal["none", "fsdp1", "fsdp1-outside", "fsdp2", "ddp"]
 VOCABULARY = 512
-_ROWS = 20_000
 Step = Callable[[], None]
 
 
@@ -118,31 +127,6 @@ CASES = (
     Case("fsdp2 small, N to none", SMALL, N, NONE, "fsdp2", 2),
     Case("ddp small, R in N, R removed", SMALL, R_IN_N, N, "ddp", 2),
 )
-
-
-class Lookup(nn.Module):
-    """A table of its own for every layer, looked up by what comes in."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.table, self.mlp = nn.Embedding(_ROWS, width), Mlp(width, 2 * width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = (x.detach().abs().sum(-1) * 1000).long() % _ROWS
-        y: Tensor = self.mlp(x + self.table(rows))
-        return y
-
-
-class Normed(nn.Module):
-    """A convolution with batch normalization."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.conv(x)))
 
 
 class Kind(NamedTuple):

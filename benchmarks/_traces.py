@@ -7,9 +7,8 @@ non-reentrant ones inside, trained by AdamW one parameter at a time: many short 
 nesting, few names, as real traces have them. On the CPU, so without kernels.
 
 torch.profiler holds a trace in memory until it is written, so that a small machine records no long
-ones. A longer one is a recorded one's steps over and over. Each round has times, step numbers and
-autograd's and Kineto's running numbers of its own, so it is what a longer recording would have
-been: first all operators in order of time, then all Python frames.
+ones. A longer one is a recorded one's steps over and over, with times and running numbers moved on,
+as a longer recording would have them: first all operators in order of time, then all Python frames.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 from tests.tuned import numbers
 
@@ -79,13 +78,8 @@ def answers(all_traces: Sequence[list[Path]]) -> list[tuple[Any, float | None, s
 @benchmark
 @words()
 @folder_option("--traces", "given", text="Other traces than the repository's.")
-@click.option("--show", is_flag=True, help="Only list the numbers.")
-def main(words: Sequence[str], given: Path | None, show: bool) -> None:
+def main(words: Sequence[str], given: Path | None) -> None:
     chosen = [one for one in numbers() if wanted(one[0], words)]
-    if show:
-        for module, name, value in chosen:
-            print(f"{module}.{name} = {value}")
-        return
     every = [[path] for path in sorted(given.iterdir())] if given else traces()
     remember(studied=not any(".recompute." in module for module, _, _ in chosen))
     before = answers(every)

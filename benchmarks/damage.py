@@ -25,6 +25,8 @@ from tests.damage.ways import KNOWN, LATER, WAYS
 
 from benchmarks._frame import Table, benchmark, folder_option, wanted, words
 
+_COUNTED = ("tried", "silent", "wrong", "sure", "both")
+
 
 @benchmark
 @words()
@@ -70,11 +72,7 @@ def print_damaged(labels: Sequence[Labelled], most: int, ways: Sequence[str] = t
         for way in kinds:
             if way in counts:
                 total += counts[way]
-                table.row(way, *_numbers(counts[way]))
-        table.row(f"all {title} ways", *_numbers(total))
+                table.row(way, *(counts[way][name] for name in _COUNTED))
+        table.row(f"all {title} ways", *(total[name] for name in _COUNTED))
         bad += total["both"]
     return bad
-
-
-def _numbers(counts: Counter[str]) -> list[int]:
-    return [counts[name] for name in ("tried", "silent", "wrong", "sure", "both")]

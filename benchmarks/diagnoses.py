@@ -1,10 +1,8 @@
 """Scripts that fail under `run`, and logs of failures: the code expected and found.
 
-Some scripts have other forms, and these have repaired twins, which get no code. Then the logs:
-those written for each known failure, and failures that are none of them; those from public threads,
-for the half that the rules were built on, the half that was kept aside, those collected later, and
-those that are unseen; and written ones, in two parts likewise. Only the part that is called unseen
-is: all others have been taught from.
+Some scripts have other forms, and these have repaired twins, which get no code. The logs are those
+written for each known failure, and failures that are none of them; those from public threads, in
+parts; and written ones. Only the part that is called unseen is: all others have been taught from.
 
 With ``--reported`` the five reported failures, each in several forms and with the versions it came
 with, beside a twin without the fault. An older torch gets an environment (``_environments.py`` has

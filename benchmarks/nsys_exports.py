@@ -56,7 +56,8 @@ _HELD = {
 @benchmark
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def main(folder: Path) -> int:
-    found = {_digest(path): path for path in sorted(folder.glob("*.sqlite"))}
+    files = sorted(folder.glob("*.sqlite"))
+    found = {hashlib.sha256(path.read_bytes()).hexdigest()[:12]: path for path in files}
     heads = ("published in", "file", "nsys, schema", "what it holds", "what is said")
     table = Table(dict.fromkeys(heads, "<"), markdown=True)
     for digest in (*SOURCES, *(each for each in found if each not in SOURCES)):
@@ -67,10 +68,6 @@ def main(folder: Path) -> int:
     for source in missing:
         print(f"not in the folder: {source}", file=sys.stderr)
     return int(bool(missing))
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def _look(path: Path) -> tuple[str, str]:

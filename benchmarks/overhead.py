@@ -1,12 +1,11 @@
 """What recording costs steps that are not recorded, and the step that is compared.
 
 One process, one model, one thread. Short blocks of steps go in pairs, one without us and one with,
-in random order, so that whatever else the machine does falls on both alike. What is ours is put in
-and taken out between them; the first steps behind that are not measured, in which the interpreter
-gets used to it. Two estimates with 95 % intervals: the quickest tenth of the steps with us against
-that without, which other work on the machine disturbs least, and the median of the ratios within
-pairs. Pairs of which both blocks are without us say what each can tell. The model is the worst
-case: every block of it is checkpointed as a whole (reentrant) and in two halves (non-reentrant).
+in random order; the first steps after what is ours was put in or out are not measured. Two
+estimates with 95 % intervals: the quickest tenth of the steps with us against that without, which
+other work on the machine disturbs least, and the median of the ratios within pairs. Pairs of which
+both blocks are without us say what each can tell. The model is the worst case: every block of it is
+checkpointed as a whole (reentrant) and in two halves (non-reentrant).
 
 The step in which recomputes are compared takes turns with a plain one, and the least of each
 counts. Memory is what torch allocates on the CPU, as its profiler notes it, at the step's highest

@@ -9,8 +9,7 @@ to see that the plan's is the fastest that fits.
 A step is predicted as a share of the script's step as it is, and compared with that share: the
 median over pairs of neighboring steps, by the processor time of the oracle's process where there
 is one, and by the wall clock where there are two, which wait for each other. The script as it is
-runs a second time among the rest: how far that is from the first is what a measured share can be
-off by.
+runs a second time among the rest, which says what a measured share can be off by.
 
 glibc gives memory at the heap's end back to the system, and gets it again with the next step, page
 by page. No GPU does so: both processes therefore run with an allocator that keeps its memory.

@@ -75,13 +75,7 @@ PROFILED = 10
 
 @dataclass(frozen=True)
 class Measured:
-    """Step times in ms.
-
-    Attributes:
-        before: One a turn.
-        after: Likewise.
-        timed: Of the model before, in a row, right before its trace.
-    """
+    """Step times in ms: one a turn before and after the change, and those right before the trace."""
 
     before: list[float]
     after: list[float]
@@ -164,9 +158,7 @@ def record(case: Case, trace: Path, device: str, seconds: float) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         spawn(  # type: ignore[no-untyped-call]
-            _rank,
-            (case, trace, device, seconds, str(Path(folder) / "store")),
-            nprocs=case.ranks,
+            _rank, (case, trace, device, seconds, str(Path(folder) / "store")), nprocs=case.ranks
         )
 
 

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,16 +163,12 @@ def attempt(work: Work) -> Outcome:
     losses, same = same_losses(plain.output, counting.output, ours.output)
     wrong = [] if agrees(found, counted) else ["verdict"]
     wrong += [] if same else ["losses"]
-    fix = ",".join(_codes(found))
+    fix = ",".join(one["code"] for one in found["findings"])
     if doubled:
         mended, right = _mended(work, found, counted)
         fix, wrong = f"{fix}: {mended}", [*wrong, *([] if right else ["fix"])]
     said = f"{found['verdict']} {found['recompute_per_backward']}"
     return Outcome(truth, said, losses, fix, ", ".join(wrong))
-
-
-def _codes(result: dict[str, Any]) -> list[str]:
-    return [one["code"] for one in result["findings"]]
 
 
 def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tuple[str, bool]:
@@ -188,7 +185,7 @@ def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tupl
     work.prepare()
     if not diffs:
         text += f"; {fixes[0]['summary']}"
-        work.row = work.row._replace(command=work.row.mended)
+        work.row = replace(work.row, command=work.row.mended)
     elif not _applied(diffs[0], work):
         return f"{text}; the diff does not apply", False
     ran, again = work.count("mended")

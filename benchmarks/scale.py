@@ -2,8 +2,7 @@
 
 The ranks are one real trace again, each with its own rank, host and clock in the header. Each
 measurement is a process of its own, `recompute-scan analyze FOLDER`; it fails unless every rank's
-row is in the result. Memory of the head process is its peak by the kernel's count; that of all is
-the sum of the peaks of it and its workers.
+row is in the result. Memory is the peak by the kernel's count, of all processes the sum of peaks.
 
   python -m benchmarks scale --ranks 8,32,128,512
 """

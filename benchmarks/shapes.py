@@ -91,12 +91,8 @@ def main(
 
 @dataclass(frozen=True)
 class Recordings:
-    """Where recordings come from.
-
-    Attributes:
-        on_cpu: Whether all are recorded on the CPU.
-        keep: Where they stay, and are looked for first.
-        evidence: Whether checkpoints are marked.
+    """Where recordings come from: all from the CPU or not; the folder where they stay and are looked
+    for first; whether checkpoints are marked.
     """
 
     on_cpu: bool = False

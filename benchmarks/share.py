@@ -94,6 +94,4 @@ def _canaries(source: Path, folder: Path) -> list[str]:
 
 
 def _size(source: Path) -> int:
-    if source.is_dir():
-        return sum(file.stat().st_size for file in source.iterdir())
-    return source.stat().st_size
+    return sum(file.stat().st_size for file in (source.iterdir() if source.is_dir() else [source]))

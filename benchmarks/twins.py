@@ -1,9 +1,8 @@
 """The doubled example and its repaired twin, recorded in turn: whether they agree.
 
 One round is one recording of each, as those in ``traces`` were made, the first of the two changing
-from round to round. A line says what the doubled recording predicts and what `compare` finds in the
-twin. Of the rounds, the one to keep is that whose timed steps spread least: chosen without a look
-at whether it agrees. Rounds that FOLDER holds already are not recorded again. With ``--keep`` that
+from round to round. A line says what the doubled recording predicts beside the twin's step. Of the
+rounds, the one to keep is that whose timed steps spread least, whether or not it agrees. Rounds that FOLDER holds already are not recorded again. With ``--keep`` that
 round goes into ``traces``, without the host's name and the paths of the recording.
 
   python -m benchmarks twins FOLDER --rounds 7 --keep
