@@ -75,7 +75,7 @@ PROFILED = 10
 
 @dataclass(frozen=True)
 class Measured:
-    """Step times in ms: one a turn before and after the change, and those right before the trace."""
+    """Step times in ms: one a turn before and after the change, and some right before the trace."""
 
     before: list[float]
     after: list[float]

@@ -91,8 +91,8 @@ def main(
 
 @dataclass(frozen=True)
 class Recordings:
-    """Where recordings come from: all from the CPU or not; the folder where they stay and are looked
-    for first; whether checkpoints are marked.
+    """Where recordings come from: all from the CPU or not; the folder where they stay and are
+    looked for first; whether checkpoints are marked.
     """
 
     on_cpu: bool = False

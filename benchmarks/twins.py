@@ -2,8 +2,9 @@
 
 One round is one recording of each, as those in ``traces`` were made, the first of the two changing
 from round to round. A line says what the doubled recording predicts beside the twin's step. Of the
-rounds, the one to keep is that whose timed steps spread least, whether or not it agrees. Rounds that FOLDER holds already are not recorded again. With ``--keep`` that
-round goes into ``traces``, without the host's name and the paths of the recording.
+rounds, the one to keep is that whose timed steps spread least, whether or not it agrees. Rounds
+that FOLDER holds already are not recorded again. With ``--keep`` that round goes into ``traces``,
+without the host's name and the paths of the recording.
 
   python -m benchmarks twins FOLDER --rounds 7 --keep
 
