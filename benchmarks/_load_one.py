@@ -176,8 +176,6 @@ def main() -> None:
 class Children(threading.Thread):
     """Looks at this process's children now and then (on Linux; elsewhere it sees none).
 
-    The system's own account of a child's memory counts that of its parent from before it began.
-
     Attributes:
         peak_mb: Sum of the peaks of all children seen.
     """
@@ -215,8 +213,10 @@ def _cpu_seconds() -> float:
 
 
 def _peak_mb() -> float:
+    # What the system accounts to a process holds its parent's memory, from before it began.
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return peak_mb(os.getpid()) or used
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Traces of about a wanted size: recorded, or made longer out of a recorded one.
 
-    python -m benchmarks._traces TRACE.json MEGABYTES [stacks]
+    python -m benchmarks._traces TRACE.json MEGABYTES [stacks | SHORT.json]
 
 Recorded is a transformer of eight blocks with a reentrant checkpoint around each block and
 non-reentrant ones inside, trained by AdamW one parameter at a time: many short operators, deep
@@ -193,4 +193,8 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 if __name__ == "__main__":
-    record(Path(sys.argv[1]), float(sys.argv[2]), stacks="stacks" in sys.argv[3:])
+    made, megabytes, *how = sys.argv[1:]
+    if how and how[0] != "stacks":
+        lengthen(Path(how[0]), Path(made), float(megabytes))
+    else:
+        record(Path(made), float(megabytes), stacks=bool(how))

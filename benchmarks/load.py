@@ -26,7 +26,6 @@ from pathlib import Path
 
 import click
 
-from benchmarks import _traces
 from benchmarks._frame import HERE, Table, benchmark, fresh, in_turn, some, told
 from benchmarks._machine import machine
 
@@ -117,15 +116,12 @@ def _made(cache: Path, kind: str, size: int, packed: bool) -> Iterable[Path]:
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / f"{kind}-{size}.json"
     partial = path.with_suffix(".partial")
-    if not path.exists() and size > _LONG_MB:
-        (short,) = _made(cache, kind, _SHORT_MB, False)
-        _say(f"making {path}")
-        _traces.lengthen(short, partial, size)
-        partial.rename(path)
     if not path.exists():
-        _say(f"recording {path}")
-        stacks = ["stacks"] if KINDS[kind] else []
-        ran = fresh([sys.executable, "-m", "benchmarks._traces", partial, str(size), *stacks])
+        how = ["stacks"] if KINDS[kind] else []
+        if size > _LONG_MB:
+            how = [str(short) for short in _made(cache, kind, _SHORT_MB, False)]
+        _say(f"making {path}")
+        ran = fresh([sys.executable, "-m", "benchmarks._traces", partial, str(size), *how])
         if ran.status:
             raise click.ClickException(ran.output[-2000:])
         partial.rename(path)
