@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 Way = TypeVar("Way")
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 Floats = npt.NDArray[np.float64]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,12 +46,12 @@ def benchmark(function: Callable[..., int | None]) -> click.Command:
     return click.command(help=text, context_settings=settings)(function)
 
 
-def words(name: str = "words") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def words(name: str = "words") -> Option:
     """Words on the command line that choose what is run; all of it without one."""
     return click.argument(name, nargs=-1)
 
 
-class Among(click.ParamType):
+class Among(click.ParamType):  # type: ignore[type-arg]
     """Some of the names that are known, with commas between them."""
 
     name = "A,B,…"
@@ -67,14 +68,14 @@ class Among(click.ParamType):
         return names
 
 
-def some(name: str, among: Iterable[str], *, text: str, default: Iterable[str] = ()) -> Any:
+def some(name: str, among: Iterable[str], *, text: str, default: Iterable[str] = ()) -> Option:
     """An option for some of the names, with commas between them; without a default, for all."""
     known = list(among)
     chosen = ",".join(default or known)
     return click.option(name, type=Among(known), default=chosen, show_default=False, help=text)
 
 
-def folder_option(*names: str, text: str) -> Any:
+def folder_option(*names: str, text: str) -> Option:
     """An option that names a folder or a file."""
     return click.option(*names, type=click.Path(path_type=Path), help=text)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _machine import children, peak_mb
+from _machine import children, peak_mb  # type: ignore[import-not-found]
 
 # A thread pool that nobody uses costs CPU time by waiting.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

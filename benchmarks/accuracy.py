@@ -203,7 +203,7 @@ def truth_of(case: Case, trace: Path, attention: str, evidence: str, device: str
         return record(case, trace, device)
 
 
-def marked(yes: bool) -> AbstractContextManager[None]:
+def marked(yes: bool) -> AbstractContextManager[object]:
     """Checkpointed calls get the annotations of ``run``, where asked for."""
     return annotating() if yes else contextlib.nullcontext()
 

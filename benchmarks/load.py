@@ -146,7 +146,7 @@ def _measure(
         if way in failures or len(runs[way]) >= often[way]:
             continue
         _say(f"{path.name}, run {len(runs[way]) + 1} of {often[way]}: {LABELS[way]}")
-        command = [ways[way], HERE / "_load_one.py", way, path]
+        command: list[str | Path] = [ways[way], HERE / "_load_one.py", way, path]
         began = time.perf_counter()
         try:
             found = told(command, timeout_s=timeout)

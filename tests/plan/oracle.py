@@ -44,7 +44,7 @@ class Saved:
         for tensor in result if isinstance(result, tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
                 storage = tensor.untyped_storage()
-                alive: Any = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                alive: Any = StorageWeakRef(storage)
                 self.kept.append((alive, _place(tensor), storage.nbytes()))
         self._look()
 
@@ -106,7 +106,7 @@ def peak_of(model: Switched, step: Any) -> int:
     torch_checkpoint: Any = torch.utils.checkpoint
     hook: Any = torch_checkpoint._recomputation_hook
 
-    class Counting(hook):  # type: ignore[misc]
+    class Counting(hook):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             inner: Any = vars(self)["pack_hook"]

@@ -365,7 +365,7 @@ def build(case: PlanCase) -> tuple[Switched, Step]:
             with torch.autocast("cpu", torch.bfloat16) if case.half else nullcontext():
                 logits: Any = model(inputs)
                 loss = F.cross_entropy(logits.flatten(0, -2).float(), target.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

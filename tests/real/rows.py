@@ -68,11 +68,9 @@ def _rows() -> list[Row]:
         told[row["name"]] = {**above, **row}
         if more:
             told[row["name"]]["command"] = f"{above['command']} {more}"
-    words = ("command", "mended")
-    return [
-        Row(**{key: _words(value) if key in words else value for key, value in row.items()})
-        for row in told.values()
-    ]
+    for row in told.values():
+        row |= {key: _words(row[key]) for key in ("command", "mended") if key in row}
+    return [Row(**row) for row in told.values()]
 
 
 ROWS = _rows()

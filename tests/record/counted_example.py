@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--local_rank", "--local-rank", type=int, help="given by deepspeed")
     options = parser.parse_args()
     if options.spawn:
-        spawn(in_process, (options,), nprocs=options.spawn)  # type: ignore[no-untyped-call]
+        spawn(in_process, (options,), nprocs=options.spawn)
         return
     for rank, world_size in OTHERS:
         if rank in os.environ and "RANK" not in os.environ:

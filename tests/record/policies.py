@@ -36,11 +36,11 @@ ROWS, WIDTH = 8, 16
 Body = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counts(TorchDispatchMode):
     """Counts operators by the phase that the region is in, and bytes of results by operator."""
 
     def __init__(self, truth: Truth, where: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._truth, self._where = truth, where
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -207,7 +207,7 @@ def step(case: Case) -> tuple[Truth, list[torch.Tensor]]:
     with _Counts(truth, "outside"):
         for _ in range(case.blocks):
             x = checkpoint(_phased(body, truth), x, use_reentrant=False, context_fn=context)
-        x.sum().backward()  # type: ignore[no-untyped-call]
+        x.sum().backward()
     return truth, [weight.grad for weight in weights if weight.grad is not None]
 
 
