@@ -49,10 +49,10 @@ def captured(asked: Checkpoints) -> Build:
         def eager() -> None:
             with mock.patch.object(models, "checkpoint", without_state):
                 sgd.zero_grad(set_to_none=False)
-                next_token_loss(model(tokens).float(), tokens).backward()  # type: ignore[no-untyped-call]
+                next_token_loss(model(tokens).float(), tokens).backward()
                 sgd.step()
 
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(3):
