@@ -22,7 +22,7 @@ DEV := $(VENV)/.can-test
 .PHONY: help demo test test-all check fix docs browser hta trackers release-check house venv clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## Find the doubled checkpointing in an example, predict what the fix saves, measure it
 	@mkdir -p $(OUT)/doubled
