@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.judging import agrees, last_line, same_losses
-from tests.real.rows import COUNTER, ROWS, SOURCES
+from tests.real.rows import COUNTER, ROWS, SOURCES, Row, put
 
 TRAINING = """
 import sys, torch
@@ -133,3 +133,38 @@ def test_every_row_is_pinned() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS) >= 14
     for row in ROWS:
         assert not row.source or (len(SOURCES[row.source].commit) == 40 and row.paths)
+
+
+def test_a_row_brings_its_data_and_changes_its_script(tmp_path: Path) -> None:
+    inputs, folder = tmp_path / "inputs", tmp_path / "work"
+    (inputs / "llama").mkdir(parents=True)
+    (inputs / "llama" / "config.json").write_text("{}")
+    folder.mkdir()
+    (folder / "train.py").write_text("load('bert')\nload('bert')\nstep()\n")
+    row = Row(
+        "a row",
+        ("train.py",),
+        copies={"llama": "models/tiny"},
+        files={"data/one.txt": "text\n"},
+        change=[
+            ["train.py", "step()", "steps()"],
+            ["train.py", "'bert'", "'{in}/bert'", "every"],
+            ["train.py", "not there", "", "every"],
+        ],
+    )
+    put(row, folder, inputs)
+    assert (folder / "models/tiny/config.json").exists()
+    assert (folder / "data/one.txt").read_text() == "text\n"
+    load = f"load('{inputs}/bert')\n"
+    assert (folder / "train.py").read_text() == f"{load}{load}steps()\n"
+    with pytest.raises(ValueError, match="not the version"):
+        put(Row("a row", (), change=[["train.py", "no such line", ""]]), folder, inputs)
+
+
+def test_a_row_like_another_has_its_command_and_more() -> None:
+    rows = {row.name: row for row in ROWS}
+    plain, more = rows["TRL SFT"], rows["TRL SFT, reentrant"]
+    assert more.command[: len(plain.command)] == plain.command
+    given = more.command[len(plain.command) :]
+    assert given == ("--gradient_checkpointing_kwargs", '{"use_reentrant": true}')
+    assert not any("{trl}" in part or "{trainer}" in part for part in plain.command)
