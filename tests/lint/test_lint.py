@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.lint_cases import answer
 from click.testing import CliRunner
 
 from recompute_scan.cli import cli, main
@@ -17,7 +16,7 @@ from recompute_scan.lint import lint
 from recompute_scan.lint.said import RULES
 from recompute_scan.pages import titles
 from recompute_scan.project_file import lint_settings
-from tests.lint.cases import CASES, Case
+from tests.lint.cases import CASES, Case, answer
 from tests.lint.found_cases import FOUND
 from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
 

@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=29517)
     options = parser.parse_args()
     if options.spawn:
-        spawn(in_process, (options,), nprocs=options.spawn)  # type: ignore[no-untyped-call]
+        spawn(in_process, (options,), nprocs=options.spawn)
     else:
         train(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), options)
 

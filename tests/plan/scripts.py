@@ -1,7 +1,7 @@
-"""What ``plan.py`` trains: ``python benchmarks/plan_cases.py NAME [--recompute all|none|A,B~]``.
+"""Models that checkpoint their layers by a switch of their own, one layer at a time.
 
-Every model checkpoints its layers by a switch of its own, one layer at a time, so that the same
-script is what is planned for and what a plan is tried on without recompute-scan.
+The same script is what is planned for, and what a plan is tried on without recompute-scan:
+``python tests/plan/scripts.py NAME [--recompute all|none|A,B~]``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.utils.checkpoint import (
 )
 
 Step = Callable[[], None]
+_ROWS = 20_000
 
 # What a selective checkpoint keeps: the policy of today's, and what the others keep, "A~".
 TODAYS_POLICY = [torch.ops.aten.addmm.default]
@@ -184,6 +185,31 @@ class Post(nn.Module):
         return y
 
 
+class Lookup(nn.Module):
+    """A table of its own for every layer, looked up by what comes in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table, self.mlp = nn.Embedding(_ROWS, width), Mlp(width, 2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x.detach().abs().sum(-1) * 1000).long() % _ROWS
+        y: Tensor = self.mlp(x + self.table(rows))
+        return y
+
+
+class Normed(nn.Module):
+    """A convolution with batch normalization."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
 class Stack(Switched):
     """One list of layers between an embedding and a head."""
 
@@ -339,7 +365,7 @@ def build(case: PlanCase) -> tuple[Switched, Step]:
             with torch.autocast("cpu", torch.bfloat16) if case.half else nullcontext():
                 logits: Any = model(inputs)
                 loss = F.cross_entropy(logits.flatten(0, -2).float(), target.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -6,21 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 900
+from benchmarks._frame import ROOT, TIMEOUT_S, Ran, fresh
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """A version of torch with the packages of its day.
 
     Attributes:
-        name: As asked for by ``--only``.
         python: Minor version of Python; from the first to the last supported, all are among them.
         packages: What pip is asked for.
         fsdp: Whether FSDP runs on a CPU; in 2.1 it asks for a GPU's streams.
@@ -32,35 +28,21 @@ class Version:
     fsdp: bool = True
 
 
+def _of(name: str, python: str, packages: str, *, fsdp: bool = True) -> Version:
+    return Version(name, python, tuple(packages.split()), fsdp)
+
+
 VERSIONS = (
-    Version(
-        "2.1",
-        "3.10",
-        ("torch==2.1.2", "transformers==4.45.2", "accelerate==0.34.2", "numpy<2"),
-        fsdp=False,
-    ),
-    Version(
-        "2.2", "3.11", ("torch==2.2.2", "transformers==4.45.2", "accelerate==0.34.2", "numpy<2")
-    ),
-    Version(
-        "2.3", "3.10", ("torch==2.3.1", "transformers==4.40.2", "accelerate==0.30.1", "numpy<2")
-    ),
-    Version("2.4", "3.12", ("torch==2.4.1", "transformers==4.46.3", "accelerate==0.34.2")),
-    Version("2.6", "3.13", ("torch==2.6.0", "transformers==4.51.3", "accelerate==1.6.0")),
-    Version("2.8", "3.12", ("torch==2.8.0", "transformers==4.55.4", "accelerate==1.10.1")),
-    Version("2.10", "3.10", ("torch==2.10.0", "transformers==4.57.3", "accelerate")),
-    Version("2.13", "3.13", ("torch==2.13.0", "transformers>=5", "accelerate")),
-    Version("newest", "3.12", ("torch", "transformers>=5", "accelerate")),
+    _of("2.1", "3.10", "torch==2.1.2 transformers==4.45.2 accelerate==0.34.2 numpy<2", fsdp=False),
+    _of("2.2", "3.11", "torch==2.2.2 transformers==4.45.2 accelerate==0.34.2 numpy<2"),
+    _of("2.3", "3.10", "torch==2.3.1 transformers==4.40.2 accelerate==0.30.1 numpy<2"),
+    _of("2.4", "3.12", "torch==2.4.1 transformers==4.46.3 accelerate==0.34.2"),
+    _of("2.6", "3.13", "torch==2.6.0 transformers==4.51.3 accelerate==1.6.0"),
+    _of("2.8", "3.12", "torch==2.8.0 transformers==4.55.4 accelerate==1.10.1"),
+    _of("2.10", "3.10", "torch==2.10.0 transformers==4.57.3 accelerate"),
+    _of("2.13", "3.13", "torch==2.13.0 transformers>=5 accelerate"),
+    _of("newest", "3.12", "torch transformers>=5 accelerate"),
 )
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a program ended."""
-
-    status: int
-    output: str
-    seconds: float
 
 
 class Environment:
@@ -93,28 +75,11 @@ class Environment:
         timeout_s: float = TIMEOUT_S,
         variables: Mapping[str, str] | None = None,
     ) -> Ran:
-        """Run a program in a folder of its own, with one thread a process."""
-        began = time.monotonic()
+        """Run a program in a folder of the scratch one, without the checkout's packages."""
         where = self.scratch / folder
         where.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-        environment |= variables or {}
-        try:
-            done = subprocess.run(
-                list(command),
-                cwd=where,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
-            said = late.stdout if isinstance(late.stdout, str) else ""
-            return Ran(124, f"{said}\nended after {timeout_s:g} s", time.monotonic() - began)
-        return Ran(done.returncode, done.stdout, time.monotonic() - began)
+        set_too = {"PYTHONPATH": "", **(variables or {})}
+        return fresh(command, folder=where, timeout_s=timeout_s, variables=set_too)
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

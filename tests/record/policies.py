@@ -1,7 +1,5 @@
 """What policies of selective checkpoints decide, as `run` sees it, beside a count of its own.
 
-    python benchmarks/policies.py      a row for each case: expected beside found
-
 The truth is counted by two dispatch modes of this file: one inside the checkpointed function sees
 what is called there, one around everything what really runs.
 """
@@ -9,7 +7,6 @@ what is called there, one around everything what really runs.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -27,8 +24,6 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from recompute_scan.deciding import Policies
 from recompute_scan.findings.rules import RULES
 from recompute_scan.record.guard import Guard
@@ -41,11 +36,11 @@ ROWS, WIDTH = 8, 16
 Body = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counts(TorchDispatchMode):
     """Counts operators by the phase that the region is in, and bytes of results by operator."""
 
     def __init__(self, truth: Truth, where: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._truth, self._where = truth, where
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -212,7 +207,7 @@ def step(case: Case) -> tuple[Truth, list[torch.Tensor]]:
     with _Counts(truth, "outside"):
         for _ in range(case.blocks):
             x = checkpoint(_phased(body, truth), x, use_reentrant=False, context_fn=context)
-        x.sum().backward()  # type: ignore[no-untyped-call]
+        x.sum().backward()
     return truth, [weight.grad for weight in weights if weight.grad is not None]
 
 
@@ -279,22 +274,3 @@ def in_threads(cases: tuple[Case, ...], folder: Path) -> Policies:
         probe.remove()
     assert found is not None
     return found
-
-
-def main() -> int:
-    """Print the table."""
-    failed = 0
-    print(f"{'case':32} {'met':>5} {'kept':>5} {'bytes':>7}  findings")
-    for case in CASES:
-        wrong, found = compare(case, Path.cwd())
-        met, kept = (sum(getattr(p, n) for p in found.policies) for n in ("met", "kept"))
-        size = sum(policy.kept_bytes for policy in found.policies)
-        said = " ".join(codes(found)) or "none"
-        print(f"{case.name:32} {met:5} {kept:5} {size:7}  {said}  {'; '.join(wrong) or 'right'}")
-        failed += bool(wrong)
-    print(f"{len(CASES) - failed} of {len(CASES)} cases are as counted")
-    return failed > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

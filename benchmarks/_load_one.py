@@ -1,10 +1,10 @@
 """Load one trace one way and say what it took: one fresh process per measurement.
 
-    python benchmarks/load_one.py WAY TRACE
+    python benchmarks/_load_one.py WAY TRACE
 
 Prints a line of JSON: seconds and CPU seconds of the load alone (imports done before), peak
-memory of the process and of its children together in MB, the same before the load, and how many
-events came out. Runs in any interpreter that has what the way needs.
+memory of the process and of its children together in MB, the same before
+the load, and how many events came out. Runs in any interpreter that has what the way needs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _machine import children, peak_mb  # type: ignore[import-not-found]
 
 # A thread pool that nobody uses costs CPU time by waiting.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -155,13 +159,13 @@ def main() -> None:
     run = WAYS[name](Path(path))
     imported = _peak_mb()
     cpu, began = _cpu_seconds(), time.perf_counter()
-    with Children() as children:
+    with Children() as below:
         events, kept = run()
     seconds, used = time.perf_counter() - began, _cpu_seconds() - cpu
     told = {
         "seconds": seconds,
         "cpu": used,
-        "mb": _peak_mb() + children.peak_mb,
+        "mb": _peak_mb() + below.peak_mb,
         "imported_mb": imported,
         "events": events,
     }
@@ -172,15 +176,13 @@ def main() -> None:
 class Children(threading.Thread):
     """Looks at this process's children now and then (on Linux; elsewhere it sees none).
 
-    The system's own account of a child's memory counts that of its parent from before it began.
-
     Attributes:
         peak_mb: Sum of the peaks of all children seen.
     """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self._peaks: dict[str, float] = {}
+        self._peaks: dict[int, float] = {}
         self._done = threading.Event()
 
     @property
@@ -196,25 +198,13 @@ class Children(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        mine = Path(f"/proc/self/task/{os.getpid()}/children")
+        mine = Path("/proc/self/cmdline")
         while not self._done.wait(0.05):
-            try:
-                children = mine.read_text().split()
-            except OSError:
-                return
-            for child in children:
-                self._look_at(child)
-
-    def _look_at(self, child: str) -> None:
-        try:
-            status = Path(f"/proc/{child}/status").read_text()
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-        except OSError:
-            return
-        # Between its birth and its first command it is a copy of this process.
-        if command != Path("/proc/self/cmdline").read_bytes() and "VmHWM:" in status:
-            kb = float(status.partition("VmHWM:")[2].split()[0])
-            self._peaks[child] = max(self._peaks.get(child, 0.0), kb * 1024 / 1e6)
+            for child in children(os.getpid()):
+                with suppress(OSError):
+                    # Between its birth and its first command it is a copy of this process.
+                    if Path(f"/proc/{child}/cmdline").read_bytes() != mine.read_bytes():
+                        self._peaks[child] = max(self._peaks.get(child, 0.0), peak_mb(child))
 
 
 def _cpu_seconds() -> float:
@@ -223,8 +213,10 @@ def _cpu_seconds() -> float:
 
 
 def _peak_mb() -> float:
+    # What the system accounts to a process holds its parent's memory, from before it began.
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return peak_mb(os.getpid()) or used
 
 
 if __name__ == "__main__":

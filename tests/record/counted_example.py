@@ -23,7 +23,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Rank and number of ranks, as Open MPI and Slurm say them.
 OTHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 SMALL = ("--steps", "1000", "--batch-size", "1", "--sequence-length", "32")
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--local_rank", "--local-rank", type=int, help="given by deepspeed")
     options = parser.parse_args()
     if options.spawn:
-        spawn(in_process, (options,), nprocs=options.spawn)  # type: ignore[no-untyped-call]
+        spawn(in_process, (options,), nprocs=options.spawn)
         return
     for rank, world_size in OTHERS:
         if rank in os.environ and "RANK" not in os.environ:

@@ -1,18 +1,22 @@
-"""Make a long trace out of a short one: its steps over and over, later each time.
+"""Traces of about a wanted size: recorded, or made longer out of a recorded one.
 
-    python benchmarks/long_trace.py SHORT.json LONG.json --megabytes 10000
+    python -m benchmarks._traces TRACE.json MEGABYTES [stacks | SHORT.json]
 
-What torch.profiler cannot record on a small machine (it holds a trace in memory until it is
-written), from what it did record. Each round has times, step numbers and autograd's and Kineto's
-running numbers of its own, so the long trace is what a longer recording would have been: first
-all operators in order of time, then all Python frames. SHORT must be a trace of one host thread
-as ``training_trace.py`` records it.
+Recorded is a transformer of eight blocks with a reentrant checkpoint around each block and
+non-reentrant ones inside, trained by AdamW one parameter at a time: many short operators, deep
+nesting, few names, as real traces have them. On the CPU, so without kernels.
+
+torch.profiler holds a trace in memory until it is written, so that a small machine records no long
+ones. A longer one is a recorded one's steps over and over, with times and running numbers moved on,
+as a longer recording would have them: first all operators in order of time, then all Python frames.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
 import re
+import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +24,15 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
 
+WIDTH, BLOCKS = 16, 8
 _MB = 10**6
+# Steps of the recording that tells how many bytes a step takes.
+_TRIAL_STEPS = 4
 _PIECE = 1 << 20
 # One event's end with the next one's beginning, and what stands between the two.
 _BORDER, _GAP = b"\n  },\n  {", b",\n  "
@@ -38,6 +49,64 @@ _TOGETHER = {b"Python parent id": b"Python id"}
 _ALWAYS_ZERO = b"Record function id"
 
 Numbers = npt.NDArray[np.int64]
+
+
+class Block(nn.Module):
+    """Attention and MLP, checkpointed each, and together once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.heads = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole: Tensor = checkpoint(self.both, x, use_reentrant=True)
+        return whole
+
+    def both(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.attend, x, use_reentrant=False)
+        again: Tensor = checkpoint(self.widen, x, use_reentrant=False)
+        return again
+
+    def attend(self, x: Tensor) -> Tensor:
+        normed = self.first(x)
+        attended: Tensor = self.heads(normed, normed, normed, need_weights=False)[0]
+        return x + attended
+
+    def widen(self, x: Tensor) -> Tensor:
+        widened: Tensor = self.mlp(self.second(x))
+        return x + widened
+
+
+def record(trace: Path, megabytes: float, *, stacks: bool) -> None:
+    """Train as many steps as it takes, and write their trace."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Path(folder) / "trial.json"
+        _train(trial, _TRIAL_STEPS, stacks)
+        step_bytes = trial.stat().st_size / _TRIAL_STEPS
+    _train(trace, math.ceil(megabytes * _MB / step_bytes), stacks)
+
+
+def _train(trace: Path, steps: int, stacks: bool) -> None:
+    model = nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
+        on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(trace)),
+        record_shapes=True,
+        with_stack=stacks,
+    ) as profiler:
+        for _ in range(steps + 1):
+            optimizer.zero_grad()
+            model(torch.randn(2, 8, WIDTH, requires_grad=True)).pow(2).mean().backward()
+            optimizer.step()
+            profiler.step()
 
 
 class Section:
@@ -85,18 +154,9 @@ class Section:
                 target.write(text % tuple((values + turn * shift).tolist()))
 
 
-def main() -> None:
-    """Write the trace named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("short", type=Path)
-    parser.add_argument("long", type=Path)
-    parser.add_argument("--megabytes", type=float, required=True)
-    options = parser.parse_args()
-    write(options.short, options.long, options.megabytes * _MB)
-
-
-def write(short: Path, long: Path, size: float) -> None:
-    """Write a trace of at least ``size`` bytes made of ``short``."""
+def lengthen(short: Path, long: Path, megabytes: float) -> None:
+    """Write a trace of at least that size, made of one of a single host thread."""
+    size = megabytes * _MB
     data = short.read_bytes()
     first = _start(_FIRST, data)
     frames, end = _start(_FRAME, data), _start(_END, data)
@@ -133,4 +193,8 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 if __name__ == "__main__":
-    main()
+    made, megabytes, *how = sys.argv[1:]
+    if how and how[0] != "stacks":
+        lengthen(Path(how[0]), Path(made), float(megabytes))
+    else:
+        record(Path(made), float(megabytes), stacks=bool(how))

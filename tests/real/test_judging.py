@@ -1,4 +1,4 @@
-"""The judge of ``make real-scripts``: its counter, and what it takes for equal and for right."""
+"""How real scripts are judged: the counter, and what it takes for equal and for right."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.environments import Ran
-from benchmarks.real_rows import ROWS
-from benchmarks.real_scripts import COUNTER, FEWEST, agrees, last_line, same_losses
+
+from tests.real.judging import agrees, last_line, same_losses
+from tests.real.rows import COUNTER, ROWS, SOURCES, Row, put
 
 TRAINING = """
 import sys, torch
@@ -105,8 +105,8 @@ def test_a_verdict_beside_the_count(
     assert agrees(said, {"most": most}) is right
 
 
-def printed(*losses: str, prefix: str = "loss: ") -> Ran:
-    return Ran(0, "\n".join(f"{prefix}{loss}" for loss in losses), 0.0)
+def printed(*losses: str, prefix: str = "loss: ") -> str:
+    return "\n".join(f"{prefix}{loss}" for loss in losses)
 
 
 def test_losses_are_compared_to_the_last_digit() -> None:
@@ -125,11 +125,46 @@ def test_losses_as_frameworks_print_them(prefix: str) -> None:
 
 
 def test_the_error_and_not_what_torchrun_says_of_it() -> None:
-    ran = Ran(1, "[rank0]: RuntimeError: no accelerator\nx.errors.ChildFailedError: \n====", 1.0)
+    ran = "[rank0]: RuntimeError: no accelerator\nx.errors.ChildFailedError: \n===="
     assert last_line(ran) == "RuntimeError: no accelerator"
 
 
 def test_every_row_is_pinned() -> None:
-    assert len({row.name for row in ROWS}) == len(ROWS) >= FEWEST
+    assert len({row.name for row in ROWS}) == len(ROWS) >= 14
     for row in ROWS:
-        assert row.source is None or (len(row.source.commit) == 40 and row.paths)
+        assert not row.source or (len(SOURCES[row.source].commit) == 40 and row.paths)
+
+
+def test_a_row_brings_its_data_and_changes_its_script(tmp_path: Path) -> None:
+    inputs, folder = tmp_path / "inputs", tmp_path / "work"
+    (inputs / "llama").mkdir(parents=True)
+    (inputs / "llama" / "config.json").write_text("{}")
+    folder.mkdir()
+    (folder / "train.py").write_text("load('bert')\nload('bert')\nstep()\n")
+    row = Row(
+        "a row",
+        ("train.py",),
+        copies={"llama": "models/tiny"},
+        files={"data/one.txt": "text\n"},
+        change=[
+            ["train.py", "step()", "steps()"],
+            ["train.py", "'bert'", "'{in}/bert'", "every"],
+            ["train.py", "not there", "", "every"],
+        ],
+    )
+    put(row, folder, inputs)
+    assert (folder / "models/tiny/config.json").exists()
+    assert (folder / "data/one.txt").read_text() == "text\n"
+    load = f"load('{inputs}/bert')\n"
+    assert (folder / "train.py").read_text() == f"{load}{load}steps()\n"
+    with pytest.raises(ValueError, match="not the version"):
+        put(Row("a row", (), change=[["train.py", "no such line", ""]]), folder, inputs)
+
+
+def test_a_row_like_another_has_its_command_and_more() -> None:
+    rows = {row.name: row for row in ROWS}
+    plain, more = rows["TRL SFT"], rows["TRL SFT, reentrant"]
+    assert more.command[: len(plain.command)] == plain.command
+    given = more.command[len(plain.command) :]
+    assert given == ("--gradient_checkpointing_kwargs", '{"use_reentrant": true}')
+    assert not any("{trl}" in part or "{trainer}" in part for part in plain.command)

@@ -1,6 +1,6 @@
 """Run a script as Python does, and count how often each module's forward runs in a backward pass.
 
-    python benchmarks/counting_main.py OUT.json [-m] SCRIPT ARGS…
+    python tests/real/counting.py OUT.json [-m] SCRIPT ARGS…
 
 Knows nothing of this project: a hook on every module counts its calls, and autograd itself tells
 whether a backward pass is under way. OUT gets the most recomputes per forward of any module with

@@ -1,6 +1,6 @@
 """What arrangements of checkpoints really take, without recompute-scan.
 
-    python benchmarks/plan_oracle.py NAME STEPS ARRANGEMENT…
+    python -m tests.plan.oracle NAME STEPS ARRANGEMENT…
 
 The case's own switch makes each arrangement (``all``, ``none`` or names of layers). What is saved
 is counted by hooks on saved tensors and, in recomputes, by torch's own bookkeeping, each storage
@@ -16,7 +16,6 @@ import json
 import sys
 import time
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +24,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.plan_cases import CASES, Switched, arrange, build
+from tests.plan.scripts import CASES, Switched, arrange, build
 
 
 class Saved:
@@ -47,7 +44,7 @@ class Saved:
         for tensor in result if isinstance(result, tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
                 storage = tensor.untyped_storage()
-                alive: Any = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                alive: Any = StorageWeakRef(storage)
                 self.kept.append((alive, _place(tensor), storage.nbytes()))
         self._look()
 
@@ -109,7 +106,7 @@ def peak_of(model: Switched, step: Any) -> int:
     torch_checkpoint: Any = torch.utils.checkpoint
     hook: Any = torch_checkpoint._recomputation_hook
 
-    class Counting(hook):  # type: ignore[misc]
+    class Counting(hook):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             inner: Any = vars(self)["pack_hook"]
