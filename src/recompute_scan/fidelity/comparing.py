@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from torch import nn
 from recompute_scan.faithful import ComparedRegion, Difference, Fidelity, KeptState, LostGradient
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 from recompute_scan.fidelity.kept_between import (
+    Reach,
     changed_again,
     look_at_state,
-    parts_of,
     python_states,
 )
 from recompute_scan.fidelity.leaving import Applied, Leaving
@@ -64,18 +65,28 @@ class Comparing:
         self._regions: dict[ComparedRegion, _Sum] = {}
         self._began = time.perf_counter()
 
-    def region(self, region: ComparedRegion, modules: Sequence[nn.Module] = ()) -> RegionCall:
+    def region(
+        self, region: ComparedRegion, function: object, modules: Sequence[nn.Module] = ()
+    ) -> RegionCall:
         """One call of a region.
 
         Args:
             region: What is known of it, with nothing compared yet.
+            function: What it runs.
             modules: The modules it covers.
         """
         total = self._regions.setdefault(region, _Sum())
         named = [(self._name_of(module)[0], module) for module in modules]
         non_reentrant = region.variant == "non-reentrant"
+        reach = total.reach(function, named)
         return RegionCall(
-            total, named, self._thread, self._name_of, self._around, non_reentrant=non_reentrant
+            total,
+            named,
+            reach,
+            self._thread,
+            self._name_of,
+            self._around,
+            non_reentrant=non_reentrant,
         )
 
     def hand_over(self, hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
@@ -132,15 +143,19 @@ class _Sum(Struct):
     states: dict[str, KeptState] = field(default_factory=dict)
     left: list[LostGradient] = field(default_factory=list)
     _modules: Sequence[tuple[str, nn.Module]] = ()
-    _parts: list[tuple[str, nn.Module]] = field(default_factory=list)
+    _reach: tuple[object, Reach] | None = None
 
-    def parts_of(self, modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-        """What in these modules may keep something; those of the call before, as a rule."""
-        if len(modules) != len(self._modules) or any(
-            one is not other for (_, one), (_, other) in zip(modules, self._modules, strict=True)
-        ):
-            self._modules, self._parts = modules, list(parts_of(modules))
-        return self._parts
+    def reach(self, function: object, modules: Sequence[tuple[str, nn.Module]]) -> Reach:
+        """What this function, around these modules, may change; that of the call before, as a
+        rule.
+        """
+        code = _identity(function)
+        known = len(modules) == len(self._modules) and all(
+            one is other for (_, one), (_, other) in zip(modules, self._modules, strict=True)
+        )
+        if self._reach is None or not known or self._reach[0] != code:
+            self._modules, self._reach = modules, (code, Reach(function, modules))
+        return self._reach[1]
 
     def of(self, region: ComparedRegion) -> ComparedRegion:
         """What the step has shown, when its backward passes have ended."""
@@ -174,6 +189,14 @@ class _Sum(Struct):
         )
 
 
+def _identity(function: object) -> object:
+    """What is the same for two functions that refer to the same variables."""
+    if isinstance(function, FunctionType):
+        cells = tuple(id(cell) for cell in function.__closure__ or ())
+        return id(function.__code__), cells, tuple(map(id, function.__defaults__ or ()))
+    return id(function)
+
+
 class RegionCall:
     """One call: its forward is noted, and each recompute followed along it."""
 
@@ -181,6 +204,7 @@ class RegionCall:
         self,
         total: _Sum,
         modules: Sequence[tuple[str, nn.Module]],
+        reach: Reach,
         thread: Thread,
         name_of: NameOf,
         around: Around,
@@ -191,7 +215,7 @@ class RegionCall:
         self._non_reentrant = non_reentrant
         self._sum = total
         self._modules = modules
-        self._parts = total.parts_of(modules)
+        self._reach = reach
         self._thread = thread
         self._name_of = name_of
         self._wanted = True
@@ -209,13 +233,13 @@ class RegionCall:
             yield None
             return
         prints = unseen(_prints_of, given)
-        run = ForwardRun(self.leave_untold, handed, look_at_state(self._parts), python_states())
+        run = ForwardRun(self.leave_untold, handed, look_at_state(self._reach), python_states())
         with self._watched(run), self._leaving() as returned:
             yield returned
         if self._wanted:
             again = any(isinstance(one, RecomputeRun) for one in self._thread.runs)
             self._sum.calls += not (again or self._forwards)
-            run.end(look_at_state(self._parts), python_states())
+            run.end(look_at_state(self._reach), python_states())
             self._forwards.append((run, prints))
 
     def _forward_of(self, given: Sequence[object]) -> ForwardRun | None:
@@ -242,13 +266,13 @@ class RegionCall:
             yield None
             return
         run = RecomputeRun(self.leave_untold, handed, forward, self._parameters, self._around)
-        began = look_at_state(self._parts)
+        began = look_at_state(self._reach)
         try:
             with self._watched(run):
                 yield None if self._non_reentrant else run.returned
         finally:  # it may stop early, by an exception
             if self._wanted:
-                ended = look_at_state(self._parts)
+                ended = look_at_state(self._reach)
                 for state in changed_again(forward.before, forward.after, began, ended):
                     self._sum.states.setdefault(state.name, state)
                 self._sum.recomputes.append(run.shown())

@@ -135,7 +135,8 @@ class ComparedRegions:
             options=tuple(filter(None, annotation.options.split(","))),
             function=call.own or call.library,
         )
-        return comparing.region(known, covered_modules(call.function, call.args, every=True))
+        covered = covered_modules(call.function, call.args, every=True)
+        return comparing.region(known, call.function, covered)
 
     def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
         """Around a checkpoint function of the script's own that runs a module by itself, and keeps
