@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -13,7 +14,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import nn
 
-from recompute_scan.faithful import ComparedRegion, Difference, Fidelity, KeptState, LostGradient
+from recompute_scan.faithful import (
+    ComparedRegion,
+    Difference,
+    Fidelity,
+    KeptState,
+    LostGradient,
+    Operation,
+    WhyLost,
+)
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 from recompute_scan.fidelity.kept_between import (
     Reach,
@@ -24,9 +33,17 @@ from recompute_scan.fidelity.kept_between import (
 from recompute_scan.fidelity.leaving import Applied, Leaving
 from recompute_scan.fidelity.module_tree import named_weights
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
+from recompute_scan.fidelity.passing import Application, Passing
+from recompute_scan.fidelity.region_runs import ForwardRun, PartRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
-from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep, watched_already
+from recompute_scan.fidelity.watch import (
+    NameOf,
+    Thread,
+    Watch,
+    WatchedStep,
+    nodes_so_far,
+    watched_already,
+)
 
 _ROUNDS = 30
 # What a run of a region is to be told when it returns: what it returns.
@@ -61,12 +78,17 @@ class Comparing:
         self._step = WatchedStep()
         self._thread = Thread(self._step)
         self._thread.leaving = self.leaving = Leaving(name_of)
+        self._passing: list[tuple[Passing, ComparedRegion, _Sum]] = []
         self._lacking: dict[Applied, tuple[str, ...]] = {}
         self._regions: dict[ComparedRegion, _Sum] = {}
         self._began = time.perf_counter()
 
     def region(
-        self, region: ComparedRegion, function: object, modules: Sequence[nn.Module] = ()
+        self,
+        region: ComparedRegion,
+        function: object,
+        modules: Sequence[nn.Module] = (),
+        application: Application | None = None,
     ) -> RegionCall:
         """One call of a region.
 
@@ -74,11 +96,20 @@ class Comparing:
             region: What is known of it, with nothing compared yet.
             function: What it runs.
             modules: The modules it covers.
+            application: The call of an autograd function of the script's that runs it.
         """
         total = self._regions.setdefault(region, _Sum())
         named = [(self._name_of(module)[0], module) for module in modules]
         non_reentrant = region.variant == "non-reentrant"
         reach = total.reach(function, named)
+        passing = None
+        if application is not None:
+
+            def tell(why: WhyLost) -> None:
+                total.left.append(LostGradient("", _backward_of(region), why))
+
+            passing = Passing(application, self._around, tell)
+            self._passing.append((passing, region, total))
         return RegionCall(
             total,
             named,
@@ -86,6 +117,7 @@ class Comparing:
             self._thread,
             self._name_of,
             self._around,
+            passing,
             non_reentrant=non_reentrant,
         )
 
@@ -107,9 +139,21 @@ class Comparing:
                 keeping = unseen(cost_of_keeping)
         return Fidelity(regions, took * 1e3, keeping_us=keeping, untrained=untrained)
 
-    def differentiated(self) -> None:
-        """A backward pass has ended: what has no gradient now."""
+    def differentiated(self, *, to_all: bool) -> None:
+        """A backward pass has ended: what has no gradient now.
+
+        Args:
+            to_all: Whether all weights behind it were to get one.
+        """
         names: dict[int, str] | None = None
+        passing, self._passing = self._passing, []
+        for one, region, total in passing:
+            lacking = one.without_gradient()
+            if lacking and to_all:
+                names = self._weights() if names is None else names
+                known = (names.get(key, "a weight that no module holds") for key in lacking)
+                where = _backward_of(region)
+                total.left.append(LostGradient("", where, "weights-left-out", tuple(known)))
         for applied in self.leaving.all:
             if applied.lost:
                 names = self._weights() if names is None else names
@@ -208,10 +252,12 @@ class RegionCall:
         thread: Thread,
         name_of: NameOf,
         around: Around,
+        passing: Passing | None = None,
         *,
         non_reentrant: bool,
     ) -> None:
         self._around = around
+        self._passing = passing
         self._non_reentrant = non_reentrant
         self._sum = total
         self._modules = modules
@@ -228,6 +274,13 @@ class RegionCall:
         Args:
             given: What it is called with, where there may be several.
         """
+        passing = self._passing
+        with self._compared_forward(given) as returned:
+            ran = None if passing is None else partial(passing.ran, given)
+            yield _both(returned, ran)
+
+    @contextmanager
+    def _compared_forward(self, given: Sequence[object]) -> Iterator[Returned | None]:
         handed = self._claim()
         if not self._can_compare():
             yield None
@@ -260,10 +313,19 @@ class RegionCall:
         Args:
             given: As of :meth:`forward`.
         """
+        passing, first = self._passing, nodes_so_far()
+        with self._compared_recompute(given) as returned:
+            ran = None if passing is None else partial(passing.recomputed, given, first)
+            yield _both(returned, ran)
+
+    @contextmanager
+    def _compared_recompute(self, given: Sequence[object]) -> Iterator[Returned | None]:
         handed = self._claim()
-        forward = self._forward_of(given) if self._can_compare() else None
+        possible = self._can_compare()
+        forward = self._forward_of(given) if possible else None
         if forward is None:
-            yield None
+            with self._parts_alone() if possible and self._forwards else nullcontext():
+                yield None
             return
         run = RecomputeRun(self.leave_untold, handed, forward, self._parameters, self._around)
         began = look_at_state(self._reach)
@@ -276,6 +338,16 @@ class RegionCall:
                 for state in changed_again(forward.before, forward.after, began, ended):
                     self._sum.states.setdefault(state.name, state)
                 self._sum.recomputes.append(run.shown())
+
+    @contextmanager
+    def _parts_alone(self) -> Iterator[None]:
+        """Around a recompute on other parts."""
+        run = PartRun(self.leave_untold, [one for one, _ in self._forwards])
+        with self._watched(run):
+            yield
+        shown = run.shown()
+        if shown is not None:
+            self._sum.recomputes.append(shown)
 
     @contextmanager
     def _leaving(self) -> Iterator[Returned | None]:
@@ -321,6 +393,23 @@ class RegionCall:
         """Compare no more runs of this call, and say why."""
         self._wanted = False
         self._sum.untold[why] = None
+
+
+def _both(one: Returned | None, other: Returned | None) -> Returned | None:
+    """Tells both, where there are two."""
+    if one is None or other is None:
+        return one or other
+
+    def returned(result: Any) -> None:
+        one(result)
+        other(result)
+
+    return returned
+
+
+def _backward_of(region: ComparedRegion) -> Operation:
+    """The backward of the autograd function that runs this region, as a place."""
+    return Operation(f"{region.function}.backward", region.module, region.module_class, region.site)
 
 
 def _prints_of(given: Sequence[object]) -> Given:

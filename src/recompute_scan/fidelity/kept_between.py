@@ -165,6 +165,9 @@ class Reach:
         for part in [part for _, part in self.parts]:
             if not _is_torchs(part):
                 self._follow(getattr(type(part), "forward", None), 0, type(part))
+                for held in list(vars(part).values()):
+                    if isinstance(held, (FunctionType, functools.partial)):
+                        self._follow(held, 1)
 
     def values(self) -> Iterator[tuple[str, object]]:
         """What the variables hold now, by their names."""
