@@ -33,7 +33,7 @@ COMPARED: dict[str, Callable[[Comparison], object]] = {
         not c.obstacles and None in (c.before.step_ms, c.after.step_ms)
     ),
     "The median step takes as long as before": lambda c: (
-        not c.obstacles and abs(c.time_change_pct) < 0.05
+        not c.obstacles and abs(c.time_change_pct or 0.0) < 0.05
     ),
     "{}; the step times lie at {}": lambda c: c.difference is not None,
     "which lies within the spread of the step times": lambda c: (
@@ -45,7 +45,7 @@ COMPARED: dict[str, Callable[[Comparison], object]] = {
     ),
     "How sure that is, only six steps": lambda c: min(c.before.steps, c.after.steps) < 6,
     "{}: {} {} time, {} {} throughput": lambda c: (
-        c.difference in (None, "sure") and abs(c.time_change_pct) >= 0.05
+        c.difference in (None, "sure") and abs(c.time_change_pct or 0.0) >= 0.05
     ),
     "Both bars have one scale": lambda c: (
         not c.obstacles and None not in (c.before.recompute_ms, c.after.recompute_ms)

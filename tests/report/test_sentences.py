@@ -217,13 +217,13 @@ def comparisons() -> Iterator[Comparison]:
             structs.replace(result, environment={"device": "cpu", "processor": name})
             for result, name in ((one, "EPYC"), (other, "Xeon"))
         ]
-        yield compare(*elsewhere)
+        yield compare(elsewhere[0], elsewhere[1])
         for factor, width, steps in product((1.0004, 1.1, 3.0), (0.001, 0.4), (2, 9)):
             found = [
                 _timed(result, 100.0 * by, width, steps)
                 for result, by in ((one, 1.0), (other, factor))
             ]
-            yield compare(*found)
+            yield compare(found[0], found[1])
 
 
 def _timed(result: Result, step_ms: float, width: float, steps: int) -> Result:

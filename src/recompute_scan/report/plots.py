@@ -53,8 +53,8 @@ def timeline_figure(result: Result) -> go.Figure:
     """
     proof = result.proof
     if proof is None or not proof.lanes:
-        again = any(region.recompute_runs_per_backward for region in result.regions)
-        return _empty(_NO_RUNS if again else "No block was seen to run again")
+        ran = any(region.recompute_runs_per_backward for region in result.regions)
+        return _empty(_NO_RUNS if ran else "No block was seen to run again")
     figure = go.Figure()
     begun = next((step.start_us for step in result.steps if step.index == proof.step), None)
     lanes = [
