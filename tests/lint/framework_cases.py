@@ -455,19 +455,6 @@ HELD_OUT = (
         f"{_LIGHTNING} raises",
     ),
     Case(
-        "Lightning's two arguments, to see them refused",
-        _ones(
-            "import pytest\n"
-            "from lightning.pytorch.strategies import FSDPStrategy\n"
-            "def test_both():\n"
-            "    with pytest.raises(ValueError):\n"
-            "        FSDPStrategy(activation_checkpointing=[Block],\n"
-            "            activation_checkpointing_policy={Block})\n"
-        ),
-        (),
-        f"{_LIGHTNING} raises, as the test expects",
-    ),
-    Case(
         "torchtune, selective",
         {
             "r.yaml": _RECIPE + "enable_activation_checkpointing: False\n"
