@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from recompute_scan.run_info import NextCommand
+if TYPE_CHECKING:
+    from recompute_scan.run_info import NextCommand
 
 _AFTER = "-after"
 _MEASURING = ("--verify", "--without-checkpointing")
@@ -33,6 +35,8 @@ def commands_after(
         verify: Whether the script can be run with the fix in memory.
         script: The script: what is before it are options of ours.
     """
+    from recompute_scan.run_info import NextCommand  # noqa: PLC0415 - not for `--help`
+
     begin, *rest = words
     before = seen_from_here(folder)
     after = f"{before}{_AFTER}"
