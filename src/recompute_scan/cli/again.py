@@ -35,7 +35,7 @@ def commands_after(
         verify: Whether the script can be run with the fix in memory.
         script: The script: what is before it are options of ours.
     """
-    from recompute_scan.run_info import NextCommand  # noqa: PLC0415 - not for `--help`
+    from recompute_scan.run_info import NextCommand
 
     begin, *rest = words
     before = seen_from_here(folder)
