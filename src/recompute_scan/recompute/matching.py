@@ -13,7 +13,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors, Boundaries
 from recompute_scan.recompute.readings import Ending, Endings
-from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.roles import OperatorCodes, Role, Structure
 from recompute_scan.recompute.runs import (
     NEAR,
     SHORT_RUN,
@@ -23,7 +23,6 @@ from recompute_scan.recompute.runs import (
     passes_of,
     until_jump,
 )
-from recompute_scan.recompute.structure import OperatorCodes, Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints
 
 
@@ -38,6 +37,7 @@ class Recompute(Struct, frozen=True):
             is entered but does no work; selective checkpointing returns saved results.
         inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
             re-running a reentrant inner one.
+        by_design: A function or a model did it for reasons of its own, and no checkpoint.
     """
 
     engine: int
@@ -45,6 +45,7 @@ class Recompute(Struct, frozen=True):
     again: Int64
     ran: Bool
     inner_function: bool
+    by_design: bool = False
 
 
 class SequenceMatch(Struct, frozen=True):
@@ -54,6 +55,7 @@ class SequenceMatch(Struct, frozen=True):
     original: Int64
     again: Int64
     inner_function: bool
+    role: int
 
 
 class NodeSequence(Struct, frozen=True):
@@ -66,6 +68,7 @@ class NodeSequence(Struct, frozen=True):
         unpacking: How many at the beginning bring back what a checkpoint inside offloading saved.
         lowest: First place of the forward pass that they may repeat.
         highest: Place behind the last.
+        role: The :class:`Role` of all of them.
     """
 
     engine: int
@@ -74,6 +77,7 @@ class NodeSequence(Struct, frozen=True):
     unpacking: int
     lowest: int
     highest: int
+    role: int
 
     def unpacked(self) -> tuple[Int64, Sequence]:
         """Rows and operators behind those that bring back."""
@@ -131,10 +135,11 @@ class Matcher:
         if not len(candidates):
             return []
         calls, structure = self._calls, self.structure
-        order = np.lexsort((candidates, calls.start[structure.engine[candidates]]))
-        rows = candidates[order]
+        role = structure.role[candidates]
+        order = np.lexsort((candidates, role, calls.start[structure.engine[candidates]]))
+        rows, role = candidates[order], role[order]
         engine: Int64 = structure.engine[rows].astype(np.int64)
-        begins = true_at(changes(engine))
+        begins = true_at(changes(engine, role))
         engines = engine[begins]
         lowest, highest = self._bounds(engines, starts)
         codes, function = code[rows], structure.function[rows]
@@ -149,9 +154,13 @@ class Matcher:
                 unpacking=skipped,
                 lowest=low,
                 highest=high,
+                role=what,
             )
-            for node, begin, end, skipped, low, high in zip(
-                *(a.tolist() for a in (engines, begins, ends, unpacking, lowest, highest)),
+            for node, begin, end, skipped, low, high, what in zip(
+                *(
+                    a.tolist()
+                    for a in (engines, begins, ends, unpacking, lowest, highest, role[begins])
+                ),
                 strict=True,
             )
         ]
@@ -210,7 +219,7 @@ class Matcher:
             # its function; a few operators outside that unpack the node's inputs.
             own = parts[-1:]
             parts = [part for part in parts[:-1] if not _unpacks(wanted, part)] + own
-        return [self._matched(engine, sequence, wanted, part) for part in parts]
+        return [self._matched(node, sequence, wanted, part) for part in parts]
 
     def _ways(
         self, engine: int, anchor: Anchor | None, lowest: int, ending: Ending | None
@@ -251,12 +260,13 @@ class Matcher:
         return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
 
     def _matched(
-        self, engine: int, rows: Int64, wanted: Sequence, runs: list[Run]
+        self, node: NodeSequence, rows: Int64, wanted: Sequence, runs: list[Run]
     ) -> SequenceMatch:
         parts = [slice(run.start, run.start + run.length) for run in runs]
         functions = _joined([wanted.function[part] for part in parts])
         return SequenceMatch(
-            engine=engine,
+            engine=node.engine,
+            role=node.role,
             original=_joined([self.forward[run.place : run.stop] for run in runs]),
             again=_joined([rows[part] for part in parts]),
             inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
