@@ -13,7 +13,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors, Boundaries
 from recompute_scan.recompute.readings import Ending, Endings
-from recompute_scan.recompute.roles import OperatorCodes, Role, Structure
+from recompute_scan.recompute.roles import OperatorCodes, Structure
 from recompute_scan.recompute.runs import (
     NEAR,
     SHORT_RUN,
@@ -122,7 +122,6 @@ class Matcher:
                 structure.function[forward],
             )
         )
-        self._formula_ends = _have_unnumbered_formula(structure)
         self._one_thread = len(distinct(calls.thread[forward])) <= 1
         self.sequences = self._list_sequences(candidates, starts, code, boundaries)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
@@ -209,11 +208,6 @@ class Matcher:
             if _explained(runs) == len(wanted):
                 break
         parts = passes_of(runs)
-        if not self._formula_ends[engine] and not checkpoint_node:
-            # Every operator of this node is numbered: gradients of gradients, where a formula
-            # looks like a forward pass. Only long runs count.
-            parts = [[run for run in part if run.length > SHORT_RUN] for part in parts]
-            parts = [part for part in parts if part]
         if checkpoint_node:
             # The node's own recompute comes last, after that of an outer checkpoint, which runs
             # its function; a few operators outside that unpack the node's inputs.
@@ -279,14 +273,6 @@ def _joined(parts: list[Ints]) -> Ints:
 
 def _unpacks(wanted: Sequence, part: list[Run]) -> bool:
     return bool(wanted.function[part[0].start] < 0) and _explained(part) < SHORT_RUN
-
-
-def _have_unnumbered_formula(structure: Structure) -> Bool:
-    """For each engine range: did its node run an operator without a sequence number?"""
-    formula = (structure.role == Role.FORMULA) & (structure.number < 0)
-    found = np.zeros(len(structure.role), np.bool_)
-    found[structure.engine[formula & (structure.engine >= 0)]] = True
-    return found
 
 
 def _explained(runs: list[Run]) -> int:

@@ -28,6 +28,9 @@ from recompute_scan.recompute.evaluations import (
 )
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
+# Of so few operators that a function's node runs, its own call alone can be its gradient.
+_ADJOINT = 3
+
 
 class Role:
     """What a call is. Plain numbers: NumPy compares with an enumeration's five times as slowly."""
@@ -125,6 +128,9 @@ class Operators:
         # What a function's call holds has no nodes of its own: it shares the fate of the call.
         self.fate = table.fate[np.where(call[rows] >= 0, call[rows], rows)]
         self.graded = self.fate > Fate.NONE
+        # With gradients on, what makes no node bears the number of the next that does.
+        written = np.array([*functions.called.values()], calls.name.dtype)
+        self.numbered = (calls.sequence[rows] >= 0) & ~among(calls.name[rows], written)
         self.in_backward = self.home >= 0
 
     @cached_property
@@ -208,7 +214,11 @@ class Operators:
         inside = functions[table.of[functions] >= 0]
         mine = inside[calls.name[inside] == function[table.of[inside]]]
         last[table.of[mine]] = mine
+        # A function that is its own adjoint runs nothing else (an all-to-all).
+        ends = self.last(self.in_backward)
+        few = np.bincount(self.home[self.in_backward], minlength=len(function)) <= _ADJOINT
         last = last[self.home]
+        last[few[self.home] & (calls.start[last] >= ends)] = -1
         found = (function[self.home] >= 0) & (last < 0)
         behind = true_at((last >= 0) & (self.rows > last + calls.size[last]))
         behind = behind[among(calls.name[self.rows[behind]].astype(np.int64), written)]
@@ -279,7 +289,12 @@ RULES: Final = (
         "tiles_in_n",
     ),
     # ``CheckpointFunction.backward`` runs its block with gradients on.
-    Rule("4 checkpoint", Role.RECOMPUTE, lambda o: o.in_checkpoint & o.graded, "r_outside"),
+    Rule(
+        "4 checkpoint",
+        Role.RECOMPUTE,
+        lambda o: o.in_checkpoint & (o.graded | (o.numbered & o.before_nested)),
+        "r_outside",
+    ),
     # What of a block has no gradients at all is between what has, and before the nested pass.
     Rule(
         "4 ungraded",
