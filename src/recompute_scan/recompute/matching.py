@@ -5,6 +5,8 @@ Where checkpointed calls begin and end in the trace bounds what may belong toget
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from msgspec import Struct
 
@@ -13,7 +15,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors, Boundaries
 from recompute_scan.recompute.readings import Ending, Endings
-from recompute_scan.recompute.roles import OperatorCodes, Structure
+from recompute_scan.recompute.roles import OperatorCodes, Role, Structure
 from recompute_scan.recompute.runs import (
     NEAR,
     SHORT_RUN,
@@ -200,6 +202,14 @@ class Matcher:
         sequence, wanted = node.unpacked()
         anchor = self.anchors.find(engine)
         checkpoint_node = bool(self.structure.checkpoint_node[engine])
+        if checkpoint_node and self._goes_in_parts(engine):
+            if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
+                whole = self._once_each(node, anchor)
+                if whole:
+                    return whole
+            elif node.role == Role.RECOMPUTE and anchor is not None:
+                # An outer checkpoint's, asked for by the function's node.
+                checkpoint_node, anchor = False, Anchor(-1, anchor.last)
         runs: list[Run] = []
         for floor, known in self._ways(engine, anchor, node.lowest, ending):
             found = self._runs(wanted, anchor, floor, node.highest, known)
@@ -214,6 +224,35 @@ class Matcher:
             own = parts[-1:]
             parts = [part for part in parts[:-1] if not _unpacks(wanted, part)] + own
         return [self._matched(node, sequence, wanted, part) for part in parts]
+
+    def _goes_in_parts(self, engine: int) -> bool:
+        name = words.function_of(self._calls.names[self._calls.name[engine]])
+        return name in self.structure.functions.in_parts
+
+    def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[SequenceMatch]:
+        """What a function ran again part by part, in any order: each of its operators once.
+
+        None where its node ran more of a kind than its call.
+        """
+        codes = self._sequence.codes[anchor.first : anchor.last + 1]
+        wanted = node.operators.codes
+        places = np.full(len(wanted), -1, np.int64)
+        for code in distinct(wanted).tolist():
+            here, there = true_at(wanted == code), true_at(codes == code)
+            if len(here) > len(there):
+                return []
+            places[here] = anchor.first + there[: len(here)]
+        cuts = [0, *(true_at(places[1:] < places[:-1]) + 1).tolist(), len(places)]
+        return [
+            SequenceMatch(
+                engine=node.engine,
+                original=self.forward[places[begin:end]],
+                again=node.rows[begin:end],
+                inner_function=False,
+                role=node.role,
+            )
+            for begin, end in itertools.pairwise(cuts)
+        ]
 
     def _ways(
         self, engine: int, anchor: Anchor | None, lowest: int, ending: Ending | None

@@ -217,13 +217,13 @@ class Operators:
         # A function that is its own adjoint runs nothing else (an all-to-all).
         ends = self.last(self.in_backward)
         few = np.bincount(self.home[self.in_backward], minlength=len(function)) <= _ADJOINT
-        last = last[self.home]
-        last[few[self.home] & (calls.start[last] >= ends)] = -1
-        found = (function[self.home] >= 0) & (last < 0)
-        behind = true_at((last >= 0) & (self.rows > last + calls.size[last]))
+        own_call: Int64 = last[self.home]
+        own_call[few[self.home] & (calls.start[own_call] >= ends)] = -1
+        found: Bool = (function[self.home] >= 0) & (own_call < 0)
+        behind = true_at((own_call >= 0) & (self.rows > own_call + calls.size[own_call]))
         behind = behind[among(calls.name[self.rows[behind]].astype(np.int64), written)]
         for place in behind.tolist():
-            call = int(last[place])
+            call = int(own_call[place])
             held = calls.name[call + 1 : call + 1 + calls.size[call]]
             found[place] = calls.name[self.rows[place]] in held
         return found
