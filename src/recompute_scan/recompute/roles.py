@@ -204,8 +204,8 @@ class Operators:
         calls, table = self.calls, self.table
         codes = {name: code for code, name in enumerate(calls.names)}
         own = np.full(len(calls.names), -1, np.int64)
-        for node, function in self._functions.called.items():
-            own[node] = own[codes.get(f"{words.ENGINE}{calls.names[node]}", node)] = function
+        for node, called in self._functions.called.items():
+            own[node] = own[codes.get(f"{words.ENGINE}{calls.names[node]}", node)] = called
         written = distinct(own[own >= 0])
         functions = true_at(among(calls.name.astype(np.int64), written) & (calls.kind == Kind.OP))
         own[~among(own, distinct(calls.name[functions].astype(np.int64)))] = -1
@@ -259,7 +259,7 @@ class Rule(Struct, frozen=True):
         name: What it is called where it is spoken of.
         role: What an operator is for which it holds and no rule before it.
         holds: For each operator: does it?
-        case: A case of ``tests/cases`` that is answered wrongly without it.
+        case: A case of ``tests/recompute/test_rules.py`` that is answered wrongly without it.
     """
 
     name: str
@@ -270,17 +270,17 @@ class Rule(Struct, frozen=True):
 
 RULES: Final = (
     # FSDP gathers in its forward and in its backward: it would look like recomputed work.
-    Rule("1 plumbing", Role.PLUMBING, lambda o: o.plumbing, "fsdp1_r_in_wrapper_n"),
+    Rule("1 plumbing", Role.PLUMBING, lambda o: o.plumbing, "doubled_llama_fsdp"),
     # An update runs without gradients and in no evaluation, as what a closure holds does.
-    Rule("1 optimizer", Role.OPTIMIZER, lambda o: o.optimizer, "closure_once"),
+    Rule("1 optimizer", Role.OPTIMIZER, lambda o: o.optimizer, "r_outside"),
     # In no evaluation: ``Engine::evaluate_function`` runs whatever a backward pass runs.
     Rule("2 forward", Role.FORWARD, lambda o: ~o.in_backward, "n_outside"),
     # A hook may begin a pass through what it ran: a loss that is worked out in its gradient's hook.
-    Rule("3 hook's pass", Role.BY_DESIGN, lambda o: o.held_beside & o.by_hook, "gradcache"),
+    Rule("3 hook's pass", Role.BY_DESIGN, lambda o: o.held_beside & o.by_hook, "gradient_caching"),
     # Or it runs what the node behind it goes through (``call_tensor_pre_hooks``, engine.cpp).
     Rule("3 hook before a node", Role.RECOMPUTE, lambda o: o.held_beside, "hooked_block"),
     # Else hooks ask for no saved tensor, nor does the sum of a parameter's gradients.
-    Rule("3 beside a node", Role.FORMULA, lambda o: o.beside, "hook_output_gradient"),
+    Rule("3 beside a node", Role.FORMULA, lambda o: o.beside, "hook_before_recompute"),
     # A function that goes back and forth runs each part again for its own gradient.
     Rule(
         "4 in parts",
@@ -293,17 +293,17 @@ RULES: Final = (
         "4 checkpoint",
         Role.RECOMPUTE,
         lambda o: o.in_checkpoint & (o.graded | (o.numbered & o.before_nested)),
-        "r_outside",
+        "stash",
     ),
     # What of a block has no gradients at all is between what has, and before the nested pass.
     Rule(
         "4 ungraded",
         Role.RECOMPUTE,
         lambda o: o.in_checkpoint & ~o.in_parts & o.surrounded & o.before_nested,
-        "r_outside",
+        "notes",
     ),
     # Such as an input that a function brings back, or an inverse.
-    Rule("4 own work", Role.OWN_WORK, lambda o: o.in_checkpoint, "stash"),
+    Rule("4 own work", Role.OWN_WORK, lambda o: o.in_checkpoint, "looks_twice"),
     # ``unpack_hook`` runs the block in whichever node asks first.
     Rule("5 asked for", Role.RECOMPUTE, lambda o: o.asked, "n_outside"),
     Rule("6 formula", Role.FORMULA, lambda o: o.in_backward, "no_checkpoint"),
