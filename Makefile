@@ -19,10 +19,10 @@ DEV := $(VENV)/.can-test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test tests test-all browser shots hta docs check fix venv clean accuracy diagnoses prediction overhead gpu-matrix versions launchers faults scripts damage fidelity compiled lint-cases real-scripts fuzz house bench-load bench-page share-check licenses release-check live-failures policies plan guard trackers agent-eval
+.PHONY: help demo test test-all check fix docs browser hta trackers release-check house venv clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## Find the doubled checkpointing in an example, predict what the fix saves, measure it
 	@mkdir -p $(OUT)/doubled
@@ -32,9 +32,7 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, predict what the f
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: check tests ## check, then all quick tests and a sample of the slow ones
-
-tests: $(DEV) ## The same tests, without check
+test: check ## check, then all quick tests and a sample of the slow ones
 	$(PYTEST) -m "not slow or sample"
 
 test-all: export RECOMPUTE_SCAN_THOROUGH := 1
@@ -44,10 +42,6 @@ test-all: check ## check, then every test: training processes by the hundred, mo
 browser: $(DEV) ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
 	$(BIN)/python -m pytest tests/browser
-
-shots: $(DEV) ## Pictures of the report for the documentation, into docs/img
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
-	$(BIN)/python docs/shots.py
 
 # Beside the environment, and without the JupyterLab that it asks for and the bridge does not use.
 HTA := build/hta
@@ -80,93 +74,14 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 	$(BIN)/ruff check --fix
 	$(BIN)/python docs/generate.py
 
-# All that needs neither processes nor a compiler.
-ON_RIG = core huggingface architectures bystanders schedules places equal kinds functions others
-accuracy: $(DEV) ## Truth beside answer for every recorded case, on this machine
-	$(BIN)/python benchmarks/accuracy.py $(BENCH)
-	$(BIN)/python benchmarks/accuracy.py --device rig --times ns --group $(ON_RIG)
-	$(BIN)/python benchmarks/shapes.py --cost
-
-diagnoses: $(DEV) ## Every failure that can be made to happen: the code expected and found
-	$(BIN)/python benchmarks/diagnoses.py
-
-live-failures: $(DEV) ## The reported failures, in several forms and with the versions they came with
-	$(BIN)/python benchmarks/live_failures.py $(BENCH)
-
-gpu-matrix: $(DEV) ## The nesting table on this machine's GPU; traces and truths to traces/gpu
-	$(BIN)/python benchmarks/gpu_matrix.py --keep traces/gpu
-
-versions: $(DEV) ## Every torch from 2.1 on, each in an environment made for it: a table
-	$(BIN)/python benchmarks/versions.py $(BENCH)
-
-launchers: $(DEV) ## A small job under every launcher: the verdict beside the job's own count
-	$(BIN)/python benchmarks/launchers.py $(BENCH)
-
-lint-cases: $(DEV) ## What lint says of scripts and configurations whose truth is known
-	$(BIN)/python benchmarks/lint_cases.py
-
-real-scripts: $(DEV) ## Scripts that people train with, SOURCES=clones of them: verdict, count, losses, fix
-	$(BIN)/python benchmarks/real_scripts.py $(SOURCES) $(BENCH)
-
-fidelity: $(DEV) ## Gradients with and without checkpoints, beside what comparing a step says
-	$(BIN)/python benchmarks/fidelity.py
-	$(BIN)/python benchmarks/fidelity.py --accuracy
-
-guard: $(DEV) ## What the guard costs, injected regressions found, and no alarm in healthy trainings
-	$(BIN)/python benchmarks/guard.py $(BENCH)
-
-agent-eval: $(DEV) ## A client that follows docs/agents/SKILL.md, scored against known truths
-	$(BIN)/python benchmarks/agent_eval.py $(BENCH)
-
-compiled: $(DEV) ## Compiled trainings: what ran again, counted as it ran, beside what is said
-	$(BIN)/python benchmarks/compiled.py
-
-damage: $(DEV) ## Labelled traces damaged in sixty ways: how often high confidence is wrong
-	$(BIN)/python benchmarks/damage.py $(BENCH)
-
-house: $(DEV) ## How the source is built: sizes, names, circles, and facts worked out twice
-	$(BIN)/python benchmarks/house.py $(BENCH)
-
-fuzz: $(DEV) ## Odd inputs for everything that reads what others wrote: inputs a second, the slowest
-	$(BIN)/python -m tests.fuzz $(BENCH)
-
-faults: $(DEV) ## A small job broken in every way: what was reported, and what was kept
-	$(BIN)/python benchmarks/faults.py $(BENCH)
-
-scripts: $(DEV) ## Scripts with ranges, profilers and processes of their own, 20 times each
-	$(BIN)/python -m tests.record.test_scripts 20
-
-prediction: $(DEV) ## Predicted and measured step time for a matrix of changes, on this machine
-	$(BIN)/python benchmarks/prediction.py $(BENCH)
-
-policies: $(DEV) ## What policies of selective checkpoints decide, as run sees it and as counted
-	$(BIN)/python benchmarks/policies.py $(BENCH)
-
-plan: $(DEV) ## Plans for scripts of all kinds, against what the planned arrangements take
-	$(BIN)/python benchmarks/plan.py $(BENCH)
-
-overhead: $(DEV) ## What recording costs the steps that are not recorded, and the compared one
-	$(BIN)/python benchmarks/overhead.py $(BENCH)
-
-bench-load: $(DEV) ## Reading speed and memory, beside other readers
-	$(BIN)/python benchmarks/load.py $(BENCH)
-
-bench-page: $(DEV) ## Size of the report and its first paint in Chromium
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
-	$(BIN)/python benchmarks/page.py
-
-share-check: $(DEV) ## Bundle every trace: the same answer, sizes, and no canary
-	$(BIN)/python benchmarks/share.py
+house: $(DEV) ## How the source is built: sizes, names and imports, against the budget
+	$(BIN)/python -m tests.house
 
 release-check: $(DEV) ## Build sdist and wheel, look into them, install and run the README
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
 	$(BIN)/python -m tests.release_check
 
-licenses: $(DEV) ## Every package that an installation brings, with its version and licence
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
-	@$(BIN)/python -m tests.release_check --licenses
-
-venv: $(DEV) ## Make the virtual environment, with the tools for tests
+venv: $(DEV) ## The virtual environment, with the tools for tests; then `.venv/bin/python -m benchmarks`
 
 clean: ## Remove the virtual environment, caches and the demo's output
 	rm -rf $(VENV) $(OUT) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,21 +1,22 @@
-"""What the guard costs, what it finds, and what it tells of healthy trainings: ``make guard``.
+"""What the guard costs a training: CPU time of one process, with and without it by turns.
 
-Costs are CPU times of one process, with and without the guard by turns.
+That it finds injected regressions, tells nothing of healthy trainings and changes no loss is what
+``tests/guard`` checks; ``--healthy`` runs these trainings for longer, and is 1 where one alarms.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
+import click
 import torch
+from tests.guard.healthy import HEALTHY
+from tests.guard.healthy_elsewhere import HEALTHY_ELSEWHERE
 from torch import nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -24,17 +25,10 @@ from torch.optim.optimizer import (
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from tests.guard.healthy import HEALTHY
-from tests.guard.healthy_elsewhere import HEALTHY_ELSEWHERE
-from tests.guard.nets import Net, train_step
-from tests.guard.regressions import REGRESSIONS
-
 import recompute_scan
+from benchmarks._frame import benchmark
+from benchmarks._machine import machine
 from recompute_scan.record.compat import generator_name
-
-_INJECTED = 40
 
 
 class _Layer(nn.Module):
@@ -200,87 +194,32 @@ def costs(pairs: int) -> None:
     )
 
 
-def equal_losses() -> bool:
-    """Whether losses are the same to the last bit with the guard and without."""
-    equal = True
-    for reentrant in (False, True):
-        losses = []
-        for guarded in (False, True):
-            torch.manual_seed(0)
-            net = Net(reentrant=reentrant)
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-            guard = recompute_scan.guard(sample_every=3, sample_share=None)
-            if guarded:
-                guard.start()
-            losses.append([train_step(net, optimizer) for _ in range(60)])
-            guard.stop()
-        equal &= losses[0] == losses[1]
-    print(f"losses of 60 steps, both variants: {'equal to the bit' if equal else 'DIFFER'}")
-    return equal
-
-
-def regressions() -> int:
-    """How many of the injected ones were told with the right region and step."""
-    right = 0
-    for one in REGRESSIONS:
-        torch.manual_seed(0)
-        net = Net(reentrant=one.reentrant)
-        one.start(net)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        with recompute_scan.guard(sample_every=2, sample_share=None) as guard:
-            for number in range(1, 71):
-                if number == _INJECTED:
-                    one.inject(net)
-                train_step(net, optimizer)
-        first = guard.changes[0] if guard.changes else None
-        latest = _INJECTED + (12 if "unfaithful" in one.kinds else 0)
-        found = (
-            first is not None
-            and first.kind in one.kinds
-            and one.module in first.modules
-            and _INJECTED <= first.step <= latest
-        )
-        right += found
-        said = f"{first.kind} in {first.modules[0]} since step {first.step}" if first else "nothing"
-        print(f"{'found ' if found else 'MISSED'}  {one.name:<28} at step {_INJECTED}: {said}")
-    return right
-
-
 def healthy(steps: int) -> int:
     """How many alarms there were in trainings in which nothing is wrong."""
     alarms = 0
     for training in (*HEALTHY, *HEALTHY_ELSEWHERE):
         torch.manual_seed(0)
-        began = time.process_time()
         with recompute_scan.guard() as guard:
             training(steps)
         alarms += len(guard.changes)
         assert training.__doc__ is not None
         told = "; ".join(one.text for one in guard.changes) or "no alarm"
-        spent = time.process_time() - began
-        print(f"{training.__name__:<14} {guard.steps:>5} steps  {spent:6.1f} s CPU  {told}")
+        print(f"{training.__name__:<14} {guard.steps:>5} steps  {told}")
     return alarms
 
 
-def main() -> int:
-    """Status 0 where all is as it should be."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--pairs", type=int, default=3000)
-    options = parser.parse_args()
+@benchmark
+@click.option(
+    "--pairs", type=click.IntRange(min=150), default=3000, help="Calls with the guard and without."
+)
+@click.option("--healthy", "steps", default=0, help="Steps of each healthy training.")
+def main(pairs: int, steps: int) -> int:
     warnings.simplefilter("ignore")
     logging.getLogger("recompute_scan.guard").setLevel(logging.CRITICAL)
-    costs(options.pairs)
-    equal = equal_losses()
-    right = regressions()
-    print(f"{right} of {len(REGRESSIONS)} injected regressions found with region and step")
-    alarms = healthy(options.steps)
-    print(
-        f"{alarms} alarms in {len((*HEALTHY, *HEALTHY_ELSEWHERE))} healthy trainings of"
-        f" {options.steps} steps"
-    )
-    return 0 if equal and right == len(REGRESSIONS) and not alarms else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print(machine("recompute-scan", "torch"))
+    costs(pairs)
+    alarms = healthy(steps) if steps else 0
+    if steps:
+        number = len((*HEALTHY, *HEALTHY_ELSEWHERE))
+        print(f"{alarms} alarms in {number} healthy trainings of {steps} steps")
+    return int(alarms > 0)

@@ -1,174 +1,47 @@
-"""Run both examples under every launcher, and print launcher x processes x result.
-
-    python benchmarks/launchers.py              all of them
-    python benchmarks/launchers.py torchrun     those whose name holds a word
+"""Both examples under every launcher: the verdict beside the job's own count.
 
 The doubled and the repaired Llama of ``examples/`` are trained under each, unchanged;
-``counted_example.py`` counts beside them how often a layer's forward runs in the backward pass,
-and the verdict must say the same. Ends with 1 where one does not. What is not at hand is listed and
-not counted: deepspeed is not among the packages of this project (``DS_BUILD_OPS=0 pip install
---no-deps deepspeed`` and what it imports, in an environment of its own), mpirun is Debian's
-``openmpi-bin``, srun its ``slurm-wlm`` with a cluster that answers, two nodes are network
-namespaces and need root.
+``tests/record/counted_example.py`` counts how often a layer's forward runs in the backward pass,
+and the verdict must say the same. What is not at hand is listed and not counted: deepspeed is not
+among the packages of this project (``DS_BUILD_OPS=0 pip install --no-deps deepspeed`` and what it
+imports, in another environment), mpirun is Debian's ``openmpi-bin``, srun its ``slurm-wlm`` with a
+cluster that answers, two nodes are network namespaces and need root.
+
+  python -m benchmarks launchers torchrun     the launchers whose name holds a word
+
+The status is 1 where one is not right.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.record.launchers import EXPECTED, LAUNCHERS, Answer, launch, missing
 
-from benchmarks.machine import processor, versions
-
-JOB = str(Path(__file__).resolve().with_name("counted_example.py"))
-OPTIONS = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
-TOOL = (sys.executable, "-m", "recompute_scan", "run", *OPTIONS)
-TIMEOUT_S = 300
-EXPECTED = {"doubled": ("doubled", 2.0), "repaired": ("full", 1.0)}
-# The nodes' network: two ends of one cable.
-NODES = ("10.77.0.1", "10.77.0.2")
+from benchmarks._frame import Table, benchmark, wanted, words
+from benchmarks._machine import machine
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """One way to start an example.
-
-    Attributes:
-        name: The command, shortened.
-        processes: How many run it.
-        commands: Made from the example and a free port; one a node.
-        needs: A program that must be there.
-        nodes: Whether each command has a network namespace of its own.
-    """
-
-    name: str
-    processes: int
-    commands: Callable[[str, int], list[list[str]]]
-    needs: str = sys.executable
-    nodes: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one launch gave, beside what was counted."""
-
-    verdict: str
-    recomputes: float | None
-    ranks: tuple[int, ...]
-    counted: tuple[float, ...]
-    status: int
-    reports: int
-    error: str
-
-    def right(self, example: str, processes: int) -> bool:
-        verdict, recomputes = EXPECTED[example]
-        return (
-            (self.verdict, self.recomputes) == (verdict, recomputes)
-            and self.counted == (recomputes,) * processes
-            and self.ranks == tuple(sorted({0, processes - 1}))
-            and (self.status, self.reports) == (0, 1)
-        )
-
-
-def alone(example: str, port: int) -> list[list[str]]:
-    return [[*TOOL, "-o", "out", JOB, example, "--port", str(port)]]
-
-
-def own_launcher(processes: int) -> Callable[[str, int], list[list[str]]]:
-    return lambda example, _: [
-        [*TOOL, "--nproc-per-node", str(processes), "-o", "out", JOB, example]
-    ]
-
-
-def module_of_torchrun(example: str, _: int) -> list[list[str]]:
-    return [[*torchrun(2), "-m", "recompute_scan", "run", *OPTIONS, "-o", "out", JOB, example]]
-
-
-def below(*launcher: str) -> Callable[[str, int], list[list[str]]]:
-    return lambda example, port: [
-        [*TOOL, "-o", "out", "--", *launcher, JOB, example, "--port", str(port)]
-    ]
-
-
-def spawning(example: str, port: int) -> list[list[str]]:
-    return [[*TOOL, "-o", "out", JOB, example, "--spawn", "2", "--port", str(port)]]
-
-
-def two_nodes(*, shared: bool) -> Callable[[str, int], list[list[str]]]:
-    def commands(example: str, port: int) -> list[list[str]]:
-        return [
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
-                *("--node-rank", str(node), "--nproc-per-node", "1"),
-                *("--master-addr", NODES[0], "--master-port", str(port)),
-                *("-m", "recompute_scan", "run", *OPTIONS),
-                *("-o", "out" if shared or node == 0 else "other", JOB, example),
-            ]
-            for node in (0, 1)
-        ]
-
-    return commands
-
-
-def torchrun(processes: int) -> tuple[str, ...]:
-    return (
-        *("torchrun", "--standalone", "--local-addr=127.0.0.1"),
-        f"--nproc-per-node={processes}",
-    )
-
-
-ACCELERATE = (
-    *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
-    *("--mixed_precision", "no", "--dynamo_backend", "no"),
-)
-MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable)
-LAUNCHERS = (
-    Launcher("run", 1, alone),
-    Launcher("run --nproc-per-node 2", 2, own_launcher(2)),
-    Launcher("run --nproc-per-node 4", 4, own_launcher(4)),
-    Launcher("torchrun -m recompute_scan run", 2, module_of_torchrun, "torchrun"),
-    Launcher("run -- torchrun", 2, below(*torchrun(2)), "torchrun"),
-    Launcher("run -- accelerate launch", 2, below(*ACCELERATE), "accelerate"),
-    Launcher("run -- deepspeed", 2, below("deepspeed", "--num_accelerators", "2"), "deepspeed"),
-    Launcher("run -- mpirun", 2, below(*MPIRUN), "mpirun"),
-    Launcher("run -- srun", 2, below("srun", "-n", "2", sys.executable), "srun"),
-    Launcher("run, torch.multiprocessing.spawn", 2, spawning),
-    Launcher("torchrun on 2 nodes, shared folder", 2, two_nodes(shared=True), "ip", nodes=True),
-    Launcher("torchrun on 2 nodes, private folders", 2, two_nodes(shared=False), "ip", nodes=True),
-)
-
-
-def main(wanted: Sequence[str]) -> int:
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = versions(("torch", "transformers", "accelerate", "deepspeed"))
-    print(f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, {found}\n")
-    print("| launcher | processes | doubled: counted, found | repaired: counted, found | result |")
-    print("| --- | ---: | --- | --- | --- |")
+@benchmark
+@words()
+def main(words: Sequence[str]) -> int:
+    print(f"{machine('torch', 'transformers', 'accelerate', 'deepspeed')}\n")
+    examples = {f"{name}: counted, found": "<" for name in EXPECTED}
+    columns = {"launcher": "<", "processes": ">", **examples, "result": "<"}
+    table = Table(columns, markdown=True)
     right = launched = 0
     for launcher in LAUNCHERS:
-        if wanted and not any(word in launcher.name for word in wanted):
+        if not wanted(launcher.name, words):
             continue
-        head = f"| `{launcher.name}` | {launcher.processes} |"
-        if (missing := _missing(launcher)) is not None:
-            print(f"{head} | | {missing} |", flush=True)
+        head = (f"`{launcher.name}`", launcher.processes)
+        if (why := missing(launcher)) is not None:
+            table.row(*head, "", why, "")
             continue
         answers = {example: launch(launcher, example) for example in EXPECTED}
         good = [one.right(example, launcher.processes) for example, one in answers.items()]
         right, launched = right + sum(good), launched + len(good)
-        cells = " | ".join(map(_cell, answers.values()))
-        print(f"{head} {cells} | {'right' if all(good) else 'WRONG'} |", flush=True)
+        table.row(*head, *map(_cell, answers.values()), "right" if all(good) else "WRONG")
         for answer, fine in zip(answers.values(), good, strict=True):
             if not fine:
                 print(f"{answer}\n{answer.error}", file=sys.stderr)
@@ -176,93 +49,6 @@ def main(wanted: Sequence[str]) -> int:
     return int(right < launched or not launched)
 
 
-def launch(launcher: Launcher, example: str) -> Answer:
-    """Start the example this way, wait for its end, read what it left."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        prefixes: Sequence[Sequence[str]] = ((),)
-        if launcher.nodes:
-            prefixes = stack.enter_context(two_namespaces())
-        started: list[subprocess.Popen[bytes]] = []
-        for prefix, command in zip(prefixes, launcher.commands(example, free_port()), strict=True):
-            log = stack.enter_context((folder / f"log{len(started)}").open("w+"))
-            process = subprocess.Popen([*prefix, *command], cwd=folder, stdout=log, stderr=log)
-            started.append(stack.enter_context(process))
-        try:
-            status = max(process.wait(TIMEOUT_S) for process in started)
-        except subprocess.TimeoutExpired:
-            status = -1
-            for process in started:
-                process.kill()
-        said = "".join(path.read_text(errors="replace") for path in sorted(folder.glob("log*")))
-        return _answer(folder, status, said)
-
-
-def _answer(folder: Path, status: int, said: str) -> Answer:
-    result = {}
-    if (folder / "out" / "result.json").exists():
-        result = json.loads((folder / "out" / "result.json").read_text())
-    truths = [json.loads(path.read_text()) for path in sorted(folder.glob("truth-rank*.json"))]
-    return Answer(
-        verdict=result.get("verdict", "none given"),
-        recomputes=result.get("recompute_per_backward"),
-        ranks=tuple(rank["rank"] for rank in result.get("ranks", ())),
-        counted=tuple(one["in_backward"] / one["forward"] for one in truths),
-        status=status,
-        reports=said.count("Verdict: "),
-        error=said[-2000:],
-    )
-
-
 def _cell(answer: Answer) -> str:
     counted = ", ".join(f"{value:g}" for value in answer.counted)
     return f"{counted}; {answer.verdict}, {answer.recomputes}, ranks {list(answer.ranks)}"
-
-
-def _missing(launcher: Launcher) -> str | None:
-    if shutil.which(launcher.needs) is None:
-        return f"not at hand: {launcher.needs} is not installed"
-    if launcher.nodes and os.geteuid() != 0:
-        return "not at hand: namespaces need root"
-    return None
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-@contextmanager
-def two_namespaces() -> Iterator[list[list[str]]]:
-    """Two hosts with name, network and address of their own: what to put before a command."""
-    names = [f"recompute-scan-{os.getpid()}-{node}" for node in (0, 1)]
-    ends = [f"rs{os.getpid() % 100_000}n{node}" for node in (0, 1)]
-    try:
-        for name in names:
-            _ip("netns", "add", name)
-        _ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", "name", ends[1])
-        _ip("link", "set", ends[1], "netns", names[1])
-        for name, end, address in zip(names, ends, NODES, strict=True):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
-            _ip("-n", name, "link", "set", end, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield [
-            [
-                *("ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c"),
-                f'hostname node{node}; GLOO_SOCKET_IFNAME={end} exec "$0" "$@"',
-            ]
-            for node, (name, end) in enumerate(zip(names, ends, strict=True))
-        ]
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,39 +1,38 @@
-"""Time and memory of reading traces: ours, Holistic Trace Analysis, plain orjson, the limits.
+"""Time and memory of reading a trace: ours, Holistic Trace Analysis, plain orjson, the limits.
 
-    python benchmarks/load.py --sizes 50 300 1500 --hta-python /path/to/venv/bin/python
+Traces are recorded once and stay in a cache folder; from 2,000 MB on they are made longer out of
+one of 300 MB. Each measurement is a process of its own (``_load_one.py``); all ways take turns; the
+table shows medians. Memory is the peak of the process, that of its children added. HTA's and
+orjson's rows need an interpreter that has them (``pip install traceinsight ijson orjson``).
 
-Records its own traces once (torch is needed for that) and keeps them in a cache folder. Each
-measurement is a process of its own; all are run in turn, over and over, so that a slow minute of
-the machine hits all alike; the table shows medians. Memory is the peak of the process, that of
-its children added. HTA's and orjson's rows need an interpreter that has them, which may be
-another: ``pip install traceinsight ijson orjson``.
+  python -m benchmarks load --sizes 50,300,1500 --hta-python PATH
+  python -m benchmarks load --sizes 10000 --kinds stacks --ways analyze --runs 1
+
+The status is 1 where one of our own measurements failed.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import gzip
-import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import click
 
-from benchmarks.machine import processor, versions
+from benchmarks._frame import HERE, Table, benchmark, fresh, in_turn, some, told
+from benchmarks._machine import machine
 
-HERE = Path(__file__).resolve().parent
 CACHE = Path.home() / ".cache" / "recompute-scan-bench"
 KINDS = {"stacks": True, "plain": False}
-OURS, WHOLE, HTA_DEFAULT = "ours", "analyze", "hta-json"
+# A trace of more MB is made out of one of so many.
+_LONG_MB, _SHORT_MB = 2000, 300
 HTA_READERS = ("json", "ijson", "ijson_batched", "ijson_batch_and_compress")
 LABELS = {
     "ours": "recompute_scan.trace.load",
@@ -46,6 +45,7 @@ LABELS = {
     "inflating": "limit: inflate with isal",
     "skipping": "limit: msgspec, everything skipped",
 }
+OURS = [way for way in LABELS if not way.startswith(("hta-", "orjson"))]
 OUR_PACKAGES = ("recompute-scan", "msgspec", "numpy", "isal", "torch")
 THEIR_PACKAGES = ("traceinsight", "HolisticTraceAnalysis", "pandas", "ijson", "orjson")
 
@@ -57,7 +57,7 @@ class Run:
     Attributes:
         seconds: The load alone.
         cpu: CPU seconds of the same.
-        whole: The whole process, interpreter and imports included.
+        whole: Seconds of the whole process, interpreter and imports included.
         mb: Peak memory, children's added.
         imported_mb: What of it was there before the load: the interpreter and imports.
         events: Events that came out, where that means something.
@@ -71,135 +71,94 @@ class Run:
     events: int | None
 
 
-@dataclass(frozen=True)
-class Row:
-    """Medians of all runs of one way, or why there are none."""
-
-    way: str
-    run: Run | None
-    failure: str = ""
-
-
-def main() -> int:
-    """Measure and print; the status is 1 when one of our own measurements failed."""
-    options = _options()
-    lines = [*_about(options), ""]
-    print("\n".join(lines), flush=True)
+@benchmark
+@click.option("--sizes", default="50,300,1500", help="MB, with commas between them.")
+@some("--kinds", KINDS, text="With Python frames, or without.")
+@some("--ways", LABELS, text="What is measured.")
+@click.option("--gzip", "packed", is_flag=True, help="Measure compressed traces too.")
+@click.option("--runs", default=3)
+@click.option("--their-runs", type=int, help="Of HTA and orjson; as many as ours by default.")
+@click.option("--timeout", default=1800.0, help="Seconds.")
+@click.option("--cache", type=click.Path(path_type=Path), default=CACHE)
+@click.option("--hta-python", help="An interpreter with HTA and orjson.")
+def main(
+    sizes: str,
+    kinds: Sequence[str],
+    ways: Sequence[str],
+    packed: bool,
+    runs: int,
+    their_runs: int | None,
+    timeout: float,
+    cache: Path,
+    hta_python: str | None,
+) -> int:
+    print(f"* {datetime.date.today().isoformat()} · {machine(*OUR_PACKAGES)}")
+    print(f"* {_versions_elsewhere(hta_python)}")
+    print(f"* Medians of {runs} runs in turn ({their_runs or runs} of HTA and orjson); MB = 10^6 B")
     failed = False
-    for size in options.sizes:
-        for kind in options.kinds:
-            for path in _traces(options, kind, size):
-                rows = _measure(path, _ways(options, path), options)
-                table = _table(path, kind, rows)
-                print("\n".join(table), flush=True)
-                lines += table
-                failed |= any(row.run is None and row.way in (OURS, WHOLE) for row in rows)
-    if options.output:
-        options.output.write_text("\n".join(lines))
+    for size in map(int, sizes.split(",")):
+        for kind in kinds:
+            for path in _made(cache, kind, size, packed):
+                here = {way: sys.executable for way in ways if way in OURS}
+                there = {way: hta_python for way in ways if way not in OURS and hta_python}
+                if path.suffix != ".gz":
+                    here.pop("inflating", None)
+                if kind != "stacks":
+                    here.pop("ours-with-frames", None)
+                often = {**dict.fromkeys(here, runs), **dict.fromkeys(there, their_runs or runs)}
+                found, failures = _measure(path, {**here, **there}, often, timeout)
+                _show(path, kind, found, failures)
+                failed |= any(way in failures for way in ("ours", "analyze"))
     return 1 if failed else 0
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sizes", nargs="+", type=int, default=[50, 300, 1500], metavar="MB")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--gzip", action="store_true", help="measure compressed traces too")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument(
-        "--their-runs", type=int, metavar="N", help="runs of HTA and orjson [as many as ours]"
-    )
-    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder [{CACHE}]")
-    parser.add_argument("--hta-python", metavar="PATH", help="interpreter with HTA and orjson")
-    parser.add_argument("--hta-readers", nargs="*", choices=HTA_READERS, default=HTA_READERS)
-    parser.add_argument("--output", type=Path, help="write the Markdown here too")
-    return parser.parse_args()
-
-
-def _traces(options: argparse.Namespace, kind: str, size: int) -> Iterable[Path]:
-    options.cache.mkdir(parents=True, exist_ok=True)
-    path = options.cache / f"{kind}-{size}.json"
+def _made(cache: Path, kind: str, size: int, packed: bool) -> Iterable[Path]:
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"{kind}-{size}.json"
+    partial = path.with_suffix(".partial")
     if not path.exists():
-        _say(f"recording {path}")
-        partial = path.with_suffix(".partial")
-        command = [sys.executable, str(HERE / "training_trace.py"), str(partial)]
-        command += ["--megabytes", str(size)] + (["--stacks"] if KINDS[kind] else [])
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        how = ["stacks"] if KINDS[kind] else []
+        if size > _LONG_MB:
+            how = [str(short) for short in _made(cache, kind, _SHORT_MB, False)]
+        _say(f"making {path}")
+        ran = fresh([sys.executable, "-m", "benchmarks._traces", partial, str(size), *how])
+        if ran.status:
+            raise click.ClickException(ran.output[-2000:])
         partial.rename(path)
     yield path
-    if options.gzip:
+    if packed:
         compressed = path.with_suffix(".json.gz")
         if not compressed.exists():
             _say(f"compressing {path}")
-            partial = path.with_suffix(".partial")
             with path.open("rb") as source, gzip.open(partial, "wb", 6) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             partial.rename(compressed)
         yield compressed
 
 
-def _ways(options: argparse.Namespace, path: Path) -> list[tuple[str, str]]:
-    """Ways to measure, each with the interpreter that runs it."""
-    compressed = path.suffix == ".gz"
-    mine = [OURS, "ours-with-frames", WHOLE, "reading", "skipping"]
-    mine += ["inflating"] if compressed else []
-    if not path.name.startswith("stacks"):
-        mine.remove("ours-with-frames")
-    ways = [(way, sys.executable) for way in mine]
-    if options.hta_python:
-        theirs = [f"hta-{reader}" for reader in options.hta_readers] + ["orjson"]
-        ways += [(way, options.hta_python) for way in theirs]
-    return sorted(ways, key=lambda way: list(LABELS).index(way[0]))
-
-
-def _measure(path: Path, ways: Sequence[tuple[str, str]], options: argparse.Namespace) -> list[Row]:
-    runs: dict[str, list[Run]] = {way: [] for way, _ in ways}
+def _measure(
+    path: Path, ways: Mapping[str, str], often: Mapping[str, int], timeout: float
+) -> tuple[dict[str, Run], dict[str, str]]:
+    """Medians of each way, and why there are none of others."""
+    runs: dict[str, list[Run]] = {way: [] for way in ways}
     failures: dict[str, str] = {}
-    _say(f"warming up on {path.name}")
-    _one(WHOLE, path, sys.executable, options.timeout)
-    for turn in range(options.runs):
-        for way, interpreter in ways:
-            theirs = way.startswith("hta-") or way == "orjson"
-            if way in failures or (theirs and turn >= (options.their_runs or options.runs)):
-                continue
-            _say(f"{path.name}, turn {turn + 1} of {options.runs}: {LABELS[way]}")
-            result = _one(way, path, interpreter, options.timeout)
-            if isinstance(result, str):
-                failures[way] = result
-            else:
-                runs[way].append(result)
-    return [
-        Row(way, None, failures[way]) if way in failures else Row(way, _median(runs[way]))
-        for way, _ in ways
-    ]
-
-
-def _one(way: str, path: Path, interpreter: str, timeout: float) -> Run | str:
-    """One measurement in a process of its own, or why it failed."""
-    # As people run it: without bytecode on disk, every start would compile the package anew.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    began = time.perf_counter()
-    try:
-        done = subprocess.run(
-            [interpreter, str(HERE / "load_one.py"), way, str(path)],
-            env=environment,
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        return f"gave up after {timeout:g} s"
-    except OSError as error:
-        return str(error)
-    whole = time.perf_counter() - began
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"status {done.returncode}: {last[:100]}"
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    return Run(told["seconds"], told["cpu"], whole, told["mb"], told["imported_mb"], told["events"])
+    for way in in_turn(list(ways), max(often.values(), default=0)):
+        if way in failures or len(runs[way]) >= often[way]:
+            continue
+        _say(f"{path.name}, run {len(runs[way]) + 1} of {often[way]}: {LABELS[way]}")
+        command: list[str | Path] = [ways[way], HERE / "_load_one.py", way, path]
+        began = time.perf_counter()
+        try:
+            found = told(command, timeout_s=timeout)
+            runs[way].append(Run(whole=time.perf_counter() - began, **found))
+        except subprocess.TimeoutExpired:
+            failures[way] = f"gave up after {timeout:g} s"
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+            failures[way] = f"status {error.returncode}: {last[:100]}"
+        except OSError as error:
+            failures[way] = str(error)
+    return {way: _median(found) for way, found in runs.items() if found}, failures
 
 
 def _median(runs: Sequence[Run]) -> Run:
@@ -210,55 +169,46 @@ def _median(runs: Sequence[Run]) -> Run:
     return Run(seconds, cpu, whole, mb, imported, runs[0].events)
 
 
-def _table(path: Path, kind: str, rows: Sequence[Row]) -> list[str]:
-    size = _plain_size(path) / 1e6
+def _show(path: Path, kind: str, found: Mapping[str, Run], failures: Mapping[str, str]) -> None:
+    size = (path.with_suffix("") if path.suffix == ".gz" else path).stat().st_size / 1e6
     packed = f", {path.stat().st_size / 1e6:,.0f} MB compressed" if path.suffix == ".gz" else ""
-    lines = [
-        f"### {path.name}: {size:,.0f} MB{packed}, {'with' if KINDS[kind] else 'without'} stacks",
-        "",
-        "| | load, s | CPU, s | MB/s | whole process, s | peak, MB | of it before | events |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        run = row.run
-        if run is None:
-            lines.append(f"| {LABELS[row.way]} | {row.failure} | | | | | | |")
-            continue
-        events = f"{run.events:,}" if run.events is not None else ""
-        load, rate = f"{run.seconds:.2f}", f"{size / run.seconds:,.0f}"
-        lines.append(
-            f"| {LABELS[row.way]} | {load} | {run.cpu:.2f} | {rate} | {run.whole:.2f} "
-            f"| {run.mb:,.0f} | {run.imported_mb:,.0f} | {events} |"
-        )
-    return [*lines, "", *_ratios(rows), ""]
+    print(f"\n### {path.name}: {size:,.0f} MB{packed}, {kind}\n")
+    columns = {"": "<", "load, s": ">.2f", "CPU, s": ">.2f", "MB/s": ">,.0f"}
+    columns |= {"whole process, s": ">.2f", "peak, MB": ">,.0f", "of it before": ">,.0f"}
+    table = Table({**columns, "events": ">,"}, markdown=True)
+    for way, label in LABELS.items():
+        if way in failures:
+            table.row(label, failures[way], *[""] * 6)
+        elif way in found:
+            run = found[way]
+            times = (run.seconds, run.cpu, size / run.seconds, run.whole)
+            table.row(label, *times, run.mb, run.imported_mb, run.events or "")
+    print("\n" + "; ".join(_ratios(found)))
 
 
-def _ratios(rows: Sequence[Row]) -> list[str]:
-    found = {row.way: row.run for row in rows if row.run is not None}
+def _ratios(found: Mapping[str, Run]) -> Iterable[str]:
     theirs = {way: run for way, run in found.items() if way.startswith("hta-")}
-    ours, whole, default = found.get(OURS), found.get(WHOLE), found.get(HTA_DEFAULT)
-    lines = []
+    ours, whole, default = (found.get(way) for way in ("ours", "analyze", "hta-json"))
     if ours and default:
-        lines.append(f"File to columns, HTA's default reader takes {_times(default, ours)}")
+        yield f"File to columns, HTA's default reader takes {_times(default, ours)}"
     if (all_events := found.get("ours-with-frames")) and default:
         taken = default.seconds / all_events.seconds
-        lines.append(f"{taken:.1f} times as long as ours with the Python frames that it keeps")
+        yield f"{taken:.1f} times as long as ours with the Python frames that it keeps"
     if ours and theirs:
         for which, of in (("fastest", "seconds"), ("leanest", "mb")):
             best = min(theirs, key=lambda way: float(getattr(theirs[way], of)))
             name = best.removeprefix("hta-")
-            lines.append(f"its {which} reader here, {name}, {_times(theirs[best], ours)}")
+            yield f"its {which} reader here, {name}, {_times(theirs[best], ours)}"
     if ours and whole:
-        lines.append(
+        yield (
             f"`analyze` takes {whole.whole / ours.whole:.2f} times as long as loading alone, each "
             "a whole process"
         )
     if whole and default:
-        lines.append(
+        yield (
             f"for its load alone, HTA's default reader takes {default.seconds / whole.whole:.1f} "
             "times as long as the whole `analyze` process"
         )
-    return ["; ".join(lines) + "."] if lines else []
 
 
 def _times(theirs: Run, ours: Run) -> str:
@@ -270,49 +220,13 @@ def _times(theirs: Run, ours: Run) -> str:
     )
 
 
-def _plain_size(path: Path) -> int:
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return plain.stat().st_size
-
-
-def _about(options: argparse.Namespace) -> list[str]:
-    lines = [
-        f"{datetime.date.today().isoformat()} · {processor()}, {os.cpu_count()} cores · "
-        f"{platform.system()} {platform.release()} · Python {platform.python_version()}",
-        f"Ours: {versions(OUR_PACKAGES)}",
-    ]
-    if options.hta_python:
-        lines.append(f"Theirs: {_versions_elsewhere(options.hta_python)}")
-    else:
-        lines.append("HTA and orjson were not measured: give --hta-python.")
-    theirs = options.their_runs or options.runs
-    lines.append(
-        f"Medians of {options.runs} interleaved runs ({theirs} of HTA and orjson); MB = 10^6 "
-        "bytes, uncompressed."
-    )
-    return [f"* {line}" for line in lines]
-
-
-def _versions_elsewhere(interpreter: str) -> str:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import machine; "
-        "print(machine.versions(sys.argv[2:]) + ', Python', sys.version.split()[0])"
-    )
-    try:
-        done = subprocess.run(
-            [interpreter, "-c", code, str(HERE), *THEIR_PACKAGES],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        return f"{interpreter} cannot be used ({error})"
-    return done.stdout.strip()
+def _versions_elsewhere(interpreter: str | None) -> str:
+    if not interpreter:
+        return "HTA and orjson were not measured: give --hta-python"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import _machine as m; print(m.machine("
+    ran = fresh([interpreter, "-c", f"{code}*sys.argv[2:]))", HERE, *THEIR_PACKAGES])
+    return f"Theirs: {ran.output.strip()}"
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,71 +1,73 @@
-"""What is said of the Nsight Systems exports that others have published, as a table.
+"""What is said of the Nsight Systems exports that others have published.
 
-    python benchmarks/nsys_exports.py FOLDER     the files, under any names: a hash tells each
+The files stay where they were published; most of them come without a license. FOLDER holds them,
+under any names: a hash tells each. A file of the folder that is not listed gets a row too.
 
-The files stay where they were published (``SOURCES``); most of them come without a licence. A file
-of the folder that is not listed gets a row too. Ends with 1 where a listed one is missing.
+  python -m benchmarks nsys-exports FOLDER
+
+The status is 1 where a listed one is missing.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
 
+import click
+
+from benchmarks._frame import Table, benchmark
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 
-# First 12 digits of the SHA-256; repository and path on GitHub; what recorded it.
-SOURCES = {
-    "36ad440e71a3": ("GindaChen/nsys-ai", "tests/fixtures/h100_2gpu_1s.sqlite"),
-    "6ee860b22843": ("GindaChen/nsys-ai", "tests/fixtures/mfu_2gpu_before.sqlite"),
-    "5842c1f39369": ("GindaChen/nsys-ai", "tests/fixtures/mfu_2gpu_after.sqlite"),
-    "84c90236cd88": ("GindaChen/nsys-ai", "tests/fixtures/mock.sqlite"),
-    "3ef2eff9b587": ("GindaChen/nsys-ai", "tests/fixtures/healthy_1pct.sqlite"),
-    "d69330eb3520": ("GindaChen/nsys-ai", "tests/fixtures/healthy_judged_1pct.sqlite"),
-    "f2fb77d3af85": ("frasertajima/WeatherBench2", "report1.sqlite"),
-    "1714a78bdc3a": ("MohanadOdema/DLProf", "nsys_profile.sqlite"),
-    "9761786ccb53": ("MohanadOdema/DLProf", "w_Relu/nsys_profile.sqlite"),
-    "657924bfb8e8": ("MohanadOdema/DLProf", "dlprof_dldb.sqlite"),
-    "f7d47852d772": ("amir-ghz/DynamicViT", "nsys_profile.sqlite"),
-    "337930304c2f": ("CO18326/uvmTorch", "report1.sqlite"),
-    "2ba601e531ad": ("PolPuigPuy/OpenACC_Project_PolPuig", "report12.sqlite"),
-    "e2c9cc63b5b7": ("kmcho2019/Rodinia_3.1_Gaussian", "report5.sqlite"),
-    "dea1d66496ba": ("lsaeteurn/vectoraddition", "report4.sqlite"),
-    "4d811273361a": ("lighttransport/gemm", "profile.sqlite"),
-    "ba4efa13cc99": ("ynan1/aws_gpu", "nsys_profiling/report2.sqlite"),
-}
-_HELD = (
-    ("CUPTI_ACTIVITY_KIND_KERNEL", "kernels"),
-    ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUDA calls"),
-    ("NVTX_EVENTS", "NVTX events"),
-    ("OSRT_API", "system calls"),
+# First 12 digits of the SHA-256; repository and path on GitHub.
+SOURCES = dict(
+    line.split(maxsplit=1)
+    for line in """
+36ad440e71a3 GindaChen/nsys-ai tests/fixtures/h100_2gpu_1s.sqlite
+6ee860b22843 GindaChen/nsys-ai tests/fixtures/mfu_2gpu_before.sqlite
+5842c1f39369 GindaChen/nsys-ai tests/fixtures/mfu_2gpu_after.sqlite
+84c90236cd88 GindaChen/nsys-ai tests/fixtures/mock.sqlite
+3ef2eff9b587 GindaChen/nsys-ai tests/fixtures/healthy_1pct.sqlite
+d69330eb3520 GindaChen/nsys-ai tests/fixtures/healthy_judged_1pct.sqlite
+f2fb77d3af85 frasertajima/WeatherBench2 report1.sqlite
+1714a78bdc3a MohanadOdema/DLProf nsys_profile.sqlite
+9761786ccb53 MohanadOdema/DLProf w_Relu/nsys_profile.sqlite
+657924bfb8e8 MohanadOdema/DLProf dlprof_dldb.sqlite
+f7d47852d772 amir-ghz/DynamicViT nsys_profile.sqlite
+337930304c2f CO18326/uvmTorch report1.sqlite
+2ba601e531ad PolPuigPuy/OpenACC_Project_PolPuig report12.sqlite
+e2c9cc63b5b7 kmcho2019/Rodinia_3.1_Gaussian report5.sqlite
+dea1d66496ba lsaeteurn/vectoraddition report4.sqlite
+4d811273361a lighttransport/gemm profile.sqlite
+ba4efa13cc99 ynan1/aws_gpu nsys_profiling/report2.sqlite
+""".strip().splitlines()
 )
+_HELD = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": "kernels",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
+    "NVTX_EVENTS": "NVTX events",
+    "OSRT_API": "system calls",
+}
 
 
-def main() -> int:
-    """Print the table; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    found = {_digest(path): path for path in sorted(parser.parse_args().folder.glob("*.sqlite"))}
-    print("| published in | file | nsys, schema | what it holds | what is said |")
-    print("| --- | --- | --- | --- | --- |")
+@benchmark
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def main(folder: Path) -> int:
+    files = sorted(folder.glob("*.sqlite"))
+    found = {hashlib.sha256(path.read_bytes()).hexdigest()[:12]: path for path in files}
+    heads = ("published in", "file", "nsys, schema", "what it holds", "what is said")
+    table = Table(dict.fromkeys(heads, "<"), markdown=True)
     for digest in (*SOURCES, *(each for each in found if each not in SOURCES)):
         if digest in found:
-            repository, file = SOURCES.get(digest, ("", found[digest].name))
-            nsys, held = _look(found[digest])
-            print(f"| {repository} | `{file}` | {nsys} | {held} | {_said(found[digest])} |")
+            repository, _, file = SOURCES.get(digest, f" {found[digest].name}").partition(" ")
+            table.row(repository, f"`{file}`", *_look(found[digest]), _said(found[digest]))
     missing = [source for digest, source in SOURCES.items() if digest not in found]
-    for repository, file in missing:
-        print(f"not in the folder: {repository}, {file}", file=sys.stderr)
+    for source in missing:
+        print(f"not in the folder: {source}", file=sys.stderr)
     return int(bool(missing))
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def _look(path: Path) -> tuple[str, str]:
@@ -73,12 +75,11 @@ def _look(path: Path) -> tuple[str, str]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as file:
         tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
         about: dict[str, str] = {}
-        for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            if table in tables:
-                about |= dict(file.execute(f'SELECT name, value FROM "{table}"').fetchall())
+        for table in tables & {"META_DATA_EXPORT", "EXPORT_META_DATA"}:
+            about |= dict(file.execute(f'SELECT name, value FROM "{table}"').fetchall())
         counts = [
             (file.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0], what)
-            for table, what in _HELD
+            for table, what in _HELD.items()
             if table in tables
         ]
     version = about.get("EXPORT_PRODUCT_VERSION")
@@ -93,7 +94,3 @@ def _said(path: Path) -> str:
         what = error.what.replace(f"{path} is", "it is").rstrip(".")
         return f"{error.code}: {what}; {error.why}"
     return f"`{result.verdict}`: {result.reason}" if result.reason else f"`{result.verdict}`"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,31 +1,26 @@
 """How heavy the report is and how soon its verdict is painted, in a real Chromium.
 
-    python benchmarks/page.py [--runs 15]
-
 Every page is opened from a file in a context of its own, without script and with it. The time is
 that of the first contentful paint after the navigation began (Paint Timing); the browser has been
-started before. A page misses a target where the line says so, and the command then ends with 1.
+started before. It needs what `make browser` installs. The status is 1 where a page misses a target.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import click
 from playwright.sync_api import sync_playwright
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.machine import processor
 from tests.report.pages import page, ranks
 
+from benchmarks._frame import Table, benchmark
+from benchmarks._machine import machine
 from recompute_scan.report.html import render_html
 
 _PAINT = "performance.getEntriesByType('paint').find(e => e.name.startsWith('first-c'))?.startTime"
@@ -68,48 +63,36 @@ def measure(browser: Any, address: str, runs: int, *, script: bool) -> list[floa
     return found
 
 
-def main() -> int:
-    """Print the table; 1 where a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=15)
-    options = parser.parse_args()
+@benchmark
+@click.option("--runs", default=15)
+def main(runs: int) -> int:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if chromium is None:
-        print("No chromium: install Debian's package, or name one in $CHROMIUM.")
-        return 2
-    missed = False
+        raise click.UsageError("No chromium: install Debian's package, or name one in $CHROMIUM.")
+    missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        where = f"{processor()}, {os.cpu_count()} cores, Chromium {browser.version}"
-        print(f"{where}; medians of {options.runs} runs, the shortest and the longest beside them")
-        print()
-        print("| page | MB | elements | drawn | first paint, s: no script | with script |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: |")
+        print(f"{machine('playwright')}, Chromium {browser.version}; medians of {runs} runs\n")
+        columns = {"page": "<", "MB": ">.2f", "elements": ">,", "drawn": ">,"}
+        painted = {"first paint, s: no script": ">", "with script": ">.3f"}
+        table = Table({**columns, **painted}, markdown=True)
         for subject in subjects():
             path = Path(folder, "report.html")
             path.write_text(subject.text, encoding="utf-8")
             size = path.stat().st_size / 1e6
             plain, full = (
-                measure(browser, path.as_uri(), options.runs, script=script)
-                for script in (False, True)
+                measure(browser, path.as_uri(), runs, script=script) for script in (False, True)
             )
             opened = browser.new_page()
             opened.goto(path.as_uri())
-            elements, drawn = opened.evaluate(_PARTS), opened.evaluate(_DRAWN)
+            parts = (opened.evaluate(_PARTS), opened.evaluate(_DRAWN))
             opened.close()
-            print(
-                f"| {subject.name} | {size:.2f} | {elements:,} | {drawn:,} | "
-                f"{median(plain):.3f} ({min(plain):.3f} to {max(plain):.3f}) | {median(full):.3f} |"
-            )
+            shown = f"{median(plain):.3f} ({min(plain):.3f} to {max(plain):.3f})"
+            table.row(subject.name, size, *parts, shown, median(full))
             if subject.most_mb is not None and size > subject.most_mb:
-                print(f"missed: at most {subject.most_mb} MB")
-                missed = True
+                missed.append(f"{subject.name}: at most {subject.most_mb} MB")
             if subject.most_s is not None and median(plain) > subject.most_s:
-                print(f"missed: at most {subject.most_s} s")
-                missed = True
+                missed.append(f"{subject.name}: at most {subject.most_s} s")
         browser.close()
-    return int(missed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print("".join(f"\nmissed: {one}" for one in missed))
+    return int(bool(missed))

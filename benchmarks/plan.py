@@ -1,62 +1,52 @@
 """Plans for scripts of all kinds, against what the planned arrangements really take.
 
-    python benchmarks/plan.py                 all cases
-    python benchmarks/plan.py moe lora        some of them
-    python benchmarks/plan.py --steps 40      more timed steps for each arrangement
-    python benchmarks/plan.py --malloc        with the allocator as the system has it
-    python benchmarks/plan.py --bytes         only what arrangements hold, of all choices
-
-Each script is rehearsed once, as ``recompute-scan plan`` does it. Then a plan is made for budgets
-at 30, 50, 70 and 90 % between all recomputed and nothing recomputed, and ``plan_oracle.py`` runs
+Each script is rehearsed once, as `recompute-scan plan` does it. Then a plan is made for budgets at
+30, 50, 70 and 90 % between all recomputed and nothing recomputed, and ``tests/plan/oracle.py`` runs
 the script with it, by the script's own switch and without recompute-scan, in turn with all layers,
 no layer and every second layer checkpointed. Where there are few layers, every arrangement is tried
 to see that the plan's is the fastest that fits.
 
 A step is predicted as a share of the script's step as it is, and compared with that share: the
-median over pairs of neighbouring steps, by the processor time of the oracle's process where there
-is one, which what else the machine does weighs least on, and by the wall clock where there are two,
-which wait for each other. The script as it is runs a second time among the rest: how far that is
-from the first is what a measured share can be off by.
+median over pairs of neighboring steps, by the processor time of the oracle's process where there
+is one, and by the wall clock where there are two, which wait for each other. The script as it is
+runs a second time among the rest, which says what a measured share can be off by.
 
 glibc gives memory at the heap's end back to the system, and gets it again with the next step, page
-by page. How much depends on what a process did before; no GPU does so. Both processes therefore run
-with an allocator that keeps its memory.
+by page. No GPU does so: both processes therefore run with an allocator that keeps its memory.
+
+  python -m benchmarks plan moe lora        some scripts
+  python -m benchmarks plan --bytes         only what arrangements hold, of all choices
+
+The status is 1 where a plan is over its budget, where its bytes or its step are too far off, or
+where a simple arrangement is faster.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import click
 import numpy as np
-from msgspec.structs import replace
+from tests.plan.oracle import peak_of
+from tests.plan.rehearsed import all_choices, arranged, rehearse, some_choices
+from tests.plan.scripts import CASES, PlanCase, arrange, build
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.machine import processor
-from benchmarks.plan_cases import CASES, PlanCase, arrange, build
-from benchmarks.plan_oracle import peak_of
-
+from benchmarks._frame import Table, benchmark, told, words
+from benchmarks._machine import processor
 from recompute_scan.cost.activation_plan import Planner, Wish
 from recompute_scan.cost.arrangement import Arrangements
 from recompute_scan.cost.moments import PART, RECOMPUTE, SELECTIVE, Choices
-from recompute_scan.cost.rehearsed import arrangements
-from recompute_scan.how_far import Pieces
-from recompute_scan.record.arrange.proving import Rehearsals
-from recompute_scan.record.run_options import RunOptions
-from recompute_scan.rehearsal import Rehearsal, whole_places
+from recompute_scan.rehearsal import whole_places
 
-ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
 _MOST_TRIED = 3**8
 _DRAWN = 11
@@ -110,51 +100,7 @@ class Row:
         return found
 
 
-def rehearse(name: str, steps: int, folder: Path) -> tuple[Rehearsal, ...]:
-    """What each rank of the script has shown."""
-    case = CASES[name]
-    options = RunOptions(
-        str(ROOT / "benchmarks" / "plan_cases.py"),
-        False,
-        (name,),
-        folder,
-        timing_steps=steps,
-        timeout_s=300,
-    )
-    number = case.ranks if case.ranks > 1 else None
-    return Rehearsals(options, number, Pieces(2)).rehearse()
-
-
-def all_choices(name: str, folder: Path) -> Arrangements:
-    """The script's arrangements, selective ones among them however long they took."""
-    (shown,) = rehearse(name, 1, folder)
-    steps = {"today": 10.0, "keep": 10.0, "recompute": 20.0, "parts": 19.0, "selective": 12.0}
-    arms = tuple(replace(arm, steps_ms=(steps[arm.way],) * 8) for arm in shown.arms)
-    return arrangements(replace(shown, arms=arms))
-
-
-def some_choices(model: Arrangements) -> list[Choices]:
-    """One of the three for all, mixtures of them, and some with parts alone."""
-    number = len(model.candidates)
-    random = np.random.default_rng(0)
-    drawn = [*(np.full(number, how, np.int8) for how in range(3))]
-    drawn += [*random.integers(0, 3, (5, number), np.int8)]
-    parts = [n for n, one in enumerate(model.candidates) if one.part_of >= 0]
-    for least in (0, 0, -2) if parts else ():
-        one = random.integers(least, 2, number, np.int8).clip(0)
-        one[parts] = random.integers(0, 2, len(parts), np.int8) * PART
-        drawn.append(one)
-    return [model.followed(one) for one in drawn]
-
-
-def arranged(model: Arrangements, choices: Choices) -> str:
-    """The names that ``plan_cases.arrange`` knows an arrangement by."""
-    each = zip(model.candidates, choices, strict=True)
-    named = [(n.module, how) for n, how in each if how and (n.part_of < 0 or how == PART)]
-    return ",".join(f"{name}{'~' * int(how == SELECTIVE)}" for name, how in named) or "none"
-
-
-def show_bytes(name: str, folder: Path) -> bool:
+def show_bytes(name: str, folder: Path, table: Table) -> bool:
     """Print by how much what was worked out is off, arrangement by arrangement."""
     model = all_choices(name, folder)
     script, step = build(CASES[name])
@@ -163,8 +109,7 @@ def show_bytes(name: str, folder: Path) -> bool:
     for choices in some_choices(model):
         arrange(script, arranged(model, choices))
         off.append(model.peak(choices) / peak_of(script, step) - 1)
-    shown = [f"{one:+.2%}" for one in off] + [""] * (_DRAWN - len(off))
-    print(f"| {name} | {' | '.join(shown)} |", flush=True)
+    table.row(name, *off, *[""] * (_DRAWN - len(off)))
     return max(map(abs, off)) <= _BYTES
 
 
@@ -247,34 +192,11 @@ def _oracle(name: str, case: PlanCase, steps: int, tried: list[str]) -> Any:
 
 
 def _oracle_once(name: str, case: PlanCase, steps: int, tried: list[str]) -> Any:
-    script = [str(ROOT / "benchmarks" / "plan_oracle.py"), name, str(steps), *tried]
-    command = [sys.executable, *script]
+    command = [sys.executable]
     if case.ranks > 1:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command = [*torchrun, "--local-addr=127.0.0.1", f"--nproc-per-node={case.ranks}", *script]
-    done = subprocess.run(
-        command,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-_HEAD = (
-    "| script | budget | recomputed (~ selectively) | peak / budget | bytes off "
-    "| step as a share of today's: predicted | measured | best simple | |\n" + "| --- " * 9 + "|"
-)
-
-
-def line(row: Row) -> str:
-    """One row of the table, as Markdown."""
-    return (
-        f"| {row.case} | {row.budget:.0%} | {row.layers} | {row.peak_bytes / row.budget_bytes:.3f} "
-        f"| {row.bytes_off:+.2%} | {row.predicted:.3f} | {row.share:.3f} "
-        f"| {row.rival:.3f} | {', '.join(row.faults)} |"
-    )
+        command += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        command += [f"--nproc-per-node={case.ranks}"]
+    return told([*command, "-m", "tests.plan.oracle", name, str(steps), *tried])
 
 
 def summary(rows: list[Row]) -> str:
@@ -294,39 +216,48 @@ def summary(rows: list[Row]) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("names", nargs="*", metavar="CASE")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--bytes", action="store_true", help="only what arrangements hold")
-    parser.add_argument("--malloc", action="store_true", help="the system's allocator as it is")
-    args = parser.parse_args()
-    if not args.malloc:
+@benchmark
+@words("names")
+@click.option("--steps", default=12, help="Timed steps of each arrangement.")
+@click.option("--bytes", "only_bytes", is_flag=True, help="Only what arrangements hold.")
+@click.option("--malloc", is_flag=True, help="With the system's allocator as it is.")
+def main(names: Sequence[str], steps: int, only_bytes: bool, malloc: bool) -> int:
+    if not malloc:
         os.environ |= _KEEPING
-    if args.bytes:
-        print(
-            "| script | none | all | all selectively | mixed"
-            + " |" * 5
-            + " with parts |"
-            + " |" * 2
-        )
-        print("| --- " * (_DRAWN + 1) + "|")
-        alone = [name for name in args.names or CASES if CASES[name].ranks == 1]
+    if other := set(names) - set(CASES):
+        raise click.UsageError(f"{', '.join(sorted(other))}: not among {', '.join(CASES)}")
+    print(f"{processor()}\n", flush=True)
+    if only_bytes:
+        heads = ["none", "all", "all selectively", *(f"mixed {n}" for n in range(1, 6))]
+        heads += [f"with parts {n}" for n in range(1, _DRAWN - 7)]
+        table = Table({"script": "<", **dict.fromkeys(heads, ">+.2%")}, markdown=True)
+        alone = [name for name in names or CASES if CASES[name].ranks == 1]
         with tempfile.TemporaryDirectory() as folder:
-            exact = [show_bytes(name, Path(folder)) for name in alone]
+            exact = [show_bytes(name, Path(folder), table) for name in alone]
         return 0 if all(exact) else 1
-    print(f"{processor()}\n\n{_HEAD}", flush=True)
+    table = Table(
+        {
+            "script": "<",
+            "budget": ">.0%",
+            "recomputed (~ selectively)": "<",
+            "peak / budget": ">.3f",
+            "bytes off": ">+.2%",
+            "step as a share of today's: predicted": ">.3f",
+            "measured": ">.3f",
+            "best simple": ">.3f",
+            "": "<",
+        },
+        markdown=True,
+    )
     rows: list[Row] = []
-    for name in args.names or CASES:
+    for name in names or CASES:
         with tempfile.TemporaryDirectory() as folder:
-            rows += rows_of(name, args.steps, Path(folder))
+            rows += rows_of(name, steps, Path(folder))
         for row in rows[-len(BUDGETS) :]:
-            print(line(row), flush=True)
+            sizes = (row.peak_bytes / row.budget_bytes, row.bytes_off)
+            shares = (row.predicted, row.share, row.rival)
+            table.row(row.case, row.budget, row.layers, *sizes, *shares, ", ".join(row.faults))
     print(f"\n{summary(rows)}")
     held = not any({"over budget", "bytes", "not optimal"} & set(row.faults) for row in rows)
     good = held and median(abs(row.step_off) for row in rows) <= _STEP_MEDIAN
     return 0 if good and not any(row.faults for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

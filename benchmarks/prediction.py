@@ -1,48 +1,53 @@
-"""Predict the step time after a change, make the change, and measure it.
+"""The step time after a change to the checkpoints: predicted, and measured after making the change.
 
-    python benchmarks/prediction.py                     on the CPU, all cases
-    python benchmarks/prediction.py --device cuda       on a GPU, larger models
-    python benchmarks/prediction.py "R in N" --keep F   some cases; traces and times stay in F
-    python benchmarks/prediction.py --kinds             other kinds of models, held apart
-    python benchmarks/prediction.py --again F           predict once more from what is in F
-    python benchmarks/prediction.py --again F --halves  what each half of F would have chosen for
-                                                        the constants of the prediction
+The model is built twice, before and after the change, and both are trained in turn in one process,
+a few steps of the one, a few of the other, many times over, so that what else the machine does
+falls on both alike. The truth is the median step after; how far it could be off is said beside it
+(bootstrap over the turns). The prediction sees what `recompute-scan run` records of the model
+before: a few timed steps, and behind them a trace. What it makes of them, as a share, is applied to
+the median step before.
 
-The model is built twice, before and after the change, and both are trained in turn in one
-process, a few steps of the one, a few of the other, many times over, so that what else the
-machine does falls on both alike. The truth is the median step after; how far it could be off is
-said beside it (bootstrap over the turns). The prediction sees what ``recompute-scan run`` records
-of the model before: a few timed steps, and behind them a trace. What it makes of them, as a share,
-is applied to the median step before.
+  python -m benchmarks prediction                     on the CPU, all cases
+  python -m benchmarks prediction --device cuda       on a GPU
+  python -m benchmarks prediction "R in N" --keep F   some cases; traces and times stay in F
+  python -m benchmarks prediction --kinds             other kinds of models, held apart
+  python -m benchmarks prediction --again F           predict once more from what is in F
+
+The status is 1 where a target is missed.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
 import json
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import click
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.machine import processor
-from benchmarks.prediction_cases import CASES, HELD_APART, Case, Step, build
-from benchmarks.prediction_constants import Recorded, show_halves
-
-from recompute_scan.cost.phases import Float64
+from benchmarks._frame import (
+    Floats,
+    Table,
+    benchmark,
+    folder_option,
+    in_turn,
+    interval,
+    kept_in,
+    wanted,
+    words,
+)
+from benchmarks._machine import processor
+from benchmarks._prediction_cases import CASES, HELD_APART, Case, Step, build
 from recompute_scan.cost.price import keep_last, price
 from recompute_scan.cost.reruns import Keep
 from recompute_scan.recompute.facts import RecomputeFacts, study
@@ -52,8 +57,7 @@ from recompute_scan.record.steps import StepTimer
 from recompute_scan.trace import load
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What is asked of the predictions, as shares: errors at most, inside the interval at least."""
 
     median: float
@@ -71,13 +75,7 @@ PROFILED = 10
 
 @dataclass(frozen=True)
 class Measured:
-    """Step times in ms.
-
-    Attributes:
-        before: One a turn.
-        after: Likewise.
-        timed: Of the model before, in a row, right before its trace.
-    """
+    """Step times in ms: one a turn before and after the change, and some right before the trace."""
 
     before: list[float]
     after: list[float]
@@ -94,11 +92,9 @@ def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Me
     warm = [_timed(step, kind, WARMUP)[-1] for step in (before, after)]
     turns = _agreed(max(LEAST_TURNS, round(1000 * seconds / (2 * sum(warm)))))
     found = Measured([], [], [])
-    for turn in range(turns):
-        pair = ((before, found.before), (after, found.after))
-        for step, times in pair if turn % 2 == 0 else reversed(pair):
-            # The first step after the other model's finds the caches full of that.
-            times.append(_timed(step, kind, 2)[1])
+    for step, times in in_turn(((before, found.before), (after, found.after)), turns):
+        # The first step after the other model's finds the caches full of that.
+        times.append(_timed(step, kind, 2)[1])
     _timed(before, kind, WARMUP)
     found.timed.extend(_timed(before, kind, TIMED))
     probe.begin()
@@ -162,9 +158,7 @@ def record(case: Case, trace: Path, device: str, seconds: float) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         spawn(  # type: ignore[no-untyped-call]
-            _rank,
-            (case, trace, device, seconds, str(Path(folder) / "store")),
-            nprocs=case.ranks,
+            _rank, (case, trace, device, seconds, str(Path(folder) / "store")), nprocs=case.ranks
         )
 
 
@@ -201,7 +195,7 @@ def predict(case: Case, trace: Path) -> Row:
     found = Measured(**json.loads(trace.with_suffix(".times.json").read_text()))
     before, after = np.array(found.before), np.array(found.after)
     middle = float(np.median(before))
-    low, ratio, high = (middle * value for value in _median_of_ratios(after / before))
+    low, ratio, high = (middle * value for value in interval(after / before, _median))
     facts = _studied(trace)
     keep = _kept(case)
     cost = price(facts, found.timed, keep or keep_last)
@@ -216,18 +210,14 @@ def predict(case: Case, trace: Path) -> Row:
     return Row(case, middle, ratio, low, high, *predicted, error)
 
 
-def _median_of_ratios(ratios: Float64) -> tuple[float, float, float]:
-    """Median of the turns' ratios after to before, and its 95 % interval by bootstrap."""
-    drawn = np.random.default_rng(0).choice(ratios, (4000, len(ratios)))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
-    return float(low), float(np.median(ratios)), float(high)
+def _median(values: Floats) -> float:
+    return float(np.median(values))
 
 
 def _kept(case: Case) -> Keep | None:
     """Which checkpoint the change leaves, by its place counted from outside."""
-    before, after = astuple(case.before), astuple(case.after)
-    there = [place for place, variant in enumerate(before) if variant]
-    left = [order for order, place in enumerate(there) if after[place]]
+    there = [place for place, variant in enumerate(case.before) if variant]
+    left = [order for order, place in enumerate(there) if case.after[place]]
     if not left:
         return None
     return lambda checkpoints: checkpoints[min(left[0], len(checkpoints) - 1)]
@@ -235,17 +225,13 @@ def _kept(case: Case) -> Keep | None:
 
 def show(rows: Sequence[Row], target: Target) -> bool:
     """Print the table and the sums; whether the targets are met."""
-    print(
-        f"{'case':40} {'before':>8} {'measured after (95 %)':>25} {'predicted (interval)':>25} "
-        f"{'error':>7}"
-    )
+    heads = {"case": "<40", "before": ">8.2f", "measured after (95 %)": ">25"}
+    table = Table({**heads, "predicted (interval)": ">25", "error": ">+7.1%"})
     for row in rows:
         measured = f"{row.measured:8.2f} ({row.measured_low:.2f} to {row.measured_high:.2f})"
         predicted = f"{row.predicted:8.2f} ({row.predicted_low:.2f} to {row.predicted_high:.2f})"
-        print(
-            f"{row.case.name:40} {row.before:8.2f} {measured:>25} {predicted:>25} "
-            f"{100 * row.error:+6.1f}%{'' if row.inside else '  outside'}"
-        )
+        note = "" if row.inside else "  outside"
+        table.row(row.case.name, row.before, measured, predicted, row.error, note=note)
     errors = [abs(row.error) for row in rows]
     recompute = max(row.recompute_error for row in rows)
     doubts = [(row.measured_high - row.measured_low) / (2 * row.measured) for row in rows]
@@ -264,50 +250,36 @@ def show(rows: Sequence[Row], target: Target) -> bool:
     )
 
 
-def _recorded(case: Case, trace: Path) -> Recorded:
-    found = Measured(**json.loads(trace.with_suffix(".times.json").read_text()))
-    ratios = np.array(found.after) / np.array(found.before)
-    return Recorded(_studied(trace), 1e6 * np.array(found.timed), _kept(case), ratios)
-
-
-def main() -> int:
-    """Print the table; the status is 1 when a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="CASE", help="parts of names; all by default")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seconds", type=float, default=25.0, help="training time of each case")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER")
-    parser.add_argument("--again", type=Path, metavar="FOLDER", help="measure nothing")
-    parser.add_argument("--kinds", action="store_true", help="other kinds of models")
-    parser.add_argument("--halves", action="store_true", help="constants by half")
-    options = parser.parse_args()
+@benchmark
+@words()
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]))
+@click.option("--seconds", default=25.0, help="Training time of each case.")
+@folder_option("--keep", text="Where traces and times stay.")
+@folder_option("--again", text="Measure nothing: predict from what is there.")
+@click.option("--kinds", is_flag=True, help="Other kinds of models.")
+def main(
+    words: Sequence[str],
+    device: str,
+    seconds: float,
+    keep: Path | None,
+    again: Path | None,
+    kinds: bool,
+) -> int:
     warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
-    folder = options.again or options.keep
-    print(f"torch {torch.__version__} on {_machine(options.device)}", flush=True)
-    rows, recorded = [], []
-    with contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory() as place:
-        for number, case in enumerate(HELD_APART if options.kinds else CASES):
-            if options.names and not any(part in case.name for part in options.names):
+    where = torch.cuda.get_device_name() if device == "cuda" else processor()
+    print(f"torch {torch.__version__} on {where}", flush=True)
+    rows = []
+    with kept_in(again or keep) as place:
+        for number, case in enumerate(HELD_APART if kinds else CASES):
+            if not wanted(case.name, words):
                 continue
-            if options.device == "cuda" and case.ranks > torch.cuda.device_count():
+            if device == "cuda" and case.ranks > torch.cuda.device_count():
                 continue
-            trace = Path(place) / f"{number:02}.json.gz"
-            if options.again is None:
-                trace.parent.mkdir(parents=True, exist_ok=True)
+            trace = place / f"{number:02}.json.gz"
+            if again is None:
                 print(case.name, file=sys.stderr, flush=True)
                 # Ranks that share the cores disturb each other: more turns tell as much.
-                record(case, trace, options.device, options.seconds * case.ranks)
+                record(case, trace, device, seconds * case.ranks)
             if trace.with_suffix(".times.json").exists():
                 rows.append(predict(case, trace))
-                recorded.append((case, trace))
-        if options.halves:
-            show_halves([_recorded(*one) for one in recorded])
-    return 0 if rows and show(rows, TARGETS[options.device]) else 1
-
-
-def _machine(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else processor()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return 0 if rows and show(rows, TARGETS[device]) else 1

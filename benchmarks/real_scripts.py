@@ -1,53 +1,44 @@
-"""Training scripts that people have, run on tiny models: the verdict beside a count of its own.
-
-    python benchmarks/real_scripts.py SOURCES                    every row
-    python benchmarks/real_scripts.py SOURCES nanoGPT TRL        those whose name begins so
-    python benchmarks/real_scripts.py SOURCES --write TABLE.md   the table goes there as well
-    python benchmarks/real_scripts.py SOURCES --environments DIR --keep FOLDER
+"""Training scripts that people have, on tiny models: the verdict beside a count of its own.
 
 SOURCES holds clones, bare or not, under the names of the repositories; what runs is taken from the
-commit that ``real_rows.py`` pins. DIR holds the environments; one that is not there is made with
-the packages pinned there. FOLDER gets what the tool wrote. Nothing is fetched from a hub.
+commit that ``tests/real/rows.yaml`` pins. The environments' folder holds one for each set of
+packages there, and gets what is missing. Nothing is fetched from a hub.
 
-Each script runs three times: as it is; as it is with ``counting_main.py`` counting; and whole
-under ``recompute-scan run --keep-going``, where it has to end with the same status and print the
-same losses to the last digit. Where it doubles, the run is one with ``--verify``, and the diffs
-that the report offers are applied to a copy, which is counted again;
-faster is the least processor time of a step.
+Each script runs three times: as it is; as it is with ``tests/real/counting.py`` counting; and whole
+under `recompute-scan run --keep-going`, where it has to end with the same status and print the same
+losses to the last digit. Where it doubles, the run is one with ``--verify``, and the diffs that the
+report offers are applied to a copy, which is counted again; faster is the least processor time of a
+step.
 
-Ends with 1 where a verdict differs from the count, where a script that runs without us fails with
-us or prints other losses, where a fix leaves a doubled checkpoint, and where fewer than 14 rows of
-all ran.
+  python -m benchmarks real-scripts SOURCES                every row
+  python -m benchmarks real-scripts SOURCES nanoGPT TRL    the rows whose name begins so
+
+The status is 1 where a verdict differs from the count, where a script that runs without us fails
+with us or prints other losses, where a fix leaves a doubled checkpoint, and where fewer than 14 of
+all rows ran.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import click
+from tests.real.judging import agrees, last_line, same_losses
+from tests.real.rows import COUNTER, INPUTS, PACKAGES, PYTHON, ROWS, SOURCES, Row, put
 
-from benchmarks.environments import Environment, Ran
-from benchmarks.real_rows import PACKAGES, PYTHON, ROWS, Row
-from benchmarks.real_rows_elsewhere import ELSEWHERE
+from benchmarks._environments import Environment
+from benchmarks._frame import Ran, Table, benchmark, folder_option
 
-HERE = Path(__file__).resolve().parent
-COUNTER = str(HERE / "counting_main.py")
 TIMEOUT_S = 420
 FEWEST = 14
-_LOSS = re.compile(
-    r"(?:loss|accuracy)(?: train)?['\"]?\s*[:=|]?\s*['\"]?(-?\d+\.\d+(?:e-?\d+)?|nan)",
-    re.IGNORECASE,
-)
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Outcome(NamedTuple):
@@ -81,7 +72,7 @@ class Work:
         self.inputs = inputs
         self.scratch = scratch
         self.tree = scratch / "work"
-        self._clone = sources / row.source.name if row.source else None
+        self._clone = sources / row.source
         self._environment = Environment(environments / row.packages, scratch)
 
     def prepare(self) -> None:
@@ -89,22 +80,21 @@ class Work:
 
         Raises:
             subprocess.CalledProcessError: The clone is not there, or not at hand at that commit.
+            ValueError: The files are not the version that the row is for.
         """
-        (self.tree / self.row.where).mkdir(parents=True)
-        if self._clone is not None and self.row.source is not None:
-            archive = ["git", "-C", str(self._clone), "archive", self.row.source.commit]
+        folder = self.tree / self.row.where
+        folder.mkdir(parents=True)
+        if self.row.source:
+            commit = SOURCES[self.row.source].commit
+            archive = ["git", "-C", str(self._clone), "archive", commit, *self.row.paths]
             packed = self.scratch / "tree.tar"
             with packed.open("wb") as into:
-                subprocess.run(
-                    [*archive, *self.row.paths], check=True, stdout=into, stderr=subprocess.DEVNULL
-                )
+                subprocess.run(archive, check=True, stdout=into, stderr=subprocess.DEVNULL)
             subprocess.run(["tar", "xf", str(packed)], cwd=self.tree, check=True)
         if self.row.copied:
             packages = Path(self._environment.python).parent.parent.glob("lib/*/site-packages")
             shutil.copytree(next(packages) / self.row.copied, self.tree / self.row.copied)
-        for change in (self.row.data, self.row.change):
-            if change is not None:
-                change(self.tree / self.row.where, self.inputs)
+        put(self.row, folder, self.inputs)
 
     def run(self, name: str, before: Sequence[str]) -> Ran:
         """The row's command, with a runner before it, and an output folder of that name."""
@@ -132,7 +122,7 @@ class Work:
             "PYTHONPATH": ":".join(map(str, paths)),
             "CUDA_VISIBLE_DEVICES": "",
             "PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
-            **dict(self.row.variables),
+            **self.row.variables,
         }
         where = f"work/{self.row.where}"
         return self._environment.run(
@@ -155,10 +145,10 @@ def attempt(work: Work) -> Outcome:
         return Outcome("", str(error).splitlines()[0])
     plain = work.run("plain", ())
     if plain.status:
-        return Outcome("", f"status {plain.status}: {last_line(plain)}")
+        return Outcome("", f"status {plain.status}: {last_line(plain.output)}")
     counting, counted = work.count("counted")
     if counting.status or not counted or not counted["modules"]:
-        return Outcome("", f"not counted, status {counting.status}: {last_line(counting)}")
+        return Outcome("", f"not counted, status {counting.status}: {last_line(counting.output)}")
     truth = f"{counted['most']:.2g} in {counted['share']:.0%} of {counted['modules']}"
     doubled = counted["most"] >= 1.5
     scan = work.scratch / "scan"
@@ -167,59 +157,18 @@ def attempt(work: Work) -> Outcome:
     ours = work.run("ours", [*tool, *options, "-o", str(scan)])
     result = scan / "result.json"
     if ours.status != plain.status or not result.exists():
-        said = f"status {ours.status}: {last_line(ours)}"
+        said = f"status {ours.status}: {last_line(ours.output)}"
         return Outcome(truth, said, wrong="fails with us")
     found = json.loads(result.read_text())
-    losses, same = same_losses(plain, counting, ours)
+    losses, same = same_losses(plain.output, counting.output, ours.output)
     wrong = [] if agrees(found, counted) else ["verdict"]
     wrong += [] if same else ["losses"]
-    fix = ",".join(_found(found))
+    fix = ",".join(one["code"] for one in found["findings"])
     if doubled:
         mended, right = _mended(work, found, counted)
         fix, wrong = f"{fix}: {mended}", [*wrong, *([] if right else ["fix"])]
     said = f"{found['verdict']} {found['recompute_per_backward']}"
     return Outcome(truth, said, losses, fix, ", ".join(wrong))
-
-
-def last_line(ran: Ran) -> str:
-    """The last error of a program, or the last that it said."""
-    lines = [line.strip() for line in ran.output.splitlines() if line.strip()]
-    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in lines]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
-    # What torchrun says of its processes' errors comes last, and says less.
-    errors = [line for line in errors if "ChildFailedError" not in line] or errors
-    return _COLOURS.sub("", (errors or lines or ["no output"])[-1])[:200]
-
-
-def same_losses(plain: Ran, counting: Ran, ours: Ran) -> tuple[str, bool]:
-    """What the losses say, and whether nothing speaks against us."""
-    first, second, third = (
-        _LOSS.findall(_COLOURS.sub("", ran.output)) for ran in (plain, counting, ours)
-    )
-    if not first:
-        return "none printed", True
-    if first[-1:] != second[-1:]:
-        return "differ from run to run without us", True
-    # Ours prints its report behind those of the script; a progress bar shows some or others.
-    compared = first if first == second else first[-1:]
-    if third[: len(compared)] == compared or (len(compared) == 1 and first[-1] in third):
-        return f"same {len(compared)}, last {first[-1]}", True
-    return f"{first[-1]} without us, {third[-1:]} with us", False
-
-
-def agrees(found: dict[str, Any], counted: dict[str, Any]) -> bool:
-    """Whether the verdict is the one that the count asks for, and its number too."""
-    most = counted["most"]
-    if most == 0:
-        return bool(found["verdict"] == "none")
-    if most >= 1.5:
-        per_backward = found["recompute_per_backward"]
-        return bool(found["verdict"] == "doubled" and abs(per_backward - most) < 0.5)
-    return found["verdict"] in ("partial", "full")
-
-
-def _found(result: dict[str, Any]) -> list[str]:
-    return [one["code"] for one in result["findings"]]
 
 
 def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tuple[str, bool]:
@@ -236,12 +185,12 @@ def _mended(work: Work, result: dict[str, Any], counted: dict[str, Any]) -> tupl
     work.prepare()
     if not diffs:
         text += f"; {fixes[0]['summary']}"
-        work.row = work.row._replace(command=work.row.mended)
+        work.row = replace(work.row, command=work.row.mended)
     elif not _applied(diffs[0], work):
         return f"{text}; the diff does not apply", False
     ran, again = work.count("mended")
     if ran.status or not again:
-        return f"{text}; mended: status {ran.status}, {last_line(ran)}", False
+        return f"{text}; mended: status {ran.status}, {last_line(ran.output)}", False
     # The least: other work on the machine only ever adds to a step's processor time.
     before, after = (min(one["step_s"][1:]) for one in (counted, again))
     text += f"; mended: {again['most']:.2g} in {again['share']:.0%}, {after / before:.2f} of a step"
@@ -260,52 +209,37 @@ def _applied(diff: str, work: Work) -> bool:
     )
 
 
-def main() -> int:
-    """Print a line for each row as it is done, and the counts."""
-    parser = argparse.ArgumentParser(description="Real training scripts, with and without us.")
-    parser.add_argument("sources", type=Path)
-    parser.add_argument("rows", nargs="*")
-    parser.add_argument("--environments", type=Path, default=Path("/tmp/real-environments"))
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--keep", type=Path, help="a folder for what the tool wrote")
-    given = parser.parse_intermixed_args()
-    every = (*ROWS, *ELSEWHERE)
-    rows = [row for row in every if not given.rows or row.name.startswith(tuple(given.rows))]
-    folder = given.environments.resolve()
-    lines = ["| script | changed | counted | said | losses | fix | right |", "|" + " --- |" * 7]
-    print("\n".join(lines), flush=True)
+@benchmark
+@click.argument("sources", type=click.Path(path_type=Path, exists=True))
+@click.argument("rows", nargs=-1)
+@folder_option("--environments", text="Where the environments are [/tmp/real-environments].")
+@folder_option("--keep", text="Where what the tool wrote stays.")
+def main(sources: Path, rows: Sequence[str], environments: Path | None, keep: Path | None) -> int:
+    chosen = [row for row in ROWS if not rows or row.name.startswith(tuple(rows))]
+    folder = (environments or Path("/tmp/real-environments")).resolve()
+    heads = ("script", "changed", "counted", "said", "losses", "fix", "right")
+    table = Table(dict.fromkeys(heads, "<"), markdown=True)
     ran = wrong = 0
     with tempfile.TemporaryDirectory(prefix="real") as kept:
         inputs = Path(kept) / "inputs"
-        for name in dict.fromkeys(row.packages for row in rows):
+        for name in dict.fromkeys(row.packages for row in chosen):
             environment = Environment(folder / name, Path(kept) / name)
             if not Path(environment.python).exists():
                 made = environment.make(PACKAGES[name], PYTHON)
                 if made.status:
-                    print(f"No environment {name}: {last_line(made)}", file=sys.stderr)
+                    print(f"No environment {name}: {last_line(made.output)}", file=sys.stderr)
             if not inputs.exists():
-                for script in ("real_inputs.py", "real_pictures.py"):
-                    if script == "real_inputs.py" or name == "newest":
-                        environment.run([environment.python, str(HERE / script), str(inputs)])
-        for row in rows:
+                environment.run([environment.python, INPUTS, str(inputs)])
+        for row in chosen:
             with tempfile.TemporaryDirectory(prefix="row") as scratch:
-                outcome = attempt(Work(row, given.sources.resolve(), folder, inputs, Path(scratch)))
-                if given.keep and Path(scratch, "scan").exists():
-                    shutil.copytree(Path(scratch, "scan"), given.keep / row.name.replace("/", "_"))
+                outcome = attempt(Work(row, sources.resolve(), folder, inputs, Path(scratch)))
+                if keep and Path(scratch, "scan").exists():
+                    shutil.copytree(Path(scratch, "scan"), keep / row.name.replace("/", "_"))
             ran += bool(outcome.truth)
             wrong += bool(outcome.wrong)
-            changed = "yes" if row.change is not None else "no"
             right = outcome.wrong.upper() or ("yes" if outcome.truth else "did not run")
-            cells = (row.name, changed, *outcome[:4], right)
-            lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-            print(lines[-1], flush=True)
-    unchanged = sum(row.change is None for row in rows)
-    lines.append(f"\n{ran} of {len(rows)} rows ran ({unchanged} unchanged): {wrong} wrong.")
-    print(lines[-1])
-    if given.write:
-        given.write.write_text("\n".join(lines) + "\n")
-    return int(wrong > 0 or (not given.rows and ran < FEWEST))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            cells = (row.name, "yes" if row.change else "no", *outcome[:4], right)
+            table.row(*(cell.replace("|", "/") for cell in cells))
+    unchanged = sum(not row.change for row in chosen)
+    print(f"\n{ran} of {len(chosen)} rows ran ({unchanged} unchanged): {wrong} wrong.")
+    return int(wrong > 0 or (not rows and ran < FEWEST))

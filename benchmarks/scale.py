@@ -1,39 +1,35 @@
-"""Time and memory of analysing many ranks: against their number, by workers here and by Dask.
+"""Time and memory of analyzing many ranks: against their number, by workers here and by Dask.
 
-    python benchmarks/scale.py --ranks 8 32 128 512
+The ranks are one real trace again, each with its own rank, host and clock in the header. Each
+measurement is a process of its own, `recompute-scan analyze FOLDER`; it fails unless every rank's
+row is in the result. Memory is the peak by the kernel's count, of all processes the sum of peaks.
 
-Makes the ranks from one real trace: each is the trace again with its own rank, host and clock in
-the header. Each measurement is a process of its own, ``recompute-scan analyze FOLDER``; it fails
-unless every rank's row is in the result. Memory of the head process is its peak by the kernel's
-count; that of all is the sum of the peaks of it and its workers.
+  python -m benchmarks scale --ranks 8,32,128,512
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.machine import processor, versions
+import click
 from tests.clusters import local_cluster
 
-ROOT = Path(__file__).resolve().parent.parent
-TRACE = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
+from benchmarks._frame import TOOL, TRACES, Table, benchmark, surroundings
+from benchmarks._machine import children, machine, peak_mb
+
+TRACE = TRACES / "public" / "mi300x-resnet-checkpointed.json.gz"
 # Nanoseconds by which the clocks of two hosts differ here.
 CLOCK_OFFSET_NS = 7_000_000_123
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One measurement: seconds, and peaks in MB of the head process and of all together."""
 
     seconds: float
@@ -41,38 +37,33 @@ class Run:
     all_mb: float
 
 
-def main() -> int:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", type=Path, default=TRACE, help=f"[{TRACE.name}]")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[8, 32, 128, 512])
-    parser.add_argument("--workers", nargs="*", type=int, default=[1, 2])
-    parser.add_argument("--no-dask", action="store_true", help="leave out the LocalCluster")
-    options = parser.parse_args()
-    print(f"{processor()}; {versions(('recompute-scan', 'numpy', 'distributed'))}")
-    print(f"trace: {options.trace.name}, {options.trace.stat().st_size / 1e6:.1f} MB compressed\n")
-    print("| ranks | workers | s | ms a rank | head, peak MB | all processes, MB |")
-    print("|---:|---|---:|---:|---:|---:|", flush=True)
+@benchmark
+@click.option("--trace", type=click.Path(path_type=Path, exists=True), default=TRACE)
+@click.option("--ranks", default="8,32,128,512", help="Numbers of ranks.")
+@click.option("--workers", default="1,2", help="Numbers of workers.")
+@click.option("--dask/--no-dask", default=True, help="With a LocalCluster too.")
+def main(trace: Path, ranks: str, workers: str, dask: bool) -> None:
+    print(machine("recompute-scan", "numpy", "distributed"))
+    print(f"trace: {trace.name}, {trace.stat().st_size / 1e6:.1f} MB compressed\n")
+    columns = {"ranks": ">", "workers": "<", "s": ">.1f", "ms a rank": ">.0f"}
+    memory = {"head, peak MB": ">.0f", "all processes, MB": ">.0f"}
+    table = Table({**columns, **memory}, markdown=True)
     with (
         tempfile.TemporaryDirectory() as name,
-        nullcontext() if options.no_dask else local_cluster() as address,
+        local_cluster() if dask else nullcontext() as address,
     ):
-        for ranks in options.ranks:
-            folder = Path(name) / str(ranks)
-            make_ranks(options.trace, ranks, folder)
-            ways = {f"{number} here": ["--workers", str(number)] for number in options.workers}
+        for number in map(int, ranks.split(",")):
+            folder = Path(name) / str(number)
+            make_ranks(trace, number, folder)
+            ways = {f"{some} here": ["--workers", some] for some in workers.split(",")}
             if address:
                 ways["2 of a LocalCluster"] = ["--dask", address]
             for way, arguments in ways.items():
-                run = measure(folder, ranks, arguments)
+                run = measure(folder, number, arguments)
                 # A cluster's workers are not children of the head, and live on.
-                whole = "-" if "--dask" in arguments else f"{run.all_mb:.0f}"
-                print(
-                    f"| {ranks} | {way} | {run.seconds:.1f} | {1000 * run.seconds / ranks:.0f} "
-                    f"| {run.head_mb:.0f} | {whole} |",
-                    flush=True,
-                )
-    return 0
+                whole = None if "--dask" in arguments else run.all_mb
+                each = 1000 * run.seconds / number
+                table.row(number, way, run.seconds, each, run.head_mb, whole)
 
 
 def make_ranks(trace: Path, ranks: int, folder: Path) -> None:
@@ -95,11 +86,11 @@ def make_ranks(trace: Path, ranks: int, folder: Path) -> None:
 
 def measure(folder: Path, ranks: int, arguments: list[str]) -> Run:
     """One run of the command over the folder."""
-    command = [sys.executable, "-m", "recompute_scan", "analyze", str(folder), "--format", "json"]
+    command = [*TOOL, "analyze", str(folder), "--format", "json", *arguments]
     peaks: dict[int, float] = {}
     began = time.perf_counter()
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen([*command, *arguments], stdout=output)
+        process = subprocess.Popen(command, stdout=output, env=surroundings())
         while process.poll() is None:
             for pid in (process.pid, *children(process.pid)):
                 peaks[pid] = max(peaks.get(pid, 0), peak_mb(pid))
@@ -111,26 +102,3 @@ def measure(folder: Path, ranks: int, arguments: list[str]) -> Run:
     assert process.returncode == 0
     assert found == set(range(ranks)), f"{ranks - len(found)} of {ranks} ranks are missing"
     return Run(seconds, peaks[process.pid], sum(peaks.values()))
-
-
-def children(pid: int) -> list[int]:
-    """The processes below one, at any depth."""
-    try:
-        text = "".join(p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/children"))
-    except OSError:
-        return []
-    return [below for each in map(int, text.split()) for below in (each, *children(each))]
-
-
-def peak_mb(pid: int) -> float:
-    """The most memory that a living process has had; 0 for one that is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(found[0]) / 1000 if found else 0.0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

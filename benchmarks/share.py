@@ -1,48 +1,45 @@
-"""Bundle every trace there is, and compare the answer before and after: ``make share-check``.
+"""Every trace, bundled: the same answer before and after, sizes, and no canary.
 
-    python benchmarks/share.py                    all cases and all traces of the repository
-    python benchmarks/share.py --cases none       the traces only
-    python benchmarks/share.py FILE…              these traces as well
+Each trace is bundled twice, plain and strict, and both archives are analyzed anew. Of each, a copy
+with canaries in every field goes the same way, and is searched for them afterwards.
 
-Each trace is bundled twice, plain and strict, and both archives are analysed anew. Of each, a
-copy with canaries in every field goes the same way, and is searched for them afterwards.
+  python -m benchmarks share                    all cases and all traces of the repository
+  python -m benchmarks share --cases none       the traces only
+  python -m benchmarks share FILE…              these traces as well
+
+The status is 1 where an answer differs or a canary comes out.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
+from tests.cases.case import record
+from tests.cases.groups import GROUPS
+from tests.share.canaries import NAMED, WORD, as_json, found_in, planted
+
+from benchmarks._frame import TRACES, Table, benchmark, some
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import pack
 from recompute_scan.bundle.same import differences
 from recompute_scan.errors import InputError
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.accuracy import GROUPS
-from tests.cases.case import record
-from tests.share.canaries import NAMED, WORD, as_json, found_in, planted
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def main() -> int:
-    """Print the table; the status is 1 when an answer differs or a canary comes out."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", nargs="*", type=Path)
-    parser.add_argument("--cases", nargs="*", choices=[*GROUPS, "none"], default=list(GROUPS))
-    options = parser.parse_args()
+@benchmark
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@some("--cases", [*GROUPS, "none"], default=GROUPS, text="Groups of cases.")
+def main(traces: Sequence[Path], cases: Sequence[str]) -> int:
     different = canaries = total = 0
-    print(f"{'trace':44} {'verdict':13} {'in':>11} {'plain':>11} {'strict':>11} same canaries")
+    columns = {"trace": "<44", "verdict": "<13", "in": ">11,", "plain": ">11,", "strict": ">11,"}
+    table = Table({**columns, "same": "<4", "canaries": "<8"})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for source in _sources(options.cases, options.traces, folder):
+        for source in _sources(cases, traces, folder):
             before = analyse([source])
             sizes = []
             told: list[str] = []
@@ -56,21 +53,17 @@ def main() -> int:
             total += 1
             different += bool(told)
             canaries += len(left)
-            print(
-                f"{source.name:44} {before.verdict:13} {_size(source):>11,} {sizes[0]:>11,} "
-                f"{sizes[1]:>11,} {'NO' if told else 'yes':4} {len(left)}",
-                flush=True,
-            )
+            same = "NO" if told else "yes"
+            table.row(source.name, before.verdict, _size(source), *sizes, same, len(left))
             for line in (*told, *left):
                 print(f"    {line}")
     print(f"{total} traces: {different} answers differ, canaries found: {canaries}")
     return 1 if different or canaries else 0
 
 
-def _sources(groups: list[str], more: list[Path], folder: Path) -> Iterator[Path]:
-    traces = ROOT / "traces"
-    yield from sorted(path for path in traces.iterdir() if (path / "run-rank0.json").exists())
-    yield from sorted((traces / "public").glob("*.json.gz"))
+def _sources(groups: Sequence[str], more: Sequence[Path], folder: Path) -> Iterator[Path]:
+    yield from sorted(path for path in TRACES.iterdir() if (path / "run-rank0.json").exists())
+    yield from sorted((TRACES / "public").glob("*.json.gz"))
     yield from more
     for group in groups:
         for case in GROUPS.get(group, ()):
@@ -101,10 +94,4 @@ def _canaries(source: Path, folder: Path) -> list[str]:
 
 
 def _size(source: Path) -> int:
-    if source.is_dir():
-        return sum(file.stat().st_size for file in source.iterdir())
-    return source.stat().st_size
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return sum(file.stat().st_size for file in (source.iterdir() if source.is_dir() else [source]))

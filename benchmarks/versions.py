@@ -1,35 +1,34 @@
-"""Make an environment for each version of torch, see that all is right there, and remove it.
+"""Every torch from 2.1 on, each in an environment made for it: whether all is right there.
 
-    python benchmarks/versions.py                     all versions, one after the other
-    python benchmarks/versions.py --only 2.2 newest   some of them
-    python benchmarks/versions.py --again             those that were seen before, too
-
-Each row of the table is one version, each column what was run under it: the examples alone and
-in two processes, the order of a widely used recipe (``tests/versions/finetuning.py``),
-``record()``, the callback for Hugging Face's Trainer, the losses with and without ``run``, those of
-a step that is compiled, too, layers compiled with their checkpoint (``graphs``), ``--verify``, and
-the cases of ``benchmarks/accuracy.py``, marked and unmarked. Ends with 1 where one is not right.
+Each row of the table is one version, each column what was run under it: the examples alone and in
+two processes, the order of a widely used recipe (``tests/versions/finetuning.py``), ``record()``,
+the callback for Hugging Face's Trainer, the losses with and without `run`, those of a step that is
+compiled, too, layers compiled with their checkpoint (``graphs``), ``--verify``, and the cases of
+`accuracy`, marked and unmarked.
 
 One environment is on the disk at a time: five to seven gigabytes up to torch 2.10, whose wheels
 bring CUDA's libraries and run on a CPU too. What each check said is kept in
-``build/versions/VERSION.json`` with the end of its output, and is not asked again; so a table
-that was interrupted goes on where it stood.
+``build/versions/VERSION.json`` with the end of its output, and is not asked again.
+
+  python -m benchmarks versions --only 2.2,newest   some of them
+  python -m benchmarks versions --again             what was seen before, too
+
+The status is 1 where one is not right.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import click
 
-from benchmarks.environments import ROOT, VERSIONS, Environment, Version
+from benchmarks._environments import VERSIONS, Environment, Version
+from benchmarks._frame import ROOT, Table, benchmark, some
 
 KEPT = ROOT / "build" / "versions"
 SCRIPTS = ROOT / "tests" / "versions"
@@ -166,10 +165,10 @@ def accuracy(evidence: str) -> Check:
     """Every core and distributed case, and each answer right."""
 
     def check(environment: Environment, folder: str) -> tuple[bool, str]:
-        program = str(ROOT / "benchmarks" / "accuracy.py")
         # Times as this version writes them.
-        chosen = ("--group", "core", "distributed", "--evidence", evidence, "--times", "ns")
-        ran = environment.run([environment.python, program, *chosen], folder=folder)
+        chosen = ("--group", "core,distributed", "--evidence", evidence, "--times", "ns")
+        command = [environment.python, "-m", "benchmarks", "accuracy", *chosen]
+        ran = environment.run(command, folder=folder, variables={"PYTHONPATH": str(ROOT)})
         wrong = [line for line in ran.output.splitlines() if line.endswith(" NO")]
         end = ran.output.rstrip().rpartition("\n")[2]
         return ran.status == 0 and end.endswith("right"), "\n".join([*wrong, end, ran.output])
@@ -207,38 +206,26 @@ CHECKS: dict[str, Check] = {
 NEED_FSDP = tuple(name for name in CHECKS if name.startswith(("doubled", "repaired", "recipe")))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing and print the table; the status is 1 where something is not right."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    names = [version.name for version in VERSIONS]
-    parser.add_argument("--only", nargs="*", choices=names, default=names)
-    parser.add_argument("--checks", nargs="*", choices=CHECKS, default=list(CHECKS))
-    parser.add_argument("--again", action="store_true", help="ask what was asked before, too")
-    options = parser.parse_args(arguments)
+@benchmark
+@some("--only", [version.name for version in VERSIONS], text="Versions of torch.")
+@some("--checks", CHECKS, text="What is run.")
+@click.option("--again", is_flag=True, help="Ask what was asked before, too.")
+def main(only: Sequence[str], checks: Sequence[str], again: bool) -> int:
     KEPT.mkdir(parents=True, exist_ok=True)
-    chosen = [version for version in VERSIONS if version.name in options.only]
+    chosen = [version for version in VERSIONS if version.name in only]
     for version in chosen:
-        _see(version, options.checks, options.again)
-    return 0 if print_table(chosen, options.checks) else 1
-
-
-def print_table(versions: Sequence[Version], checks: Sequence[str]) -> bool:
-    """A row for each version; whether all in it is right."""
-    rows = [_kept(version) for version in versions]
-    print("| torch | transformers | Python |", " | ".join(checks), "|")
-    print("|---|---|---|" + "---|" * len(checks))
-    for version, row in zip(versions, rows, strict=True):
-        about = row.get("about", {})
+        _see(version, checks, again)
+    heads = ("torch", "transformers", "Python", *checks)
+    table = Table(dict.fromkeys(heads, "<"), markdown=True)
+    right = True
+    for version in chosen:
+        row = _kept(version)
         seen = row.get("checks", {})
         cells = [_cell(seen.get(name)) if _has(version, name) else "-" for name in checks]
-        facts = [about.get(name, "") for name in ("torch", "transformers", "python")]
-        print(f"| {facts[0] or version.name} | {facts[1]} | {facts[2]} |", " | ".join(cells), "|")
-    return all(
-        row.get("checks", {}).get(name, {}).get("right")
-        for version, row in zip(versions, rows, strict=True)
-        for name in checks
-        if _has(version, name)
-    )
+        about = {"torch": version.name, **row.get("about", {})}
+        table.row(*(about.get(name, "") for name in ("torch", "transformers", "python")), *cells)
+        right &= set(cells) <= {"right", "-"}
+    return int(not right)
 
 
 def _has(version: Version, check: str) -> bool:
@@ -266,14 +253,12 @@ def _see(version: Version, checks: Sequence[str], again: bool) -> None:
             return
         row["about"] = _about(environment)
         for name in missing:
-            began = time.monotonic()
             right, output = CHECKS[name](environment, name.replace(" ", "-"))
-            seconds = time.monotonic() - began
-            done[name] = {"right": right, "seconds": round(seconds), "output": output[-OUTPUT:]}
+            done[name] = {"right": right, "output": output[-OUTPUT:]}
             if not right:
                 done[name]["said"] = output[:OUTPUT]
             _path(version).write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-            print(f"{version.name}: {name} {_cell(done[name])} ({seconds:.0f} s)", flush=True)
+            print(f"{version.name}: {name} {_cell(done[name])}", flush=True)
     finally:
         environment.remove()
 
@@ -289,21 +274,18 @@ def _about(environment: Environment) -> dict[str, str]:
     return facts
 
 
-def _result(folder: Path) -> dict[str, Any]:
-    path = folder / RESULT
+def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    return _read(folder / RESULT)
 
 
 def _kept(version: Version) -> dict[str, Any]:
-    path = _path(version)
-    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return found
+    return _read(_path(version))
 
 
 def _path(version: Version) -> Path:
     return KEPT / f"{version.name}.json"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,8 +22,8 @@ from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.house import read_house, rooms
 from docs.badges import badges
+from docs.rooms import rooms
 from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
 from recompute_scan.analysis import tables
@@ -215,15 +215,16 @@ holds Python's lock for good, and one that waits busily in a single process.
 
 ## How this was checked
 
-`make diagnoses` runs every script that fails (`tests/diagnose/scripts`) under `recompute-scan run`
-and prints the code expected and found. RS201 needs lightning 2.2.1 or older; it was run with 2.2.1
-in an environment of its own, and its log is among the logs. RS101's log is that of transformers
-4.57.3; the script in the tests makes the same error with a small model of our own. RS101, RS117,
-RS202 and RS204 are in `scripts/forms` in two more forms each, under DDP and FSDP, with and
-without a barrier, and every one has a repaired twin that gets no diagnosis; `make live-failures`
-runs these with the versions that they were reported with, and with torch 2.4.1
-([every row](../benchmarks/results/live-failures.md)). Where rank 0 waits inside a function of the
-script's own that saves, the answer is RS210 with both places: a function's name is no evidence.
+`python -m benchmarks diagnoses` runs every script that fails (`tests/diagnose/scripts`) under
+`recompute-scan run` and prints the code expected and found. RS201 needs lightning 2.2.1 or older;
+it was run with 2.2.1 in an environment of its own, and its log is among the logs. RS101's log is
+that of transformers 4.57.3; the script in the tests makes the same error with a small model of our
+own. RS101, RS117, RS202 and RS204 are in `scripts/forms` in two more forms each, under DDP and
+FSDP, with and without a barrier, and every one has a repaired twin that gets no diagnosis; `python
+-m benchmarks diagnoses --reported` runs these with the versions that they were reported with, and
+with torch 2.4.1 ([every row](../benchmarks/results/live-failures.md)). Where rank 0 waits inside a
+function of the script's own that saves, the answer is RS210 with both places: a function's name is
+no evidence.
 
 The logs (`tests/diagnose/corpus`) are of three kinds. In `known` and `unrelated` are our own: one
 or more for each known failure, from our scripts or, where it could not be made to happen, written
@@ -270,11 +271,12 @@ Kubernetes, schedulers, gdb and Windows for a process that was ended, Lightning'
 parameters, older ones of vLLM; tracebacks that begin in a record of a log; steps and evaluations in
 functions of other names. Most were taught.
 
-`unseen` is a fourth batch, of 48 logs, labelled and committed after that and scored once: right for
-23 of the 25 that are ours, wrong for none. Nobody has looked at its answers one by one, and
-`make diagnoses` says whether the rules have changed since. Whoever labelled these four batches had
-read the rules, and took what a search found, in excerpts of some 1,500 characters; memory that runs
-out and launchers' words are more frequent in them than in the other parts.
+`unseen` is a fourth batch, of 48 logs, labelled and committed after that and scored once: right
+for 23 of the 25 that are ours, wrong for none. Nobody has looked at its answers one by one, and
+`python -m benchmarks diagnoses` says whether the rules have changed since. Whoever labelled these
+four batches had read the rules, and took what a search found, in excerpts of some 1,500
+characters; memory that runs out and launchers' words are more frequent in them than in the other
+parts.
 
 `limits` has 54 logs of what RS130 to RS133 are for, of compiled recomputes, and of look-alikes.
 They were labelled before those rules were written, and split by the same hash. The rules were
@@ -499,7 +501,7 @@ def design_page() -> str:
     text = (DOCS / "design.md").read_text(encoding="utf-8")
     before, _, rest = text.partition(_HOUSE)
     _, _, after = rest.partition(_END_OF_HOUSE)
-    return f"{before}{_HOUSE}\n\n{rooms(read_house())}\n{_END_OF_HOUSE}{after}"
+    return f"{before}{_HOUSE}\n\n{rooms()}\n{_END_OF_HOUSE}{after}"
 
 
 def report_page(path: Path) -> str:

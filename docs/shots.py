@@ -1,4 +1,4 @@
-"""Pictures of the report for these pages: ``make shots`` writes them into ``docs/img``.
+"""Pictures of the report for these pages, into ``docs/img``, in what ``make browser`` installs.
 
 The page is that of ``traces/doubled_llama_fsdp``, opened in a real Chromium (Debian's package, or
 ``CHROMIUM=PATH``): its first screen, then the whole story in light and dark, on a phone and on

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli.again import commands_after
+from recompute_scan.run_info import NextCommand
 
 
 @pytest.mark.parametrize(
@@ -31,20 +32,25 @@ def test_the_recording_before_the_fix_stays(
     monkeypatch.chdir(tmp_path)
     asked = None if output is None else Path(output)
     found = commands_after(words.split(), asked, tmp_path / "out", verify=False)
-    assert found == (f"recompute-scan {again}", "recompute-scan compare out out-after")
+    assert found == (
+        NextCommand("record", f"recompute-scan {again}"),
+        NextCommand("compare", "recompute-scan compare out out-after"),
+    )
 
 
 def test_what_can_be_measured_comes_first(tmp_path: Path) -> None:
-    first, *_ = commands_after(["run", "a b.py"], None, tmp_path / "out", verify=True)
-    assert first == "recompute-scan run --verify 'a b.py'"
+    first, second, *_ = commands_after(["run", "a b.py"], None, tmp_path / "out", verify=True)
+    assert first == NextCommand("measure", "recompute-scan run --verify 'a b.py'")
+    command = "recompute-scan run --verify --without-checkpointing 'a b.py'"
+    assert second == NextCommand("compare-gradients", command)
 
 
 def test_a_folder_elsewhere_is_named_whole(tmp_path: Path) -> None:
     *_, compared = commands_after(["run", "x.py"], None, tmp_path / "out", verify=False)
-    assert compared == f"recompute-scan compare {tmp_path}/out {tmp_path}/out-after"
+    assert compared.text == f"recompute-scan compare {tmp_path}/out {tmp_path}/out-after"
 
 
 def test_the_recording_after_the_fix_is_not_measured_again(tmp_path: Path) -> None:
     words = "run --verify --without-checkpointing x.py --verify".split()
     again, _ = commands_after(words, None, tmp_path / "out", verify=False, script="x.py")
-    assert again == f"recompute-scan run -o {tmp_path}/out-after x.py --verify"
+    assert again.text == f"recompute-scan run -o {tmp_path}/out-after x.py --verify"

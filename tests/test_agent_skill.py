@@ -8,10 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks import agent_eval
-from benchmarks.agent_eval import Question, Seen, follow, right, spoilt, table_of
 
-TEXT = agent_eval.SKILL.read_text(encoding="utf-8")
+from tests import agent_client
+from tests.agent_client import (
+    ROOT,
+    TRACES,
+    Question,
+    Seen,
+    follow,
+    right,
+    spoilt,
+    table_of,
+)
+
+TEXT = agent_client.SKILL.read_text(encoding="utf-8")
 ROWS = table_of(TEXT)
 
 
@@ -83,7 +93,7 @@ def test_a_field_that_no_result_has_is_refused() -> None:
 def test_every_action_is_explained_and_every_field_exists() -> None:
     explained = set(re.findall(r"`([a-z-]+)`", TEXT.partition("What each of them means:")[2]))
     assert {row.action for row in ROWS} <= explained
-    schema = json.loads((agent_eval.ROOT / "docs" / "schemas" / "result.json").read_text())
+    schema = json.loads((ROOT / "docs" / "schemas" / "result.json").read_text())
     document = schema["$defs"]["Result"]["properties"]
     fields = {field for row in ROWS for _, field, _, _ in row.conditions} - {"exit"}
     for field in fields:
@@ -93,6 +103,6 @@ def test_every_action_is_explained_and_every_field_exists() -> None:
 
 
 def test_the_command_line_is_asked() -> None:
-    trace = Path(agent_eval.TRACES, "plain_twice")
-    question = agent_eval._analyze("twice", trace, "doubled")
-    assert right(ROWS, [(question, agent_eval.ask(question))]) == (1, 1)
+    trace = Path(TRACES, "plain_twice")
+    question = agent_client._analyze("twice", trace, "doubled")
+    assert right(ROWS, [(question, agent_client.ask(question))]) == (1, 1)

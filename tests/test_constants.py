@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.constants import ROOT, numbers
+from tests.tuned import ROOT, numbers
 
 RESULTS = (ROOT / "benchmarks" / "results" / "constants.md").read_text(encoding="utf-8")
 

@@ -43,7 +43,6 @@ def load_toy(path: Path, limits: Limits) -> Trace:
         sequence=none,
         correlation=none,
         stream=none,
-        bytes=none,
         dims=np.zeros(len(rows), np.int32),
         names=names,
         threads=(("1", "1"),),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.joining import VARIABLE, joined
+from recompute_scan.joining import MAIN, VARIABLE, joined
 
 OPTIONS = '{"steps": 2, "output": "a b"}'
 TOOLS = ["/venv/bin", "/venv/lib/python3.11"]
-RUN = ["-m", "recompute_scan", "run", "--handed-on", OPTIONS]
+RUN = [MAIN, "run", "--handed-on", OPTIONS]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,7 @@ def test_a_script_takes_part_with_all_its_arguments(argv: list[str], new: list[s
         ["python", "-m", "accelerate.commands.launch", "train.py"],
         ["python", "/venv/lib/python3.11/site-packages/torch/_inductor/compile_worker/__main__.py"],
         ["python", "-m", "recompute_scan", "run", "train.py"],
+        ["python", MAIN, "run", "train.py"],
         ["python", "-m"],
     ],
 )

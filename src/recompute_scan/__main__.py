@@ -1,14 +1,25 @@
-"""``python -m recompute_scan``."""
+"""``python -m recompute_scan``, and the file that processes of ours start by its path.
+
+By its path, since ``-m recompute_scan`` finds a ``recompute_scan.py`` of the current folder first.
+"""
 
 import os
 import sys
 
 # `python -m` looks for modules in the folder where it is started first, which may be a stranger's.
 # The first place is kept: `run` puts the script's own folder there.
-if sys.path[0] == os.getcwd() and not getattr(sys.flags, "safe_path", False):  # noqa: PTH109 - text
-    sys.path[0] = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - links stay
+# Started by its path, it finds its own folder there.
+if not getattr(sys.flags, "safe_path", False) and sys.path[0] in (
+    os.getcwd(),  # noqa: PTH109 - text
+    os.path.dirname(os.path.abspath(__file__)),  # noqa: PTH100, PTH120 - links stay
+):
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 from recompute_scan.cli import main
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--trial"]:
+        from recompute_scan.record.verify.trial import run_here
+
+        sys.exit(run_here(sys.argv[2:]))
     sys.exit(main())

@@ -1,7 +1,4 @@
-"""Of arrays what NumPy tells as well, but after loading ``numpy.ma`` or much else, as a rule.
-
-In a small trace, that takes longer than all that is asked here.
-"""
+"""Array helpers: those that NumPy lacks, and short names for its own that ``recompute`` uses."""
 
 from __future__ import annotations
 
@@ -15,18 +12,15 @@ import numpy.typing as npt
 _Value = TypeVar("_Value", bound=np.generic)
 _Number = TypeVar("_Number", np.int64, np.float64)
 
-# Numbers up to so many times as large as there are of them are told apart without sorting.
-_DENSE = 4
-
 
 def true_at(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Where it is true, ascending: ``np.flatnonzero``."""
-    return mask.nonzero()[0]
+    """``np.flatnonzero``."""
+    return np.flatnonzero(mask)
 
 
 def gaps(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """From each value to the next: ``np.diff`` of numbers."""
-    return values[1:] - values[:-1]
+    """``np.diff``."""
+    return np.diff(values)
 
 
 def changes(*keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -54,72 +48,31 @@ def places_of(values: npt.NDArray[np.signedinteger[Any]]) -> dict[int, npt.NDArr
 
 def sizes(begins: npt.NDArray[np.int64], end: int) -> npt.NDArray[np.int64]:
     """How long each of these runs is that follow one another, the last up to ``end``."""
-    return gaps(np.concatenate((begins, (end,))))
+    return np.diff(begins, append=end)
 
 
 def distinct(values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
-    """The values in ascending order, each once: ``np.unique``."""
-    ordered = values.flatten()
-    ordered.sort()
-    return ordered[changes(ordered)]
+    """``np.unique``."""
+    return np.unique(values)
 
 
 def tally(values: npt.NDArray[_Value]) -> tuple[npt.NDArray[_Value], npt.NDArray[np.int64]]:
-    """The values in ascending order, each once, and how often each is there."""
-    ordered = values.flatten()
-    ordered.sort()
-    first = true_at(changes(ordered))
-    return ordered[first], sizes(first, len(ordered))
+    """``np.unique`` with counts."""
+    return np.unique(values, return_counts=True)
 
 
 def among(values: npt.NDArray[_Value], wanted: npt.NDArray[_Value]) -> npt.NDArray[np.bool_]:
-    """For each value: is it one of these? ``np.isin``."""
-    if not len(wanted):
-        return np.zeros(len(values), np.bool_)
-    ordered = np.sort(wanted)
-    place = np.minimum(ordered.searchsorted(values), len(ordered) - 1)
-    return np.asarray(ordered[place] == values, np.bool_)
+    """``np.isin``."""
+    return np.isin(values, wanted)
 
 
 def ranked(
     numbers: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The different ones of these numbers, ascending, and the position there of each.
-
-    ``np.unique(numbers, return_inverse=True)``, without sorting where they are not large.
-    """
-    most = int(numbers.max(initial=0)) + 1
-    if most > _DENSE * len(numbers) or numbers.min(initial=0) < 0:
-        order = numbers.argsort(kind="stable")
-        ordered = numbers[order]
-        first = changes(ordered)
-        place = np.empty(len(numbers), np.int64)
-        place[order] = first.cumsum() - 1
-        return ordered[first], place
-    found = np.zeros(most, np.bool_)
-    found[numbers] = True
-    return true_at(found), (found.cumsum() - 1)[numbers]
-
-
-def percentile(values: npt.NDArray[np.number[Any]], percent: float) -> float:
-    """``np.percentile`` by linear interpolation, to the last bit.
-
-    Args:
-        values: At least one number.
-        percent: From 0 to 100.
-    """
-    place = (len(values) - 1) * (percent / 100)
-    below = int(place)
-    above = min(below + 1, len(values) - 1)
-    ordered = np.partition(values, (below, above))
-    low, high, rest = float(ordered[below]), float(ordered[above]), place - below
-    return high - (high - low) * (1 - rest) if rest >= 0.5 else low + (high - low) * rest
+    """``np.unique`` with the inverse."""
+    return np.unique(numbers, return_inverse=True)
 
 
 def median(values: npt.NDArray[np.number[Any]] | Sequence[float]) -> float:
-    """``np.median``, to the last bit: NaN of no values, and where one is NaN."""
-    ordered = np.sort(values)
-    if not len(ordered) or ordered[-1] != ordered[-1]:
-        return float("nan")
-    low, high = (len(ordered) - 1) // 2, len(ordered) // 2
-    return (float(ordered[low]) + float(ordered[high])) / 2
+    """``np.median``; NaN of no values, without a warning."""
+    return float(np.median(values)) if len(values) else float("nan")

@@ -85,6 +85,16 @@ class KeptState(Struct, frozen=True):
     is_tensor: bool = False
 
 
+WhyLost = Literal[
+    "grad-mode-off",
+    "detached",
+    "left-without",
+    "arrives-otherwise",
+    "returned-otherwise",
+    "weights-left-out",
+]
+
+
 class LostGradient(Struct, frozen=True):
     """A tensor that needs a gradient in a region's forward, and gets none through its recompute.
 
@@ -94,14 +104,17 @@ class LostGradient(Struct, frozen=True):
         operation: The operator that used it: the recompute's, or the first outside the block.
         why: ``grad-mode-off``: the recompute runs without autograd; ``detached``: it got a copy
             that needs no gradient; ``left-without``: it left the checkpoint without one, and a
-            loss depends on it.
-        weights: Of a tensor that left: parameters of the block that have no gradient behind the
-            backward pass.
+            loss depends on it; ``arrives-otherwise``: what arrives at the recompute's result is not
+            what the autograd function was given; ``returned-otherwise``: that function returns
+            something else than the recompute gives for its inputs; ``weights-left-out``: it runs
+            backward to the inputs alone.
+        weights: Of a tensor that left, or of such a function: parameters of the block that have no
+            gradient behind the backward pass.
     """
 
     name: str
     operation: Operation
-    why: Literal["grad-mode-off", "detached", "left-without"]
+    why: WhyLost
     weights: tuple[str, ...] = ()
 
 
@@ -149,13 +162,21 @@ class ComparedRegion(Struct, frozen=True):
     @property
     def differs(self) -> bool:
         """Whether a recompute was another computation than its forward."""
-        lost = any(one.why != "left-without" for one in self.lost)
+        lost = any(one.why in ("grad-mode-off", "detached") for one in self.lost)
         return lost or any(one.kind != "atomics" for one in self.differences)
 
     @property
     def leaks(self) -> bool:
         """Whether something left it without its gradient."""
         return any(one.why == "left-without" for one in self.lost)
+
+    @property
+    def passes_others(self) -> bool:
+        """Whether an autograd function passes on other gradients than its recompute gives."""
+        return any(
+            one.why in ("arrives-otherwise", "returned-otherwise", "weights-left-out")
+            for one in self.lost
+        )
 
     @property
     def updates(self) -> bool:
@@ -216,6 +237,11 @@ def in_words(fidelity: Fidelity) -> str:
     """Whether recomputes are the computation of their forward, in one or two sentences."""
     blocks = fidelity.compared
     leaking = [region for region in fidelity.regions if region.leaks]
+    passing = [region for region in fidelity.regions if region.passes_others]
+    if passing and not any(region.differs for region in blocks):
+        some = plural(len(passing), "block")
+        results = "Their results are, and yet" if blocks else "Not compared, and"
+        return f"{results} the function that checkpoints {some} passes on other gradients."
     if leaking and not blocks:
         some = plural(len(leaking), "block")
         return f"Not compared, and something leaves {some} without its gradient."

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recompute_scan.arrays import true_at
 from recompute_scan.errors import UsageError, how_to_add
 from recompute_scan.result import Hta
 from recompute_scan.trace.columns import Kind, Trace
@@ -131,8 +130,8 @@ def _frame(trace: Trace, symbols: Mapping[str, int]) -> pd.DataFrame:
 def _partners(trace: Trace, device: Any) -> Any:
     """Row of each launch's work, and of each work's launch; -1 for none."""
     partner = np.full(len(trace), -1, np.int64)
-    launches = true_at((trace.kind == Kind.RUNTIME) & (trace.correlation >= 0))
-    works = true_at(device & (trace.correlation >= 0))
+    launches = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.correlation >= 0))
+    works = np.flatnonzero(device & (trace.correlation >= 0))
     by_number = dict(zip(trace.correlation[launches].tolist(), launches.tolist(), strict=True))
     for work in works.tolist():
         launch = by_number.get(int(trace.correlation[work]))
@@ -144,7 +143,7 @@ def _partners(trace: Trace, device: Any) -> Any:
 def _iterations(trace: Trace) -> Any:
     """Number of the profiler's step in which each event starts; -1 outside any."""
     number = np.full(len(trace), -1, np.int64)
-    for row in true_at(trace.kind == Kind.ANNOTATION).tolist():
+    for row in np.flatnonzero(trace.kind == Kind.ANNOTATION).tolist():
         step = trace.names[trace.name[row]]
         if step.startswith("ProfilerStep#") and step[13:].isdigit():
             start = int(trace.ts[row])

@@ -3,7 +3,7 @@
 ``recompute-scan run -- torchrun train.py`` starts the launcher with :data:`VARIABLE` set. Every
 Python that starts below it reads ``recompute_scan.pth``, one line beside the installed packages,
 which does nothing without the variable. With it, a process that runs a script of the user's is
-replaced, before anything of its own has run, by ``python -m recompute_scan run … SCRIPT``: same
+replaced, before anything of its own has run, by ``recompute-scan run … SCRIPT``: same
 process id, same environment, same arguments. Launchers themselves, data-loader workers, compile
 workers and other tools run on as they are.
 
@@ -26,6 +26,8 @@ from msgspec import Struct
 
 # What the processes that join are told, as text that is passed on and not looked into.
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
+# The file that processes of ours start by.
+MAIN = str(Path(__file__).with_name("__main__.py"))
 
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 # Programs that are no training, by the first names of their modules, beside frameworks' launchers.
@@ -51,8 +53,8 @@ def run_as_it_is() -> NoReturn:
     words = f"{VARIABLE} is damaged or of another version, and the script is not recorded"
     print(f"recompute-scan: {words}", file=sys.stderr, flush=True)
     argv = sys.orig_argv
-    at = argv.index("--handed-on")  # behind -m recompute_scan run, with its value
-    command = [sys.executable, *argv[1 : at - 3], *argv[at + 2 :]]
+    at = argv.index("--handed-on")  # behind MAIN and "run", with its value
+    command = [sys.executable, *argv[1 : at - 2], *argv[at + 2 :]]
     os.execv(sys.executable, command)  # noqa: S606 - the same interpreter
 
 
@@ -87,13 +89,13 @@ def joined(argv: Sequence[str], options: str, tool_folders: Sequence[str]) -> li
             before = ["-" + letters[:ends]] if ends else []
             return [*argv[1:at], *before, *_run(options), "-m", module, *rest]
         at += 1
-    if at >= len(argv) or argv[at] == "-" or _lies_in(argv[at], tool_folders):
+    if at >= len(argv) or argv[at] in ("-", MAIN) or _lies_in(argv[at], tool_folders):
         return None
     return [*argv[1:at], *_run(options), *argv[at:]]
 
 
 def _run(options: str) -> list[str]:
-    return ["-m", "recompute_scan", "run", "--handed-on", options]
+    return [MAIN, "run", "--handed-on", options]
 
 
 def _is_tool(module: str) -> bool:

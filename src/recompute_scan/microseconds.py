@@ -13,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import true_at
 from recompute_scan.nesting import CHUNK, Votes, in_order, nest_intervals, some_of
 from recompute_scan.trace.columns import Bool, Int32, Int64, Ints, Trace
 
@@ -90,7 +89,7 @@ class _Calls:
         self.first[1:] = thread[1:] != thread[:-1]
         later = self.first.copy()
         later[1:] |= start[1:] != start[:-1]
-        edges = true_at(later).astype(np.int32)
+        edges = np.flatnonzero(later).astype(np.int32)
         together = np.diff(edges, append=np.int32(len(start)))
         self.together = together.repeat(together)
         self.place = np.arange(len(start), dtype=np.int32) - edges.repeat(together)
@@ -117,7 +116,7 @@ class _Habits:
         """Does a call hold the next one; and is that a guess?"""
         held, over = self._tables[0][self._key(above, before, below)]
         for table, key in zip(self._tables[1:], (self._key(above, below), above), strict=True):
-            unseen = true_at(held + over == 0)
+            unseen = np.flatnonzero(held + over == 0)
             if len(unseen):
                 held[unseen], over[unseen] = table[key[unseen]]
         return held > over, np.minimum(held, over) >= _SPLIT * (held + over)
@@ -131,7 +130,7 @@ class _Habits:
 
 def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int64, Bool]:
     """Names of a call that was open, of what it held last, of the next call; was that in it?"""
-    row = some_of(true_at(~calls.first))
+    row = some_of(np.flatnonzero(~calls.first))
     one: Ints = row - 1
     before: Ints = np.full(len(row), nothing)
     found = []
@@ -140,7 +139,7 @@ def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int
         known = (calls.end[one] != calls.start[row]) | (calls.end[row] != calls.start[row])
         seen = calls.name[one], before, calls.name[row], held
         found.append([column[known] for column in seen])
-        on = true_at(~held & (parent[one] >= 0))
+        on = np.flatnonzero(~held & (parent[one] >= 0))
         if not len(on):
             break
         row, one = row[on], one[on]
@@ -161,7 +160,7 @@ def _told(calls: _Calls, certain: Int32, parent: Int32) -> tuple[Int32, Bool]:
     parent = parent.copy()
     guessed = np.zeros(len(certain), np.bool_)
     # One that lasts into another microsecond is in none that ends before.
-    row = true_at(~calls.first & (calls.end == calls.start))
+    row = np.flatnonzero(~calls.first & (calls.end == calls.start))
     row = row[certain[row] != row - 1]
     place = calls.place[row]
     guessed[row[place >= _MOST_AT_ONCE]] = True
@@ -180,7 +179,7 @@ def _settled(
     one: Ints = row - 1
     before: Ints = np.full(len(row), habits.nothing)
     while len(row):
-        at = true_at(calls.end[one] == calls.start[row])
+        at = np.flatnonzero(calls.end[one] == calls.start[row])
         holds, guess = habits(calls.name[one[at]], before[at], calls.name[row[at]])
         guessed[which[at[guess]]] = True
         found[which[at[holds]]] = one[at[holds]]
@@ -203,12 +202,12 @@ def _spread(calls: _Calls, parent: Int32) -> tuple[Int64, Int64]:
     until: Ints = np.append(parent[1:], np.int32(-1))
     until[last] = -1
     while len(row):
-        on = true_at(one != until)
+        on = np.flatnonzero(one != until)
         row, one, until = row[on], one[on], until[on]
         before = row - 1
-        within = true_at(calls.end[one] == calls.start[before])
+        within = np.flatnonzero(calls.end[one] == calls.start[before])
         end[one[within]] += (slot * calls.together)[before[within]]
-        follows = true_at(~last[before])
+        follows = np.flatnonzero(~last[before])
         follows = follows[calls.end[one[follows]] == calls.start[row[follows]]]
         end[one[follows]] = start[row[follows]]
         one = parent[one]

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import true_at
 from recompute_scan.microseconds import are_whole, tell_apart
 from recompute_scan.nesting import levels_of, nest_intervals, whole_trees
 from recompute_scan.trace.columns import (
@@ -104,7 +103,7 @@ class Calls(Struct, frozen=True):
 
     def named(self, pattern: re.Pattern[str]) -> Int64:
         """Rows whose name matches from its beginning."""
-        return true_at(self.matching(pattern)[self.name])
+        return np.flatnonzero(self.matching(pattern)[self.name])
 
     def matching(self, pattern: re.Pattern[str]) -> Bool:
         """One entry per distinct name: does it match from its beginning?"""
@@ -137,7 +136,7 @@ class StepSpan(Struct, frozen=True):
 def nest(trace: Trace, kinds: Sequence[int] = _HOST) -> Calls:
     """The events of these kinds, the host's calls by default, as a forest; see :class:`Calls`."""
     wanted = np.array([kind in kinds for kind in range(len(KIND_NAMES))], np.bool_)
-    rows: Int32 = true_at(wanted[trace.kind]).astype(np.int32)
+    rows: Int32 = np.flatnonzero(wanted[trace.kind]).astype(np.int32)
     cut = guessed = 0
     events: slice | Int32
     if are_whole(trace, rows):
@@ -176,9 +175,9 @@ def link_kernels(trace: Trace, calls: Calls) -> Kernels:
     Linked by correlation alone: ``External id`` repeats the correlation between torch 1.11
     and 2.3 and collides with operator numbers there, and ``ac2g`` arrows miss launches.
     """
-    event = true_at((trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY))
+    event = np.flatnonzero((trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY))
     event = event[trace.ts[event].argsort(kind="stable")]
-    launches = true_at(calls.kind == Kind.RUNTIME)
+    launches = np.flatnonzero(calls.kind == Kind.RUNTIME)
     numbers = trace.correlation[calls.event[launches]]
     launches, numbers = launches[numbers >= 0], numbers[numbers >= 0]
     by_number = numbers.argsort(kind="stable")

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int16, Int32, Int64, Kind, Trace
 
 # Times written as absolute float microseconds are off by up to a quarter of one.
@@ -53,7 +52,7 @@ def nest_intervals(thread: Int32, start: Int64, end: Int64) -> tuple[Int16, Int3
 
 def _pieces(thread: Int32, start: Int64, end: Int64) -> Iterator[slice]:
     """Groups of intervals of one thread that none of another group reaches into."""
-    edges = true_at(thread[1:] != thread[:-1]) + 1
+    edges = np.flatnonzero(thread[1:] != thread[:-1]) + 1
     for first, last in itertools.pairwise((0, *edges.tolist(), len(thread))):
         alone = np.ones(last - first, np.bool_)
         alone[1:] = start[first + 1 : last] >= np.maximum.accumulate(end[first : last - 1])
@@ -172,7 +171,7 @@ def in_order(trace: Trace, rows: Int32) -> tuple[Int32, bool, bool]:
     start, end, thread = trace.ts[rows], trace.ts[rows] + trace.dur[rows], trace.thread[rows]
     # The runtime's calls come after what may hold them.
     runtime = trace.kind[rows] == Kind.RUNTIME
-    written = true_at(~runtime)
+    written = np.flatnonzero(~runtime)
     written = written[thread[written].argsort(kind="stable")]
     backwards = not _ascends(start[written], thread[written])
     if backwards and not _ascends(end[written], thread[written]):
@@ -197,13 +196,13 @@ def _odd(name: Int32, start: Int64, end: Int64, thread: Int32) -> bool:
 
     What lasts into another microsecond holds whatever begins behind it in its first.
     """
-    lasting = true_at(end > start)
+    lasting = np.flatnonzero(end > start)
     above, below = lasting[:-1], lasting[1:]
     longer = (thread[above] == thread[below]) & (start[above] == start[below])
     longer &= end[above] < end[below]
     if longer.sum() > _ODD * max(1, len(lasting)):
         return True
-    row = some_of(true_at(thread[1:] == thread[:-1]) + 1)
+    row = some_of(np.flatnonzero(thread[1:] == thread[:-1]) + 1)
     above, below = name[row - 1].astype(np.int64), name[row].astype(np.int64)
     size = int(name.max(initial=0)) + 1
     together = start[row] == start[row - 1]

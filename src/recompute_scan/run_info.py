@@ -44,6 +44,22 @@ WORD = ".word"
 STOPPED = ".stopped"
 
 
+Purpose = Literal["measure", "compare-gradients", "record", "compare"]
+
+
+class NextCommand(Struct, frozen=True):
+    """A command that a report ends with.
+
+    Attributes:
+        purpose: ``measure`` the fix, in memory; ``compare-gradients`` with and without checkpoints;
+            ``record`` again, once the fix is applied; ``compare`` both recordings.
+        text: The command as a shell takes it.
+    """
+
+    purpose: Purpose
+    text: str
+
+
 def source_lines(text: str) -> list[str]:
     """The lines of a source file as Python counts them, each with its end.
 

@@ -96,6 +96,19 @@ def plural(number: float, word: str) -> str:
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 
+def is_before(version: str, release: str) -> bool | None:
+    """Is the version older than a release, or ``None`` where it is no version?
+
+    A nightly counts as the release that it leads to.
+    """
+    from packaging.version import Version  # noqa: PLC0415 - few commands compare versions
+
+    try:
+        return Version(Version(version).base_version) < Version(release)
+    except ValueError:
+        return None
+
+
 def size(value: float | None) -> str:
     """``812.4 MiB`` from bytes."""
     if value is None or not _known(value):

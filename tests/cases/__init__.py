@@ -5,7 +5,7 @@ and inside a backward pass, and ``watch`` counts the same on models of others; `
 ``huggingface``, ``architectures``, ``bystanders``, ``hooks``, ``schedules``, ``places``,
 ``stacks``, ``discarded``, ``distributed`` and ``compiled`` list the cases; ``case.record`` trains
 one of them under plain ``torch.profiler`` and gives the counts back as a ``Truth``.
-``benchmarks/accuracy.py`` records them all and prints truth beside answer.
+``python -m benchmarks accuracy`` records them all and prints truth beside answer.
 
     python -m tests.cases FOLDER [NAME…]
 

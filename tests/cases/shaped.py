@@ -43,7 +43,7 @@ class Shape:
         library: Whose norms and activations run.
         kept: What the recording holds: all, or no operators, or kernels alone; or one launch a
             step, of a CUDA graph that replays it, or of one that replays all but the backward pass.
-        written: As Kineto writes it, as an export of Nsight Systems, or as rocprofv3's JSON.
+        written: As Kineto writes it, or as an export of Nsight Systems.
         synchronised: Whether the host waits for the device after each step.
         communication: Whether gradients are reduced on a stream of their own.
         streams: Compute streams that the kernels of backward passes are on, by their operators.
@@ -58,7 +58,7 @@ class Shape:
     attention: str = "flash_2"
     library: Library = "torch"
     kept: Literal["all", "launches", "kernels", "graph", "graph-forward"] = "all"
-    written: Literal["kineto", "nsight", "rocprof"] = "kineto"
+    written: Literal["kineto", "nsight"] = "kineto"
     synchronised: bool = True
     communication: bool = False
     streams: int = 1
@@ -69,7 +69,7 @@ class Shape:
     @property
     def tells_operators(self) -> bool:
         """Whether operators are in the recording."""
-        return self.kept == "all" and self.written != "rocprof"
+        return self.kept == "all"
 
 
 SHAPES = (
@@ -87,7 +87,6 @@ SHAPES = (
     Shape("nsight", written="nsight"),
     Shape("launches", kept="launches"),
     Shape("nsight-cuda", kept="launches", written="nsight", marked=False),
-    Shape("rocprofv3", vendor="rocm", attention="aotriton", written="rocprof"),
     Shape("graph", kept="graph"),
     Shape("graph-forward", kept="graph-forward"),
     Shape("kernels", kept="kernels"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from recompute_scan.analysis.answer import result_of
-from recompute_scan.result import Cost
+from recompute_scan.result import Cost, Result
 from recompute_scan.trace.columns import Trace
 from tests.recompute.attention_traces import FLASH_2
 from tests.trace.kineto_reading import parse
@@ -42,7 +42,14 @@ Run = tuple[Sequence[Kernel], bool]
 
 
 def cost(steps: Iterator[Run]) -> tuple[Cost, float]:
-    """The cost of these kernels one after the other; what the redundant ones take a step, ms.
+    """The cost of these kernels; what the redundant ones take a step, ms."""
+    result, redundant = answer(steps)
+    assert result.cost is not None
+    return result.cost, redundant
+
+
+def answer(steps: Iterator[Run]) -> tuple[Result, float]:
+    """What is said of these kernels one after the other; what the redundant ones take a step, ms.
 
     Args:
         steps: Kernels, and whether they are of a redundant run.
@@ -57,8 +64,7 @@ def cost(steps: Iterator[Run]) -> tuple[Cost, float]:
     trace: Trace = parse(as_bytes({"traceEvents": events}), "kernels")
     result = result_of(trace)
     assert result.verdict == "doubled"
-    assert result.cost is not None
-    return result.cost, redundant / STEPS / 1000
+    return result, redundant / STEPS / 1000
 
 
 def layers_again(*runs: tuple[Sequence[Kernel], bool]) -> Iterator[Run]:
@@ -91,10 +97,9 @@ def test_one_stops_early() -> None:
     assert found.step_ms - found.predicted_step_ms == pytest.approx(truth, rel=0.01)
 
 
-def test_a_mlps_own_checkpoint_counts() -> None:
-    found, truth = cost(halves_in_layers())
-    assert found.step_ms - found.predicted_step_ms == pytest.approx(truth, rel=0.1)
-    assert found.predicted_low_ms < found.step_ms - truth < found.predicted_high_ms
+def test_where_an_mlp_has_its_own_checkpoint_no_cost_is_told() -> None:
+    """Nothing says where its recomputes are, so that too little would be counted."""
+    assert answer(halves_in_layers())[0].cost is None
 
 
 def test_where_none_stops_early_the_range_holds_both() -> None:
@@ -109,10 +114,10 @@ def test_where_none_stops_early_the_range_holds_both() -> None:
 def test_a_gradient_named_as_the_next_layers_first_kernel_is_no_recompute() -> None:
     """The next layer's recomputes are known, and begin with that kernel: here it is none."""
     layer: tuple[Kernel, ...] = (
-        ("nvjet_up", 120), ("softmax_warp_forward", 20), ("nvjet_down", 130),
+        ("nvjet_up", 120), (FLASH_2.forward, 20), ("nvjet_down", 130),
     )  # fmt: skip
     back: tuple[Kernel, ...] = (
-        ("nvjet_up", 120), ("nvjet_weight", 130), ("softmax_warp_backward", 20),
+        ("nvjet_up", 120), ("nvjet_weight", 130), (FLASH_2.backward, 20),
         ("nvjet_back", 130), ("nvjet_weight", 120),
     )  # fmt: skip
 

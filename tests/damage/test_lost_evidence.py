@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.damage import answer, damaged, events_of, labelled
-from benchmarks.damages import KNOWN, LATER, WAYS
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.trace import formats
+from tests.damage.damaging import answer, damaged, events_of, labelled
+from tests.damage.ways import KNOWN, LATER, WAYS
 from tests.effort import some
 from tests.fuzz.seeds import training
 from tests.trace.kineto_reading import read

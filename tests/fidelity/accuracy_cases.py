@@ -1,4 +1,4 @@
-"""The cases of ``make accuracy``, trained with their checkpoints and without, and compared.
+"""The recorded cases, trained with their checkpoints and without, and compared.
 
 The truth is the gradients and the buffers of the same training without checkpoints. torch's are
 taken out wherever a module has bound them; where a case brings functions of its own, its model is

@@ -1,11 +1,11 @@
-"""No case of ``make accuracy`` is said to change its gradients but those that do."""
+"""No recorded case is said to change its gradients but those that do."""
 
 from __future__ import annotations
 
 import pytest
-from benchmarks.accuracy import GROUPS
 
 from tests.cases.case import Case
+from tests.cases.groups import GROUPS
 from tests.fidelity.accuracy_cases import look_at
 
 pytestmark = pytest.mark.filterwarnings("ignore")

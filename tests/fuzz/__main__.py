@@ -30,7 +30,6 @@ CORPUS = Path(__file__).with_name("corpus")
 _SEEDS = {
     "trace": seeds.traces,
     "whole": seeds.traces,
-    "pftrace": seeds.perfetto_traces,
     "result": seeds.results,
     "baseline": seeds.baselines,
     "run_record": seeds.run_records,

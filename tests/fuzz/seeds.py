@@ -21,7 +21,7 @@ from recompute_scan.rehearsal import Rehearsal
 from recompute_scan.result import Result, to_json
 from recompute_scan.run_info import RunInfo, encode_run_info
 from tests.fuzz.filled import filled
-from tests.sources import nsys_builder, pftrace_builder
+from tests.sources import nsys_builder
 from tests.sources.test_snapshots import generated
 from tests.trace.kineto_reading import parse
 
@@ -109,17 +109,6 @@ def traces() -> list[bytes]:
     corpus = sorted((ROOT / "tests" / "damage" / "corpus").glob("*"))
     small = [file.read_bytes() for file in corpus if file.stat().st_size < _LARGEST]
     return [*sound_traces(), *small]
-
-
-def perfetto_traces() -> list[bytes]:
-    """The same recordings as packets, one with a GPU's work in either of its forms."""
-    documents = [json.loads(data) for data in traces()[:3]]
-    launch = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 5}}
-    kernel = {"cat": "kernel", "name": "gemm", "args": {"correlation": 5, "stream": 7, "device": 0}}
-    timed = {"ph": "X", "pid": 7, "tid": 7, "ts": 3.0, "dur": 1.0}
-    device = {"traceEvents": [*documents[1]["traceEvents"], timed | launch, timed | kernel]}
-    forms = [pftrace_builder.Writer(device, stages=stages).write() for stages in (True, False)]
-    return [*(pftrace_builder.Writer(document).write() for document in documents), *forms]
 
 
 def results() -> list[bytes]:

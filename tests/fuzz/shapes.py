@@ -15,9 +15,8 @@ from typing import Any
 from recompute_scan.compiled.compiled_answer import graphs_from
 from recompute_scan.compiled.structured import read_records
 from recompute_scan.errors import ScanError
-from tests.fuzz.target import log, outcome, pftrace, whole_of_any_size
+from tests.fuzz.target import log, outcome, whole_of_any_size
 from tests.fuzz.wider import wider_files, wider_logs, wider_texts, wider_traces
-from tests.sources import pftrace_builder as build
 
 NODE = "autograd::engine::evaluate_function: "
 Make = Callable[[int], bytes]
@@ -31,10 +30,6 @@ def _event(name: str, ts: float, dur: Any, **more: Any) -> dict[str, Any]:
 
 def _document(events: Iterable[dict[str, Any]]) -> bytes:
     return json.dumps({"traceEvents": list(events)}).encode()
-
-
-def _packets(make: Make) -> Make:
-    return lambda n: build.Writer(json.loads(make(n))).write()
 
 
 def nested(name: str, **more: Any) -> Make:
@@ -103,19 +98,6 @@ def _repeated(begin: bytes, part: bytes, end: bytes = b"") -> Make:
     return lambda n: begin + part * n + end
 
 
-_HEAD = build.track(1, 7) + build.track(2, 7, 7, "t", 1) + build.names(["aten::linear"])
-_ARGUMENT = build.beside("Ev Idx", 1)
-
-
-def _begins(n: int) -> bytes:
-    return _HEAD + b"".join(build.begin(10 + i, 2, 1, _ARGUMENT) for i in range(n))
-
-
-def _tracks(n: int) -> bytes:
-    chain = b"".join(build.track(10 + i, 7, None, "x", 9 + i) for i in range(n))
-    return _HEAD + chain + b"".join(build.begin(10 + i, 10 + i, 1, _ARGUMENT) for i in range(n))
-
-
 def _record(fields: dict[str, Any], payload: str = "") -> str:
     fields = {**fields, "frame_id": 0, "frame_compile_id": 0, "attempt": 0}
     lines = "".join(f"\t{line}\n" for line in payload.splitlines())
@@ -167,14 +149,6 @@ _TRACES: dict[str, Make] = {
     "keys": _repeated(_TRACE + b'{"ph":"X",', b'"b": "c"d",', b"}]}"),
     "deep": _repeated(_TRACE + b'{"ph":"X","a":', b"[", b"}]}"),
 }
-_PERFETTO: dict[str, Make] = {
-    "packets of nested": _packets(nested("aten::linear")),
-    "packets of threads": _packets(_threads),
-    "only beginnings": _begins,
-    "chain of tracks": _tracks,
-    "empty packets": _repeated(_HEAD, build.packet(b"")),
-    "endless number": _repeated(_HEAD, b"\xff"),
-}
 _LOGS: dict[str, Make] = {
     "tracebacks": _repeated(b"", _TB),
     "frames": _repeated(_TB, _FRAME, b"RuntimeError: x\n"),
@@ -219,7 +193,6 @@ _OTHERS: dict[str, tuple[Make, str]] = {
 }
 SHAPES: dict[str, tuple[Make, Callable[[bytes], object]]] = {
     **{name: (make, whole_of_any_size) for name, make in (_TRACES | wider_traces()).items()},
-    **{name: (make, pftrace) for name, make in _PERFETTO.items()},
     **{name: (make, log) for name, make in (_LOGS | wider_logs()).items()},
     **{name: (make, structured) for name, make in _COMPILED.items()},
     **wider_files(),

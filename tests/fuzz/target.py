@@ -38,7 +38,6 @@ from recompute_scan.report.text import render_text
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.run_info import Source, parse_run_info
 from recompute_scan.trace import Limits, Trace
-from recompute_scan.trace.formats import read as read_any
 from recompute_scan.trace.nsys.export import load_nsys
 from recompute_scan.trace.remote import _stays, is_remote, shown
 from recompute_scan.trials import compare_gradients
@@ -86,12 +85,6 @@ def whole(data: bytes) -> str:
 def whole_of_any_size(data: bytes) -> str:
     """The same within the limits that everybody has."""
     return _word(result_of(read(io.BytesIO(data), "fuzzed.json", health={})))
-
-
-def pftrace(data: bytes) -> str:
-    """A Perfetto trace, read and analysed; whatever else a trace can be, where it is none."""
-    stream = io.BytesIO(data)
-    return _word(result_of(read_any(stream, "fuzzed.pftrace", limits=LIMITS, health={})))
 
 
 def result(data: bytes) -> str:
@@ -327,7 +320,6 @@ def line(data: bytes) -> str:
 TARGETS: dict[str, Target] = {
     "trace": trace,
     "whole": whole,
-    "pftrace": pftrace,
     "result": result,
     "baseline": baseline,
     "run_record": run_record,

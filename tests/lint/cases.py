@@ -7,7 +7,10 @@ as repository, path and commit, or is empty for one that is made up. The truth c
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+from recompute_scan.lint import lint
 
 
 class Case(NamedTuple):
@@ -18,6 +21,13 @@ class Case(NamedTuple):
     codes: tuple[str, ...]
     known: str
     origin: str = ""
+
+
+def answer(case: Case, folder: Path) -> tuple[str, ...]:
+    """The codes that are found in the case's files, written to the folder."""
+    for name, text in case.files.items():
+        (folder / name).write_text(text)
+    return tuple(finding.code for finding in lint([folder]).found)
 
 
 _HEAD = """\

@@ -171,6 +171,19 @@ FRAMEWORKS = (
         f"{_LIGHTNING} raises",
     ),
     Case(
+        "Lightning's two arguments, to see them refused",
+        _ones(
+            "import pytest\n"
+            "from lightning.pytorch.strategies import FSDPStrategy\n"
+            "def test_both():\n"
+            "    with pytest.raises(ValueError):\n"
+            "        FSDPStrategy(activation_checkpointing=[Block],\n"
+            "            activation_checkpointing_policy={Block})\n"
+        ),
+        (),
+        f"{_LIGHTNING} raises, as the test expects",
+    ),
+    Case(
         "Lightning CLI, a policy",
         {
             "config.yaml": "trainer:\n  strategy:\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.lint_cases import answer
 from click.testing import CliRunner
 
 from recompute_scan.cli import cli, main
@@ -17,7 +16,7 @@ from recompute_scan.lint import lint
 from recompute_scan.lint.said import RULES
 from recompute_scan.pages import titles
 from recompute_scan.project_file import lint_settings
-from tests.lint.cases import CASES, Case
+from tests.lint.cases import CASES, Case, answer
 from tests.lint.found_cases import FOUND
 from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
 
@@ -164,6 +163,18 @@ def test_a_source_in_another_encoding(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     assert [found.code for found in lint([tmp_path]).found] == ["RS601"]
     assert CliRunner().invoke(cli, ["lint", "--diff", "train.py"]).stdout == ""
+
+
+@pytest.mark.parametrize("encoding", ["base64_codec", "undefined", "idna"])
+def test_one_file_in_no_encoding_of_text_costs_the_others_nothing(
+    encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.py").write_text(f"# coding: {encoding}\nx = 'café..'\n", encoding="utf-8")
+    (tmp_path / "train.py").write_text(DOUBLED, encoding="utf-8")
+    assert main(["lint", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "train.py" in said.out
+    assert encoding in said.out + said.err
 
 
 def test_lines_of_yaml_are_those_of_an_editor(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.lint_cases import answer
 
 from recompute_scan.lint import lint
-from tests.lint.cases import Case
+from tests.lint.cases import Case, answer
 from tests.lint.nested_cases import NESTED
 
 

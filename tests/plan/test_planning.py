@@ -15,9 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.plan import all_choices, arranged, some_choices
-from benchmarks.plan_cases import CASES, arrange, build
-from benchmarks.plan_oracle import peak_of
 from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,10 +31,12 @@ from recompute_scan.record.arrange.rehearsing import arm_of, counts, steps_neede
 from recompute_scan.record.run_options import RunOptions
 from recompute_scan.rehearsal import ArmWanted
 from recompute_scan.result import Checkpoint, PlannedModule, from_json
+from tests.plan.oracle import peak_of
+from tests.plan.rehearsed import SCRIPT, all_choices, arranged, some_choices
+from tests.plan.scripts import CASES, arrange, build
 from tests.report import sample_results
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "benchmarks" / "plan_cases.py"
 
 
 def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -54,7 +54,7 @@ def right(output: str) -> None:
 
 def test_the_backward_pass_is_on_a_thread_of_its_own(tmp_path: Path) -> None:
     """What such a device is there for: threads, numbers and thread ids as on a GPU."""
-    right(run("benchmarks/accuracy.py", *QUICK, "--group", "core", "--device", device.NAME,
+    right(run("-m", "benchmarks", "accuracy", *QUICK, "--group", "core", "--device", device.NAME,
               "--times", "ns", "--keep", tmp_path))  # fmt: skip
     for name in QUICK:
         facts = study(traces.load(tmp_path / f"{name}.json.gz"))
@@ -74,7 +74,7 @@ def test_the_backward_pass_is_on_a_thread_of_its_own(tmp_path: Path) -> None:
      "functions"],
 )  # fmt: skip
 def test_every_case_there(group: str) -> None:
-    right(run("benchmarks/accuracy.py", "--group", group, "--device", device.NAME,
+    right(run("-m", "benchmarks", "accuracy", "--group", group, "--device", device.NAME,
               "--times", "ns", timeout=1800))  # fmt: skip
 
 

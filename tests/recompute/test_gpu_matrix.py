@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import gpu_matrix
-from benchmarks.gpu_matrix import WAYS, cells, main
+from benchmarks import accuracy, gpu_matrix
+from benchmarks._frame import call
+from benchmarks.gpu_matrix import main
 
 from recompute_scan.analysis.pipeline import analyse
 from tests.cases.distributed import leave_group
+from tests.cases.gpu_matrix import WAYS, cells
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import as_bytes, document, thread
@@ -39,7 +41,7 @@ def test_all_pairs_in_all_ways_with_all_backends() -> None:
 
 @pytest.mark.slow
 def test_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--device", "cpu", "--way", "plain", "--keep", str(tmp_path)]) == 0
+    assert call(main, ["--device", "cpu", "--way", "plain", "--keep", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == ["18 of 18 right", "0 cells not recorded"]
     truths = [json.loads(file.read_text()) for file in tmp_path.glob("*.truth.json")]
@@ -53,8 +55,8 @@ def test_a_cell_that_cannot_be_recorded_is_named(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("No available kernel.\nAborting execution.")
 
-    monkeypatch.setattr(gpu_matrix, "record", broken)
-    assert main(["--device", "cpu", "--way", "plain"]) == 1
+    monkeypatch.setattr(accuracy, "record", broken)
+    assert call(main, ["--device", "cpu", "--way", "plain"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "not recorded: plain.r_in_n.any: RuntimeError: No available kernel." in lines
     assert lines[-1] == "9 cells not recorded"
@@ -64,9 +66,7 @@ def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as stopped:
-        main([])
-    assert stopped.value.code == 2
+    assert call(main, []) == 2
     assert "--device cpu" in capsys.readouterr().err
 
 

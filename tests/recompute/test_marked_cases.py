@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.accuracy import GROUPS, HIDDEN, main
+from benchmarks._frame import call
+from benchmarks.accuracy import main
 
 from recompute_scan import trace as traces
 from recompute_scan.recompute.facts import study
 from tests.cases.case import Case, record
 from tests.cases.distributed import leave_group
+from tests.cases.groups import GROUPS, HIDDEN
 from tests.cases.marked import annotating
 from tests.cases.truth import Truth
 
@@ -74,7 +76,7 @@ def test_marks_and_operators_agree(case: Case, tmp_path: Path) -> None:
 
 
 def test_the_benchmark_prints_truth_beside_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["r_in_wrapper", "n_in_wrapper", "first_half_only"]) == 0
+    assert call(main, ["r_in_wrapper", "n_in_wrapper", "first_half_only"]) == 0
     first, head, *lines, sure, alarms, last = capsys.readouterr().out.splitlines()
     assert first == "on CPU"
     assert head.split() == [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.accuracy import GROUPS
 
 from tests.cases import device
+from tests.cases.groups import GROUPS
 from tests.cases.shaped import SHAPES
 from tests.recompute.test_device_thread import run
 
@@ -24,7 +24,7 @@ def rows(output: str) -> dict[str, list[str]]:
 
 
 def test_some_cases_in_every_shape() -> None:
-    output = run("benchmarks/shapes.py", "no_checkpoint", "n_outside", "r_in_n")
+    output = run("-m", "benchmarks", "shapes", "no_checkpoint", "n_outside", "r_in_n")
     said = rows(output)
     assert set(said) == {"no_checkpoint", "n_outside", "r_in_n"}
     assert {word for row in said.values() for word in row} == {"."}, output
@@ -34,7 +34,7 @@ def test_some_cases_in_every_shape() -> None:
 @pytest.mark.parametrize("group", sorted(name for name, cases in GROUPS.items() if cases))
 def test_no_case_is_answered_wrongly_in_any_shape(group: str) -> None:
     """With operators every answer is the truth; without, it is that or `inconclusive`."""
-    output = run("benchmarks/shapes.py", "--group", group, timeout=3600)
+    output = run("-m", "benchmarks", "shapes", "--group", group, timeout=3600)
     counted = {line.split("  ")[0]: line.split()[-len(SHAPES) :] for line in output.splitlines()}
     assert set(counted["wrong"]) == {"0"}, output
     for shape, number in zip(SHAPES, counted["inconclusive"], strict=True):
@@ -45,13 +45,13 @@ def test_no_case_is_answered_wrongly_in_any_shape(group: str) -> None:
 @pytest.mark.parametrize("name", ["r_in_n", "fsdp2_wrapper_r"])
 def test_recordings_of_the_cpu_in_every_shape(name: str) -> None:
     """Their backward pass is moved to a thread of its own."""
-    output = run("benchmarks/shapes.py", name, "--from", "cpu")
+    output = run("-m", "benchmarks", "shapes", name, "--from", "cpu")
     assert rows(output)[name] == ["."] * len(SHAPES), output
 
 
 @pytest.mark.slow
 def test_the_fix_saves_what_the_repaired_twin_says() -> None:
-    output = run("benchmarks/shapes.py", "r_in_r", "n_in_r", "r_in_n", "accumulation_doubled",
+    output = run("-m", "benchmarks", "shapes", "r_in_r", "n_in_r", "r_in_n", "accumulation_doubled",
                  "--cost")  # fmt: skip
     printed = output.partition("of saving\n")[2].partition("\n\n")[0]
     costs = [line.split() for line in printed.splitlines()]
@@ -67,7 +67,7 @@ def test_the_fix_saves_what_the_repaired_twin_says() -> None:
 
 def test_what_functions_do_beside_their_blocks_goes_with_them() -> None:
     names = ["tiles_in_r", "int8_round_buffered", "two_gradients_round_n"]
-    output = run("benchmarks/shapes.py", *names, "--shapes", "two-streams", "--cost")
+    output = run("-m", "benchmarks", "shapes", *names, "--shapes", "two-streams", "--cost")
     printed = output.partition("of saving\n")[2].partition("\n\n")[0]
     off = {line.split()[0]: line.split()[6] for line in printed.splitlines()}
     assert off.keys() == {*names}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from benchmarks.faults import FAULTS, break_job
 
-# Some of the whole table, which `make faults` prints.
+from tests.record.faults import FAULTS, break_job
+
+# Some of the whole table, which `python -m benchmarks faults` prints.
 CHOSEN = (
     "kill -9 of a rank, trace written",
     "Ctrl-C to the whole job",

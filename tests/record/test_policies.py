@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.policies import AGAIN, CASES, SAVE, Case, aten, compare, in_threads, step, watch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from recompute_scan.deciding import Policies
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.probe import Probe
+from tests.record.policies import AGAIN, CASES, SAVE, Case, aten, compare, in_threads, step, watch
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -9,6 +9,7 @@ import pytest
 from recompute_scan.cost.peaks import Machine
 from recompute_scan.record.run_options import RemovalOptions, RunOptions, decode, encode
 from recompute_scan.record.ways import Handed
+from recompute_scan.run_info import NextCommand
 
 REMOVAL = RemovalOptions("m", "train.py:3", "reentrant", depth=2, modules=("layers.0",))
 
@@ -27,7 +28,8 @@ def test_what_is_decoded_is_what_was_encoded(options: RunOptions) -> None:
 
 def test_what_is_handed_on_arrives_whole() -> None:
     options = RunOptions("train.py", False, (), Path("/o\udcff"), keep_going=True)
-    handed = Handed(options, Machine(312.0, 80 * 2**30), ("recompute-scan compare 'a b' c",))
+    command = NextCommand("compare", "recompute-scan compare 'a b' c")
+    handed = Handed(options, Machine(312.0, 80 * 2**30), (command,))
     assert decode(encode(handed), Handed) == handed
 
 

@@ -20,11 +20,52 @@ from recompute_scan import report
 from recompute_scan.bundle import issue
 from recompute_scan.report import words
 from recompute_scan.result import MEASURED, Result
+from recompute_scan.result.comparison import Comparison
 
 Condition = Callable[[Result], object]
 ROOT = Path(report.__file__).parent
 # What prints something else than a result: a comparison, a log, a figure for a notebook.
 _OTHERS = {"compared.py", "compare.html", "finding_words.py", "plots.py", "sheet.py", "html.py"}
+# What a comparison says, and when.
+COMPARED: dict[str, Callable[[Comparison], object]] = {
+    "The step times cannot be compared.": lambda c: c.obstacles,
+    "The step times cannot be compared: not both": lambda c: (
+        not c.obstacles and None in (c.before.step_ms, c.after.step_ms)
+    ),
+    "The median step takes as long as before": lambda c: (
+        not c.obstacles and abs(c.time_change_pct or 0.0) < 0.05
+    ),
+    "{}; the step times lie at {}": lambda c: c.difference is not None,
+    "which lies within the spread of the step times": lambda c: (
+        c.before.step_low_ms <= c.after.step_high_ms
+        and c.after.step_low_ms <= c.before.step_high_ms
+    ),
+    "A step takes {} time than before": lambda c: (
+        c.before.step_high_ms < c.after.step_low_ms or c.after.step_high_ms < c.before.step_low_ms
+    ),
+    "How sure that is, only six steps": lambda c: min(c.before.steps, c.after.steps) < 6,
+    "{}: {} {} time, {} {} throughput": lambda c: (
+        c.difference in (None, "sure") and abs(c.time_change_pct or 0.0) >= 0.05
+    ),
+    "Both bars have one scale": lambda c: (
+        not c.obstacles and None not in (c.before.recompute_ms, c.after.recompute_ms)
+    ),
+    "Redundant recomputes are hatched": lambda c: (
+        c.before.redundant_recompute_ms or c.after.redundant_recompute_ms
+    ),
+    "Neither side has a finding or a checkpoint": lambda c: (
+        not (
+            *c.findings_gone,
+            *c.findings_new,
+            *c.findings_kept,
+            *c.checkpoints_gone,
+            *c.checkpoints_new,
+            *c.checkpoints_kept,
+        )
+    ),
+    "The table below holds the numbers": lambda _: True,
+    "Written by recompute-scan": lambda _: True,
+}
 
 
 def outcome(*names: str) -> Condition:
@@ -178,11 +219,6 @@ CONDITIONS: dict[str, Condition] = {
     "Matrix products, convolutions and attention, a": lambda r: r.flops is not None,
     "The dashed line is what may be allocated": lambda r: r.memory.budget_bytes is not None,
     "What fits: {}": lambda r: r.memory.chosen is not None,
-    "Activations are offloaded": lambda r: r.host_copies.offloaded_bytes_per_step,
-    "in which no kernel of the same device does": lambda r: r.host_copies is not None,
-    "Worth a try, and not measured": lambda r: r.host_copies is not None,
-    "No offload of activations was seen": lambda r: r.host_copies is not None,
-    "Whether activations are offloaded is not": lambda r: r.host_copies is not None,
     "Over all recorded steps. Every kernel": lambda r: r.hta is not None,
     "Beside its figures, what recompute-scan counts": lambda r: r.hta is not None,
     "were in use at the peak, of": lambda r: r.snapshots,
@@ -349,6 +385,15 @@ def sentences() -> Iterator[tuple[str, str]]:
     for file, said in _with_files():
         if len(said.split()) >= 5 and re.search(r"\w{3}.*\.(?:\{\}|\*|$| )", said):
             yield file, said
+
+
+def of_comparisons() -> Iterator[str]:
+    """Every whole sentence that a comparison prints."""
+    for path in (ROOT / "compared.py", ROOT / "templates/compare.html"):
+        for text in strings(path):
+            said = " ".join(text.split())
+            if len(said.split()) >= 5 and re.search(r"\w{3}.*\.(?:\{\}|\*|$| )", said):
+                yield said
 
 
 def known(said: str) -> str | None:

@@ -12,6 +12,7 @@ from recompute_scan.report.escape import sentence, visible
 from recompute_scan.report.page import WIDTH, columns, wrap
 from recompute_scan.report.text import render_text
 from recompute_scan.result import CrossCheck, PlainCount, Result
+from recompute_scan.run_info import NextCommand
 from tests.report.pages import recorded
 from tests.report.sample_results import (
     DIFF,
@@ -39,18 +40,29 @@ def test_fits_a_terminal(case: Callable[[], Result]) -> None:
         assert not any(unicodedata.category(char) in ("Cc", "Cf", "Cs") for char in line)
 
 
+def _commands(measure: str, record: str, compare: str) -> tuple[NextCommand, ...]:
+    return (
+        NextCommand("measure", measure),
+        NextCommand("record", record),
+        NextCommand("compare", compare),
+    )
+
+
+_AFTER = _commands("measure", "do it", "compare")
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_on_their_line(name: str) -> None:
     result = hostile(name)
     plain = hostile("a plain name")
-    written = render_text(result, color=False, report=name, after=(name, name, name))
+    written = render_text(result, color=False, report=name, after=_commands(name, name, name))
     copied = (visible(name, 200)[:20], visible(name, 4096)[:20], "-" + name[:5], "+" + name[:5])
     for line in written.split("\n"):
         to_copy = line.strip().startswith(copied) if name else False
         assert columns(line) <= WIDTH or to_copy, line
         assert line.isprintable()
     sections = [line for line in written.split("\n") if line and line[0].isalpha()]
-    known = render_text(plain, color=False, report="x", after=("x", "y", "z")).split("\n")
+    known = render_text(plain, color=False, report="x", after=_commands("x", "y", "z")).split("\n")
     titles = {line for line in known if line and line[0].isalpha() and line != "a plain name"}
     assert titles <= set(sections)
 
@@ -65,15 +77,15 @@ def test_calls_in_the_backward_pass_that_never_ran_are_not_said_to_have_run() ->
 
 @pytest.mark.parametrize("case", [*CASES, lambda: hostile(HOSTILE[6])])
 def test_colour_changes_nothing_but_codes(case: Callable[[], Result]) -> None:
-    plain = render_text(case(), color=False, report="report.html", after=("do it", "compare"))
-    coloured = render_text(case(), color=True, report="report.html", after=("do it", "compare"))
+    plain = render_text(case(), color=False, report="report.html", after=_AFTER[1:])
+    coloured = render_text(case(), color=True, report="report.html", after=_AFTER[1:])
     assert "\x1b" not in plain
     assert "\x1b[" in coloured
     assert click.unstyle(coloured) == plain
 
 
 def test_doubled_says_it_all() -> None:
-    after = ("run --verify x.py", "run -o after x.py", "compare out after")
+    after = _commands("run --verify x.py", "run -o after x.py", "compare out after")
     written = render_text(doubled(), color=False, report="out/report.html", after=after)
     flat = " ".join(written.split())
     for wanted in (

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.report import words
+from recompute_scan.report.compared import render_comparison_html, render_comparison_text
 from recompute_scan.report.html import render_html
 from recompute_scan.report.text import render_markdown, render_text
 from recompute_scan.report.words import Said
@@ -27,6 +28,7 @@ from recompute_scan.result import (
     PlainCount,
     Result,
 )
+from recompute_scan.result.comparison import Comparison, compare
 from recompute_scan.result.document import MemorySnapshot
 from tests.report import sample_results as samples
 from tests.report import sentences
@@ -199,6 +201,71 @@ def holds(phrase: str, result: Result) -> bool:
         return bool(sentences.CONDITIONS[phrase](result))
     except AttributeError:
         return False
+
+
+def comparisons() -> Iterator[Comparison]:
+    """Results beside others: of other verdicts, timed, measured, of few steps, of none."""
+    several = [samples.clean(), samples.full(), samples.doubled(), samples.inconclusive()]
+    bare = structs.replace(samples.clean(), regions=(), findings=())
+    measured = structs.replace(samples.doubled(), verified=samples.measurement())
+    for one, other in product((*several, bare, measured), repeat=2):
+        made = compare(one, other)
+        yield made
+        if (one, other) != (several[0], several[2]):
+            continue
+        elsewhere = [
+            structs.replace(result, environment={"device": "cpu", "processor": name})
+            for result, name in ((one, "EPYC"), (other, "Xeon"))
+        ]
+        yield compare(elsewhere[0], elsewhere[1])
+        for factor, width, steps in product((1.0004, 1.1, 3.0), (0.001, 0.4), (2, 9)):
+            found = [
+                _timed(result, 100.0 * by, width, steps)
+                for result, by in ((one, 1.0), (other, factor))
+            ]
+            yield compare(found[0], found[1])
+
+
+def _timed(result: Result, step_ms: float, width: float, steps: int) -> Result:
+    assert result.cost is not None
+    cost = structs.replace(
+        result.cost,
+        step_ms=step_ms,
+        step_low_ms=step_ms * (1 - width),
+        step_high_ms=step_ms * (1 + width),
+        steps=steps,
+    )
+    return structs.replace(result, cost=cost, verified=None)
+
+
+def test_a_comparison_says_what_is_true() -> None:
+    patterns = {
+        phrase: re.compile(re.escape(phrase).replace(r"\{\}", r"[^:]{1,80}?"))
+        for phrase in sentences.COMPARED
+        if len(phrase.replace("{}", "").split()) > 2
+    }
+    said, denied, untrue = set(), set(), set()
+    for number, one in enumerate(comparisons()):
+        shown = html.unescape(re.sub(r"<[^>]*>", "", render_comparison_html(one)))
+        text = plain(render_comparison_text(one) + shown)
+        for phrase, pattern in patterns.items():
+            try:
+                true = bool(sentences.COMPARED[phrase](one))
+            except TypeError:  # what it asks for is not known
+                true = False
+            found = bool(pattern.search(text))
+            said |= {phrase} if found else set()
+            denied |= set() if true else {phrase}
+            untrue |= {(phrase, number)} if found and not true else set()
+    assert not untrue
+    assert said == set(patterns), set(patterns) - said
+    always = {"The table below holds the numbers", "Written by recompute-scan"}
+    assert denied == set(patterns) - always, set(patterns) - always - denied
+
+
+def test_every_sentence_of_a_comparison_has_a_condition() -> None:
+    said = list(sentences.of_comparisons())
+    assert not [one for one in said if not any(phrase in one for phrase in sentences.COMPARED)]
 
 
 def test_every_sentence_has_a_condition() -> None:

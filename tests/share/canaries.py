@@ -88,8 +88,7 @@ def planted(document: Json, *, names: str = "") -> Json:
                 "Process Group Name": canary(),
                 canary("arg_{}"): canary(),
             }
-            if new.get("cat") not in ("gpu_memcpy", "Memcpy"):
-                args["bytes"] = NUMBER  # what a copy moved is documented to stay
+            args["bytes"] = NUMBER
             for field in ("Sequence number", "correlation"):
                 if isinstance(args.get(field), int) and args[field] >= 0:
                     args[field] += NUMBER

@@ -1,6 +1,6 @@
 """Exports of every kind that is published: what each holds, and the words that it gets.
 
-The tables are those of real exports (``python benchmarks/nsys_exports.py``), the rows are made.
+The tables are those of real exports (``python -m benchmarks nsys-exports``), the rows are made.
 """
 
 from __future__ import annotations

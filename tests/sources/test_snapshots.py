@@ -115,6 +115,8 @@ def _hostile() -> dict[str, tuple[bytes, str]]:
     cycle["segments"] = [cycle]
     shared: list[Any] = [{"size": 1, "state": "inactive"}] * 1000
     wide = {"segments": [{"total_size": 1, "blocks": shared}] * 1000}
+    of_one_hash = dict.fromkeys((2**61 - 1) * number for number in range(50))
+    pairs = b"".join(b"\x94h" + bytes([place]) + b"\x86" for place in range(60))
     nested = b"\x80\x04" + b"]" * 50_000 + b"a" * 49_999 + b"."
     return {
         "code": (pickle.dumps({"segments": [_Runs()]}), "E341"),
@@ -137,6 +139,20 @@ def _hostile() -> dict[str, tuple[bytes, str]]:
         "wrong keys": (b"\x80\x04}]]s.", "E342"),
         "negative": (pickle.dumps({"segments": [{"total_size": -1, "blocks": []}]}), "E342"),
         "cycle": (pickle.dumps(cycle), "E342"),
+        "key of tuples a million deep": (b"\x80\x04}K\x01" + b"\x85" * 10**6 + b"Ns.", "E342"),
+        "key of a tuple that holds itself often": (
+            b"\x80\x04}K\x01K\x01\x86" + pairs + b"Ns.",
+            "E342",
+        ),
+        "key behind a mark": (b"\x80\x04}(K\x01\x85tNs.", "E342"),
+        "numbers that share a hash": (pickle.dumps(of_one_hash), "E342"),
+        "huge text": (b"\x80\x04\x8d" + b"\xff" * 7 + b"\x3f.", "E342"),
+        "huge bytes": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x3f.", "E342"),
+        "huge bytearray": (b"\x80\x05\x96" + b"\xff" * 7 + b"\x3f.", "E342"),
+        "huge frame": (b"\x80\x04\x95" + b"\xff" * 7 + b"\x3fN.", "E342"),
+        "set": (pickle.dumps({1, 2}), "E342"),
+        "memo far beyond": (b"\x80\x04Nr\x00\x00\x00\x10.", "E342"),
+        "all is marks": (b"\x80\x04" + b"(" * 10**5 + b".", "E342"),
         "nested": (nested, "E342"),
         "the same a million times": (pickle.dumps(wide), "E313"),
     }

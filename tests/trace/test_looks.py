@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import struct
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace import load
+from recompute_scan.trace import find, load
 
 
 def refused(path: Path) -> InputError:
@@ -29,6 +30,7 @@ BYTES = {
     "pickle": pickle.dumps({"segments": [], "device_traces": []}),
     "TensorBoard": struct.pack("<Q", 24) + b"abcd\x09" + bytes(8) + b"\x1a\x0dbrain.Event:2abcd",
     "JAX": b"\x0a\xb4\x03\x08\x01\x12\x0e/host:metadata" + bytes(300),
+    "Perfetto": b"\x0a\x14\xe2\x03\x11\x08\x01\x1a\x0d\x08\x07\x32\x09python.py",
     "Parquet": b"PAR1\x15\4\x15" + bytes(30),
     "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(30),
     "flame graph": b"train.py(3): main;linear.py(125): forward 1204\nmain;step 33\n",
@@ -37,6 +39,7 @@ BYTES = {
 DOCUMENTS: dict[str, Any] = {
     "ExecutionTraceObserver": {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []},
     "memory snapshot": {"segments": [], "device_traces": []},
+    "rocprofv3": {"rocprofiler-sdk-tool": [{"metadata": {"pid": 1}, "buffer_records": {}}]},
     "speedscope": {"$schema": "https://www.speedscope.app/file-format-schema.json"},
 }
 
@@ -49,6 +52,22 @@ def test_a_file_that_is_no_json_is_called_by_its_name(tmp_path: Path, called: st
     assert error.code == "E302"
     assert called in (error.why or "")
     assert error.hint
+
+
+def test_a_perfetto_trace_is_refused_with_how_to_export_json(tmp_path: Path) -> None:
+    for name, write in (("a.pftrace", bytes), ("b.pftrace.gz", gzip.compress)):
+        path = tmp_path / name
+        path.write_bytes(write(BYTES["Perfetto"]))
+        assert 'export_chrome_trace("trace.json.gz")' in (refused(path).hint or "")
+    with pytest.raises(InputError, match=r"\.pftrace"):
+        find([tmp_path])
+
+
+@pytest.mark.parametrize("text", ["\n hello", "\nPath", "\n@b", "\n\t@x", "\néb@"])
+def test_text_behind_a_line_break_is_no_perfetto_trace(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    assert "Perfetto" not in (refused(path).why or "")
 
 
 @pytest.mark.parametrize("called", DOCUMENTS)

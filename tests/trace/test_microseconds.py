@@ -86,7 +86,6 @@ def program(*calls: Call, times: int, seed: int = 0) -> Trace:
         sequence=nothing,
         correlation=nothing,
         stream=nothing.astype(np.int32),
-        bytes=nothing,
         dims=np.zeros(len(rows), np.int32),
         names=names,
         threads=(("1", "1"),),

@@ -32,7 +32,6 @@ def trace_of(*threads: list[Interval]) -> Trace:
         sequence=nothing,
         correlation=nothing,
         stream=nothing.astype(np.int32),
-        bytes=nothing,
         dims=np.zeros(size, np.int32),
         names=("op",),
         threads=tuple(("1", str(code)) for code in range(len(threads))),

@@ -1,4 +1,4 @@
 """What must hold on every version of torch: scripts, fixtures and their tests.
 
-``benchmarks/versions.py`` runs the scripts under each version, in an environment made for it.
+``python -m benchmarks versions`` runs the scripts under each version, each in an environment.
 """

@@ -13,6 +13,7 @@ from recompute_scan.frameworks.known import find_mechanism
 from recompute_scan.frameworks.mechanism import FEWER, Mechanism, Rename
 from recompute_scan.result import Checkpoint
 from recompute_scan.run_info import Source
+from recompute_scan.units import is_before
 
 _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
 
@@ -32,18 +33,13 @@ class RunFacts(Struct, frozen=True):
 
     def has(self, package: str, since: str) -> bool | None:
         """Whether the package is of this version or newer; ``None`` where that is not known."""
-        installed = _numbers(self.versions.get(package, ""))
-        return installed >= _numbers(since) if installed else None
+        before = is_before(self.versions.get(package, ""), since)
+        return None if before is None else not before
 
 
 UNKNOWN_RUN = RunFacts()
 
 NOT_READ = "The file of that line could not be read, so there is no diff to check."
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:

@@ -13,12 +13,11 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choose import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.loading import name_mechanism
-from recompute_scan.arrays import places_of, tally
+from recompute_scan.arrays import places_of
 from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import count_flops
 from recompute_scan.cost.footprint import Footprint, levels_of
 from recompute_scan.cost.headroom import weigh_memory
-from recompute_scan.cost.host_copies import host_copies
 from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
 from recompute_scan.cost.price import price, time_scale
 from recompute_scan.cost.selective import with_times
@@ -157,7 +156,6 @@ def result_from(
         policies=policies,
         compiled=compiled.code if compiled else None,
         by_design=_by_design(facts, scale),
-        host_copies=host_copies(facts),
     )
     return replace(result, headline=headline(result))
 
@@ -244,7 +242,7 @@ def _micro_batches(batch: Int64) -> int:
     What follows a backward pass and is small beside the rest is a second loss on the same
     forward pass, not another one.
     """
-    sizes = tally(batch)[1]
+    sizes = np.unique(batch, return_counts=True)[1]
     return int(np.count_nonzero(sizes >= _SMALL_PASS * sizes.max(initial=0)))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from recompute_scan.arrays import true_at
 from recompute_scan.bundle.names import Names
 from recompute_scan.frameworks.known import find_mechanism, packages
 from recompute_scan.run_info import RunInfo, SwitchedOn
@@ -77,11 +76,10 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
     Times begin at 0; processes, threads, streams, launches and autograd's numbers are counted
     anew, in their order.
     """
-    kept = true_at(np.isin(trace.kind, tuple(CATEGORIES)))
+    kept = np.flatnonzero(np.isin(trace.kind, tuple(CATEGORIES)))
     kind = trace.kind[kept]
     names.reserve(trace.names)
     name, texts = _names(trace, kept, names)
-    is_copy = np.array([*(text.startswith(("Memcpy", "Copy")) for text in texts), False], np.bool_)
     ts = trace.ts[kept]
     dims, signatures = _signatures(trace.dims[kept], trace.signatures)
     thread, threads = _threads(trace.thread[kept], kind)
@@ -94,8 +92,6 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
         sequence=_counted_anew(trace.sequence[kept]),
         correlation=_counted_anew(trace.correlation[kept]),
         stream=_counted_anew(trace.stream[kept]).astype(np.int32),
-        # Of anything else, memory that is filled say, nothing asks how much.
-        bytes=np.where(is_copy[name], trace.bytes[kept], -1),
         dims=dims,
         names=texts,
         threads=threads,

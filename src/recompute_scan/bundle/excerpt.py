@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, true_at
 from recompute_scan.bundle.clean import CATEGORIES
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute import vocabulary as words
@@ -85,7 +84,7 @@ def rows_of(facts: RecomputeFacts, cut: Cut) -> Int64:
     if cut.steps is None or not facts.complete.any():
         start = facts.trace.ts
         end = start.min() + cut.share * (start.max() - start.min())
-        rows: Int64 = true_at(start <= end)
+        rows: Int64 = np.flatnonzero(start <= end)
         return rows
     spans = _spans(facts, cut.steps)
     begin, end = spans[0].start, spans[-1].end
@@ -107,7 +106,7 @@ def rows_of(facts: RecomputeFacts, cut: Cut) -> Int64:
 
 def _spans(facts: RecomputeFacts, most: int) -> list[StepSpan]:
     """From the first to the last of ``most`` complete steps, the middle ones."""
-    complete = true_at(facts.complete)
+    complete = np.flatnonzero(facts.complete)
     first = max(0, (len(complete) - most) // 2)
     chosen = complete[first : first + most]
     return list(facts.steps[int(chosen[0]) : int(chosen[-1]) + 1])
@@ -152,8 +151,8 @@ def _belonging(facts: RecomputeFacts, blocks: int, begin: int, end: int) -> Bool
         chosen[again] = True
     engines = structure.rows(Role.BACKWARD)
     chosen[engines[np.isin(structure.number[engines], numbers)]] = True
-    inside = facts.calls.within(true_at(chosen))
-    for row in true_at(chosen):
+    inside = facts.calls.within(np.flatnonzero(chosen))
+    for row in np.flatnonzero(chosen):
         above = int(calls.parent[row])
         while above >= 0 and not inside[above]:
             inside[above] = True
@@ -179,10 +178,10 @@ def trace_json(trace: Trace, rows: Int64) -> Iterator[bytes]:
         columns = (
             trace.kind[part], trace.name[part], trace.thread[part], trace.ts[part] - start,
             trace.dur[part], trace.sequence[part], trace.correlation[part], trace.stream[part],
-            trace.bytes[part], trace.dims[part],
+            trace.dims[part],
         )  # fmt: skip
         lines = []
-        for kind, name, thread, ts, dur, sequence, correlation, stream, moved, dims in zip(
+        for kind, name, thread, ts, dur, sequence, correlation, stream, dims in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             fields = args[dims]
@@ -192,8 +191,6 @@ def trace_json(trace: Trace, rows: Int64) -> Iterator[bytes]:
                 fields += f',"correlation":{correlation}'
             if stream >= 0:
                 fields += f',"stream":{stream}'
-            if moved >= 0:
-                fields += f',"bytes":{moved}'
             lines.append(
                 f'{{"ph":"X","cat":"{_CATEGORY[kind]}","name":{names[name]},{places[thread]},'
                 f'"ts":{_us(ts)},"dur":{_us(dur)},"args":{{{fields[1:]}}}}}'
@@ -220,7 +217,7 @@ def _head(trace: Trace) -> dict[str, Any]:
 def _process_rows(trace: Trace, rows: Int64) -> Iterator[str]:
     """What viewers show beside the tracks."""
     shown = set()
-    for code in distinct(trace.thread[rows]).tolist():
+    for code in np.unique(trace.thread[rows]).tolist():
         pid, tid = trace.threads[code]
         mine = trace.kind[rows][trace.thread[rows] == code]
         device = int(mine[0]) in (Kind.KERNEL, Kind.COPY)

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from recompute_scan.run_info import NextCommand
+
 _AFTER = "-after"
 _MEASURING = ("--verify", "--without-checkpointing")
 
@@ -17,11 +19,12 @@ def commands_after(
     *,
     verify: bool,
     script: str = "",
-) -> tuple[str, ...]:
-    """What measures the fix, what records again once it is applied, what compares the two.
+) -> tuple[NextCommand, ...]:
+    """What measures the fix, what compares gradients with those without checkpoints, what records
+    again once the fix is applied, what compares the two recordings.
 
-    The first is there only where ``verify`` says that it can be done. The second writes into a
-    folder of its own, so that the recording before the fix stays.
+    The first two are there only where ``verify`` says that they can be done. The third writes into
+    a folder of its own, so that the recording before the fix stays.
 
     Args:
         words: The command line behind the program's name, ``run`` first.
@@ -33,16 +36,27 @@ def commands_after(
     begin, *rest = words
     before = seen_from_here(folder)
     after = f"{before}{_AFTER}"
-    measured = shlex.join(["recompute-scan", begin, "--verify", *rest])
-    again = shlex.join(["recompute-scan", begin, *_recording(_into(rest, output, after), script)])
-    compared = shlex.join(["recompute-scan", "compare", str(before), after])
-    return (*((measured,) if verify else ()), again, compared)
+    measuring = _recording(rest, script)
+    found = [
+        NextCommand("record", _command(begin, _recording(_into(rest, output, after), script))),
+        NextCommand("compare", _command("compare", [str(before), after])),
+    ]
+    if verify:
+        found[:0] = [
+            NextCommand("measure", _command(begin, [_MEASURING[0], *measuring])),
+            NextCommand("compare-gradients", _command(begin, [*_MEASURING, *measuring])),
+        ]
+    return tuple(found)
 
 
-def _recording(words: list[str], script: str) -> list[str]:
+def _command(begin: str, words: Sequence[str]) -> str:
+    return shlex.join(["recompute-scan", begin, *words])
+
+
+def _recording(words: Sequence[str], script: str) -> list[str]:
     """The words without what measures a fix, which takes many runs."""
     end = words.index(script) if script in words else len(words)
-    return [word for word in words[:end] if word not in _MEASURING] + words[end:]
+    return [*(word for word in words[:end] if word not in _MEASURING), *words[end:]]
 
 
 def _into(rest: Sequence[str], output: Path | None, after: str) -> list[str]:

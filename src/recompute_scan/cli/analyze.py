@@ -100,8 +100,8 @@ def analyze(
 ) -> int:
     """Find what runs again in TRACES: files of torch.profiler, or folders of one a rank.
 
-    A trace is Kineto's JSON (plain, .gz, .zst, .zip) or .pftrace, Nsight Systems' SQLite export, or
-    a remote address such as s3://bucket/run/. Needs neither torch nor the script that made them.
+    A trace is Kineto's JSON (plain, .gz, .zst, .zip), Nsight Systems' SQLite export, or a remote
+    address such as s3://bucket/run/. Needs neither torch nor the script that made them.
     """
     follow(events, command="analyze")
     # numpy's linear algebra starts idle threads that cost more than reading a small trace.

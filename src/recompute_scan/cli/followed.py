@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from recompute_scan.events import AnyEvent, EventStream
     from recompute_scan.guarding.changes import Change
     from recompute_scan.result import Result
+    from recompute_scan.run_info import NextCommand
 
 # Of this process: what is open, and whether its command is the one that was given the option.
 _open: list[tuple[EventStream, bool]] = []
@@ -83,11 +84,11 @@ def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def showing(
-    show: Callable[[Path, Result, Sequence[str]], None],
-) -> Callable[[Path, Result, Sequence[str]], None]:
+    show: Callable[[Path, Result, Sequence[NextCommand]], None],
+) -> Callable[[Path, Result, Sequence[NextCommand]], None]:
     """The function that shows the result in a folder, which is told before."""
 
-    def both(folder: Path, result: Result, after: Sequence[str]) -> None:
+    def both(folder: Path, result: Result, after: Sequence[NextCommand]) -> None:
         told_result(result, folder / "result.json", folder / "report.html")
         show(folder, result, after)
 

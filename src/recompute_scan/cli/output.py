@@ -17,6 +17,7 @@ from recompute_scan.terminal import colored, fresh_line, inert, links, printable
 
 if TYPE_CHECKING:
     from recompute_scan.result import Result
+    from recompute_scan.run_info import NextCommand
 
 Format = Literal["text", "json", "markdown"]
 
@@ -99,7 +100,7 @@ def rendered(result: Result, style: Format, html: Path | None) -> str:
     return render_text(result, color=False, report=str(html) if html else None)
 
 
-def print_text(result: Result, *, report: str | None, after: Sequence[str] = ()) -> None:
+def print_text(result: Result, *, report: str | None, after: Sequence[NextCommand] = ()) -> None:
     from recompute_scan.report.text import render_text
 
     color = colored(sys.stdout)
@@ -127,20 +128,21 @@ def show_page(page: Path) -> None:
         tell(f"recompute-scan: no browser was found; the report is {page}")
 
 
-_VERIFY = " --verify"
-
-
 def print_report(
-    folder: Path, result: Result, after: Sequence[str] = (), *, open_page: bool = False
+    folder: Path, result: Result, after: Sequence[NextCommand] = (), *, open_page: bool = False
 ) -> None:
-    """Print the summary, and the commands that come next where there is something to fix."""
+    """Print the summary, and the commands that come next where there is something to do.
+
+    Where it is open whether gradients are wrong, what makes sure of that comes first.
+    """
     # It brings what reads results, which a script that is recorded is not to find imported.
     from recompute_scan.verification import gradients_are_open
 
-    shown = after if result.findings and result.crash is None else ()
-    if after and result.crash is None and gradients_are_open(result) and _VERIFY in after[0]:
-        compare = after[0].replace(_VERIFY, f"{_VERIFY} --without-checkpointing", 1)
-        shown = (compare, *shown[1:])
+    shown: list[NextCommand] = []
+    if result.crash is None:
+        first = "compare-gradients" if gradients_are_open(result) else "measure"
+        wanted = {first, "record", "compare"} if result.findings else {first} - {"measure"}
+        shown = [command for command in after if command.purpose in wanted]
     page = folder / "report.html"
     there = page.exists()
     clear()
@@ -150,7 +152,7 @@ def print_report(
         show_page(page)
 
 
-def print_plan(folder: Path, result: Result, _after: Sequence[str] = ()) -> None:
+def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] = ()) -> None:
     """Print the plan, or, where the script failed, what is known of that."""
     if result.plan is None:
         print_report(folder, result)

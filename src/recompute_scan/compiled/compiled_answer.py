@@ -10,7 +10,6 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from recompute_scan.arrays import among
 from recompute_scan.compiled.checkpoints_of_code import checkpoints_around
 from recompute_scan.compiled.opened import Opened, Parts, find_parts, open_up
 from recompute_scan.compiled.partitions import Partition, graph_breaks, read_partitions
@@ -263,7 +262,7 @@ def _inside_compiled(facts: RecomputeFacts) -> Bool:
     node = calls.matching(words.COMPILED_NODE)[calls.name]
     engine: Int64 = np.maximum(structure.engine, 0).astype(np.int64)
     held = (structure.engine >= 0) & node[engine]
-    again = among(structure.top, facts.alignment.again)
+    again = np.isin(structure.top, facts.alignment.again)
     return np.asarray(held & ~again, np.bool_)
 
 

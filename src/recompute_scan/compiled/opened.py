@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import COMPILED
-from recompute_scan.arrays import true_at
 from recompute_scan.compiled.partitions import CompiledSite, Partition
 from recompute_scan.frameworks.known import recognise
 from recompute_scan.model import Calls
@@ -62,7 +61,7 @@ def find_parts(
     )
     found: dict[int, Parts] = {}
     unknown: dict[str, None] = {}
-    for place in true_at(counts.counted).tolist():
+    for place in np.flatnonzero(counts.counted).tolist():
         row = int(counts.rows[place])
         inside = _functions(calls, function, row)
         if not len(inside) and row in again:
@@ -79,7 +78,7 @@ def find_parts(
 
 
 def _functions(calls: Calls, function: Bool, row: int) -> Int64:
-    return row + true_at(function[row : row + 1 + int(calls.size[row])])
+    return row + np.flatnonzero(function[row : row + 1 + int(calls.size[row])])
 
 
 def _parts_of(

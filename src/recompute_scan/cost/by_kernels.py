@@ -14,19 +14,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import median, tally, true_at
-from recompute_scan.recompute.attention.apart import whole_recomputes
-from recompute_scan.recompute.attention.kernel_evidence import Directions
-from recompute_scan.recompute.attention.pairs import paired_names
-from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD
+from recompute_scan.arrays import median
+from recompute_scan.recompute.attention.passes import BACKWARD, RECOMPUTE
 from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
     beyond_first,
     kernel_sequence,
     recomputed,
+    spans_beside,
     with_recomputes,
 )
-from recompute_scan.recompute.attention.upheld import PRODUCT
+from recompute_scan.recompute.attention.upheld import PRODUCT, more_products
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Breakdown, Cost
 from recompute_scan.trace.columns import Bool, Int64, Kind
@@ -40,6 +38,8 @@ _DOUBT = 0.1
 _MOST_PERIODS = 64
 # Kernels of a last product and what follows it.
 _LONGEST_END = 4
+# Of a recompute in two pieces, or between two: fewer kernels may be a gradient's own.
+_PIECE = 3
 # Autograd saves what they make: behind them, early stop leaves out what is next.
 _KEEPS_RESULT = re.compile(r"dropout|softmax|sigmoid|tanh|norm", re.I)
 
@@ -60,18 +60,19 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     steps = _steps(facts, sequence)
     if events is None or steps is None:
         return None
-    told = paired_names(facts.trace, facts.kernels)
     highest = int(evidence.judgement.highest or 0)
     repeats = recomputed(sequence, at, events, highest)
     redundant = np.zeros(len(repeats), np.bool_)
     if highest > 1:
-        repeats = whole_recomputes(sequence.token, repeats, at, events, told)
+        _cut(repeats, at, events)
+        _close(sequence.token, repeats)
         redundant = beyond_first(repeats, at, events)
     again = repeats >= 0
+    if more_products(facts.trace, sequence, at, events, again):
+        return None  # recomputes without attention, which nothing here finds
     first, last, lengths = steps
-    inside = slice(first, last)
+    inside, number = slice(first, last), len(lengths)
     time = np.minimum(sequence.time, _usual_wait(facts, sequence))
-    number = len(lengths)
     recorded = median(lengths) / _NS_PER_MS
     step_ms = median(timed_steps_ms) if timed_steps_ms else recorded
 
@@ -79,10 +80,9 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
     size = len(sequence.rows)
-    forward = _passes(size, at, events, FORWARD, ends=BACKWARD)
-    backward = _passes(size, at, events, BACKWARD, ends=FORWARD)
+    forward, backward = spans_beside(at, events, size)
     least = per_step(redundant)
-    ends, sure = _left_out(facts, sequence, repeats, at, events, told)
+    ends, sure = _left_out(facts, sequence, repeats, at, events)
     most = least + min(per_step(ends), per_step(again & ~redundant))
     if sure:
         least = most
@@ -98,7 +98,6 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     least, most = (1 - _DOUBT) * scale * least, (1 + _DOUBT) * scale * most
     after = step_ms - redundant_ms
     bare = after - recompute_ms
-    what = "an attention forward" if evidence.of_attention else "the kernels that are counted"
     operators = (facts.calls.kind == Kind.OP).any()
     shown = "The operators do not show it" if operators else "No operators are in the trace"
     spread = (min(lengths) / _NS_PER_MS, max(lengths) / _NS_PER_MS) if number > 1 else (None, None)
@@ -123,9 +122,9 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         ),
         method="kernels",
         assumptions=(
-            f"{shown}: recomputes are runs of kernels that repeat those around {what}, by name, or "
-            "around others whose names say that they are of the forward pass. What they take, up "
-            "to the next kernel, is taken off; edges of recomputes may be off by a few kernels.",
+            f"{shown}: recomputes are runs of kernels that repeat those around an attention "
+            "forward, by name. What they take, up to the next kernel, is taken off; edges of "
+            "recomputes may be off by a few kernels.",
             "The recompute that stays is taken to stop early, as one is seen to do."
             if sure
             else "Whether the recompute that stays stops early is not in kernels: half of what "
@@ -147,7 +146,6 @@ def _left_out(
     repeats: Int64,
     at: Int64,
     events: list[str],
-    told: Directions,
 ) -> tuple[Bool, bool]:
     """What early stop leaves out at the end of recomputes, and whether one is seen to stop so.
 
@@ -183,10 +181,57 @@ def _left_out(
             (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
         )
         found[stop - product : stop] = not any(
-            told.get(code) == "forward" or _KEEPS_RESULT.search(names[code])
-            for code in tail[len(tail) - product :]
+            _KEEPS_RESULT.search(names[code]) for code in tail[len(tail) - product :]
         )
     return found, False
+
+
+def _cut(repeats: Int64, at: Int64, events: Sequence[str]) -> None:
+    """End each recompute before what another one begins with, in place.
+
+    The backward pass goes on with products, and one of these may have the name of what comes next
+    in the forward pass.
+    """
+    ran = repeats >= 0
+    goes_on = np.zeros(len(repeats), np.bool_)
+    goes_on[1:] = ran[1:] & ran[:-1] & (repeats[1:] == repeats[:-1] + 1)
+    begun = np.isin(repeats, repeats[ran & ~goes_on]) & goes_on
+    ends, cut = np.flatnonzero(~goes_on), -1
+    for place, event, following in zip(at.tolist(), events, (*events[1:], ""), strict=True):
+        if event != RECOMPUTE or following == RECOMPUTE:
+            continue
+        stop = int(ends[ends.searchsorted(place + 1) :][:1].sum()) or len(repeats)
+        if stop == cut:  # a counted kernel before this one has the first beginning behind it
+            continue
+        cut = stop
+        cuts = np.flatnonzero(begun[place + 1 : stop])
+        if len(cuts):
+            repeats[place + 1 + int(cuts[0]) : stop] = -1
+
+
+def _close(token: Int64, repeats: Int64) -> None:
+    """Go on with a recompute up to where the next one begins, in place.
+
+    The first of several may seem to begin earlier than the others, which then end too early. And a
+    recompute may have a kernel that the forward pass has not, and go on behind it.
+    """
+    ran = repeats >= 0
+    begun = set(repeats[1:][ran[1:] & (repeats[1:] != repeats[:-1] + 1)].tolist())
+
+    def fill(row: int, stop: int, origin: int) -> None:
+        while row < stop and repeats[row] < 0 < origin and origin not in begun:
+            if token[row] != token[origin]:
+                break
+            repeats[row] = origin
+            row, origin = row + 1, origin + 1
+
+    for first in (np.flatnonzero(ran[:-1] & ~ran[1:]) + 1).tolist():
+        following = np.flatnonzero(ran[first : first + _PIECE])[:1].tolist()
+        origin = int(repeats[first - 1]) + 1
+        fill(first, first + sum(following), origin)
+        piece = token[origin : origin + _PIECE]
+        if repeats[first] < 0 and np.array_equal(token[first + 1 : first + 1 + _PIECE], piece):
+            fill(first + 1, len(token), origin)
 
 
 def _oftener(ran: Int64, last: int, begun: Int64) -> int:
@@ -213,22 +258,6 @@ def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
     return usual
 
 
-def _passes(size: int, at: Int64, events: Sequence[str], kind: str, ends: str) -> Bool:
-    """For each kernel: does it lie between the first and the last event of a kind?
-
-    An event of the kind ``ends`` ends a pass.
-    """
-    found = np.zeros(size, np.bool_)
-    first: int | None = None
-    for place, event in zip(at.tolist(), events, strict=True):
-        if event == ends:
-            first = None
-        elif event == kind:
-            first = place if first is None else first
-            found[first : place + 1] = True
-    return found
-
-
 def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:
     """First kernel, end, and the lengths of whole steps, ns; ``None`` where nothing tells them."""
     evidence = facts.attention
@@ -240,7 +269,7 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
         inside = (begun >= spans[0].start) & (begun < spans[-1].end)
         if not inside.any():
             return None
-        places = true_at(inside)
+        places = np.flatnonzero(inside)
         first, last = int(places[0]), int(places[-1]) + 1
         busy = int(sequence.time[first : last - 1].sum()) // len(spans)
         lengths = [span.end - span.start for span in spans]
@@ -259,9 +288,9 @@ def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, l
 
 def _period(token: Int64) -> int | None:
     """After how many kernels the sequence returns; ``None`` where it does not, or only once."""
-    values, counts = tally(token)
+    values, counts = np.unique(token, return_counts=True)
     for value in values[counts.argsort(kind="stable")].tolist():
-        places = true_at(token == value)
+        places = np.flatnonzero(token == value)
         if len(places) < 2:
             continue
         for period in sorted(set((places[1:] - places[0]).tolist()))[:_MOST_PERIODS]:

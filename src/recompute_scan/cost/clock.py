@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, distinct, gaps, ranked, sizes, true_at
+from recompute_scan.arrays import changes
 from recompute_scan.cost.phases import Float64
 from recompute_scan.model import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64
@@ -53,9 +53,9 @@ class Edits(Struct, frozen=True):
     def removed(self, thread: Int32, time: Int64) -> Bool:
         """For each (thread, time): does it lie in an interval that goes?"""
         found = np.zeros(len(time), np.bool_)
-        for code in distinct(self.thread) if self.gone.any() else ():
+        for code in np.unique(self.thread) if self.gone.any() else ():
             edits = self.of(int(code))
-            mine = true_at(thread == code)
+            mine = np.flatnonzero(thread == code)
             at = edits.start.searchsorted(time[mine], side="right") - 1
             inside = (at >= 0) & (time[mine] < edits.end[at]) & edits.gone[at]
             found[mine[inside]] = True
@@ -137,17 +137,18 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[Ho
     starts = np.array([step.start for step in steps], np.int64)
     # A call that took no time belongs to the step that it begins with.
     during = (calls.end > begin) | (calls.start >= begin)
-    here = true_at((calls.start < end) & during)
+    here = np.flatnonzero((calls.start < end) & during)
     threads = calls.thread[here]
     kinds: dict[str, int] = {}
     kind_of_name = np.array(
         [kinds.setdefault(_NUMBERED.sub("", name), len(kinds)) for name in calls.names], np.int64
     )
     found = []
-    for code in distinct(np.append(threads, main)):
+    for code in np.unique(np.append(threads, main)):
         rows = here[threads == code]
-        known, kind = ranked(
-            kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows]
+        known, kind = np.unique(
+            kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows],
+            return_inverse=True,
         )
         # A beginning and an end of one kind of call are two kinds of cut.
         kind = np.concatenate([2 * kind, 2 * kind + 1])
@@ -156,12 +157,12 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[Ho
         cuts = np.concatenate(([begin], cuts[order], [end]))
         beyond = 2 * len(known)
         kind = np.concatenate(([beyond], kind[order], [beyond]))
-        first = true_at(changes(cuts))
-        times, marks = cuts[first], sizes(first, len(cuts))
+        first = np.flatnonzero(changes(cuts))
+        times, marks = cuts[first], np.diff(first, append=len(cuts))
         last = first + marks - 1
         step = starts.searchsorted(times[:-1], side="right")
         pair = kind[last[:-1]] * (beyond + 1) + kind[first[1:]]
-        usual = _usual(gaps(times).astype(np.float64), pair, step)
+        usual = _usual(np.diff(times).astype(np.float64), pair, step)
         found.append(HostThread(int(code), times, marks, usual))
     return tuple(found)
 
@@ -179,13 +180,13 @@ def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     if not len(length):
         return length
     # Numbers the intervals between the same two cuts anew in each step; steps are in order.
-    different, pair = ranked(pair)
+    different, pair = np.unique(pair, return_inverse=True)
     # NumPy sorts 16 bits by counting them, four times faster than what is longer.
     short = pair.astype(np.uint16) if len(different) < 1 << 16 else pair
     order = short.argsort(kind="stable")
     kinds = changes(pair[order])
-    begins = true_at(kinds | changes(step[order]))
-    turn = np.arange(len(length)) - begins.repeat(sizes(begins, len(length)))
+    begins = np.flatnonzero(kinds | changes(step[order]))
+    turn = np.arange(len(length)) - begins.repeat(np.diff(begins, append=len(length)))
     place = np.empty(len(length), np.int64)
     place[order] = pair[order] * (int(turn.max()) + 1) + turn
     # Between most pairs of cuts nothing ever takes that long.
@@ -195,8 +196,8 @@ def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     if not len(long):
         return length
     order = long[np.lexsort((length[long], place[long]))]
-    begins = true_at(changes(place[order]))
-    size = sizes(begins, len(order))
+    begins = np.flatnonzero(changes(place[order]))
+    size = np.diff(begins, append=len(order))
     median = np.repeat(length[order[begins + (size - 1) // 2]], size)
     known = np.repeat(size >= _ENOUGH, size)
     held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)
@@ -245,16 +246,16 @@ def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
         return Clock(thread.times, passed)
     first, last = int(thread.times[0]), int(thread.times[-1])
     begins, ends = mine.start.clip(first, last), mine.end.clip(first, last)
-    more = distinct(np.concatenate([begins, ends]))
+    more = np.unique(np.concatenate([begins, ends]))
     place = thread.times.searchsorted(more)
     between = thread.times[place] != more
     more, place = more[between], place[between]
     passed_more = np.interp(more - first, thread.times - first, passed)
     old = np.concatenate((thread.times, more))
     order = old.argsort(kind="stable")
-    old, length = old[order], gaps(np.concatenate((passed, passed_more))[order])
+    old, length = old[order], np.diff(np.concatenate((passed, passed_more))[order])
     begin, end = old.searchsorted(begins), old.searchsorted(ends)
-    some = true_at(begin < end)
+    some = np.flatnonzero(begin < end)
     begin, end, gone, add = begin[some], end[some], mine.gone[some], mine.add[some]
     if len(some):
         borders = np.stack((begin, end), axis=1).ravel()

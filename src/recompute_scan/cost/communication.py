@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, median, true_at
+from recompute_scan.arrays import median
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
@@ -129,7 +129,7 @@ def _exposed_ms(facts: RecomputeFacts, rows: Int64) -> float | None:
     others = _computing(facts)
     step = np.full(len(mine), -1, np.int64)
     step[mine] = step_of(list(facts.steps), facts.calls.start[kernels.launch[mine]])
-    alone = [_beyond(facts, step == at, others) for at in true_at(facts.complete)]
+    alone = [_beyond(facts, step == at, others) for at in np.flatnonzero(facts.complete)]
     return median(alone) / _NS_PER_MS
 
 
@@ -175,7 +175,7 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
 def _gloo_widths(facts: RecomputeFacts) -> set[int]:
     """Widths of the numbers of all gloo collectives, which run on threads of their own."""
     calls = facts.calls
-    gloo = distinct(calls.dims[calls.named(words.GLOO)])
+    gloo = np.unique(calls.dims[calls.named(words.GLOO)])
     return {
         width for code in gloo for _, width in tensors_of(facts.trace.signatures[code]) if width
     }

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, REGION
-from recompute_scan.arrays import changes, median, split, true_at
+from recompute_scan.arrays import changes, median, split
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.early_stop import find_early_stop
 from recompute_scan.cost.gradients import Recordings
@@ -38,11 +38,11 @@ class Moments:
     """
 
     def __init__(self, thread: Int32, kinds: Sequence[tuple[Bool, Int64]]) -> None:
-        rows = np.concatenate([true_at(among) for among, _ in kinds])
+        rows = np.concatenate([np.flatnonzero(among) for among, _ in kinds])
         times = np.concatenate([moment[among] for among, moment in kinds])
         order = np.lexsort((times, thread[rows]))
         rows, times = rows[order], times[order]
-        firsts = true_at(changes(thread[rows]))
+        firsts = np.flatnonzero(changes(thread[rows]))
         codes = thread[rows[firsts]].tolist()
         self._times: dict[int, Int64] = dict(zip(codes, split(times, firsts), strict=True))
         self._rows: dict[int, Int64] = dict(zip(codes, split(rows, firsts), strict=True))
@@ -265,7 +265,7 @@ def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
     calls = facts.calls
-    rows = true_at(_named(facts, frozenset({ANNOTATING})))
+    rows = np.flatnonzero(_named(facts, frozenset({ANNOTATING})))
     return [
         TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
         for row in rows

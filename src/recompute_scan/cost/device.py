@@ -18,7 +18,7 @@ from bisect import bisect_left
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, distinct, percentile, split, true_at
+from recompute_scan.arrays import changes, split
 from recompute_scan.cost.phases import sum_covered
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -119,7 +119,7 @@ def find_device(facts: RecomputeFacts, begin: int, end: int) -> Device:
     calls, kernels = facts.calls, facts.kernels
     known = kernels.launch >= 0
     launched = np.where(known, calls.start[kernels.launch], kernels.start)
-    rows = true_at((launched < end) & (kernels.end > begin))
+    rows = np.flatnonzero((launched < end) & (kernels.end > begin))
     start, finish = kernels.start[rows], kernels.end[rows]
     stream = facts.trace.thread[kernels.event[rows]].astype(np.int64)
     launched = launched[rows]
@@ -247,10 +247,10 @@ class _Launches:
 def _neighbour(device: Device, thread: Int32, time: Int64, *, before: bool) -> Int64:
     """Position of the last kernel launched before each (thread, time), or the first after it."""
     found = np.full(len(time), -1, np.int64)
-    for code in distinct(thread):
-        mine = true_at(device.thread == code)
+    for code in np.unique(thread):
+        mine = np.flatnonzero(device.thread == code)
         mine = mine[device.launched[mine].argsort(kind="stable")]
-        asked = true_at(thread == code)
+        asked = np.flatnonzero(thread == code)
         at = np.searchsorted(device.launched[mine], time[asked]) - (1 if before else 0)
         good = (at >= 0) & (at < len(mine))
         found[asked[good]] = mine[at[good]]
@@ -259,7 +259,7 @@ def _neighbour(device: Device, thread: Int32, time: Int64, *, before: bool) -> I
 
 def _unseen_waits(device: Device, late: Int64) -> tuple[Int64, Int64]:
     """Kernels that began late, and at once when one on another stream had ended: those pairs."""
-    target = true_at(late > _LATE_NS)
+    target = np.flatnonzero(late > _LATE_NS)
     by_end = device.end.argsort(kind="stable")
     at = np.searchsorted(device.end[by_end], device.start[target], side="right") - 1
     source = by_end[np.maximum(at, 0)]
@@ -275,9 +275,9 @@ def _unseen_waits(device: Device, late: Int64) -> tuple[Int64, Int64]:
 
 def _typical(times: Int64, percent: float, otherwise: int) -> int:
     times = times[times >= 0]
-    return int(percentile(times, percent)) if len(times) else otherwise
+    return int(np.percentile(times, percent)) if len(times) else otherwise
 
 
 def _by_stream(stream: Int64) -> list[Int64]:
     order = stream.argsort(kind="stable")
-    return split(order, true_at(changes(stream[order])))
+    return split(order, np.flatnonzero(changes(stream[order])))

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from recompute_scan.arrays import distinct, ranked, true_at
 from recompute_scan.cost.formulas import count_call, has_formula, number_type, parse_inputs
 from recompute_scan.cost.peaks import Peak, peak_of
 from recompute_scan.model import step_of
@@ -107,12 +106,14 @@ def _count(facts: RecomputeFacts) -> _Counted:
     """
     calls, trace = facts.calls, facts.trace
     costly = np.array([has_formula(name) or _is_heavy(name) for name in calls.names], np.bool_)
-    rows = true_at(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
+    rows = np.flatnonzero(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
     rows = rows[facts.structure.role[rows] != Role.BACKWARD]
     step = step_of(list(facts.steps), calls.start[rows])
     rows = rows[(step >= 0) & facts.complete[np.maximum(step, 0)]]
     shapes = int(calls.dims.max(initial=0)) + 1
-    pairs, which = ranked(calls.name[rows].astype(np.int64) * shapes + calls.dims[rows])
+    pairs, which = np.unique(
+        calls.name[rows].astype(np.int64) * shapes + calls.dims[rows], return_inverse=True
+    )
     flops, types = [], []
     for name, dims in (divmod(pair, shapes) for pair in pairs.tolist()):
         inputs = parse_inputs(trace.signatures[dims])
@@ -191,7 +192,7 @@ def _ideal_ms(
     parts = np.logical_or.reduce(_parts(facts, counted.rows))
     total = 0.0
     types = np.array(counted.types)
-    for kind in distinct(types):
+    for kind in np.unique(types):
         flops = float(counted.flops[(types == kind) & parts].sum())
         at = peak_tflops or _tflops(peak, str(kind), facts)
         if at is None:

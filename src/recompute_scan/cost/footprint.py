@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, median, true_at
+from recompute_scan.arrays import median
 from recompute_scan.cost.communication import tensors_of
 from recompute_scan.cost.saved import saved_by, saves_result
 from recompute_scan.recompute.blocks import Block
@@ -168,7 +168,7 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
         own = saves[mine + 1 + facts.calls.size[mine]] > saves[mine]
         # A result that the next operator saves as its input is there once.
         own[:-1] &= ~(own[1:] & result[first:last])
-        return sum(taken(place) for place in (first + true_at(own)).tolist())
+        return sum(taken(place) for place in (first + np.flatnonzero(own)).tolist())
 
     found = [_levels_of(spans, taken, saved) for spans in of_pass.values()]
     known = [one for one in found if one is not None]
@@ -207,7 +207,7 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
     rows = facts.counts.rows[block.places]
     size, first_start, done = 0, None, -1
     for recompute in facts.alignment.recomputes:
-        again = recompute.again[among(recompute.original, rows)]
+        again = recompute.again[np.isin(recompute.original, rows)]
         if not len(again):
             continue
         first, last = int(again[0]), int(again[-1])

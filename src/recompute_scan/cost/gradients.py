@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.arrays import true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.hooks import Hooks
 from recompute_scan.cost.phases import Float64
@@ -109,13 +108,13 @@ class Recordings:
         which only inputs are saved, else behind it. A compiled graph runs as a whole, and so does
         here what takes another way with gradients.
         """
-        calls, saving = self._facts.calls, true_at(self._saved[recording.like] > 0)
+        calls, saving = self._facts.calls, np.flatnonzero(self._saved[recording.like] > 0)
         if not len(saving):
             return None
         row, like = int(rows[saving[-1]]), int(recording.like[saving[-1]])
         graph = _compiled_around(calls, row)
         ours, theirs = self._operators(row), self._operators(like)
-        last = true_at(self._saves[theirs] > 0)[-1:]
+        last = np.flatnonzero(self._saves[theirs] > 0)[-1:]
         same = self._way[row] == self._way[like] and len(ours) == len(theirs)
         if graph >= 0 or not same or not len(last):
             return int(calls.end[row if graph < 0 else graph])
@@ -138,7 +137,7 @@ class Recordings:
 
     def _operators(self, row: int) -> Int64:
         """Rows of an operator and all in it that does something."""
-        return row + true_at(self._counts[row : row + int(self._facts.calls.size[row]) + 1])
+        return row + np.flatnonzero(self._counts[row : row + int(self._facts.calls.size[row]) + 1])
 
 
 def _compiled_around(calls: Calls, row: int) -> int:

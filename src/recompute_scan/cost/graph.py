@@ -25,7 +25,6 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, gaps, true_at
 from recompute_scan.cost.clock import HostThread, host_threads
 from recompute_scan.cost.device import Device, find_device, find_waits
 from recompute_scan.cost.hosts import HostWait, gpu_waits, hand_overs, main_thread
@@ -102,9 +101,9 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     anchors = _Anchors(threads, hosts, of_host, begin)
 
     edges = _Edges()
-    launched = true_at(device.thread >= 0)
+    launched = np.flatnonzero(device.thread >= 0)
     long = (device.end - device.start).astype(np.float64)
-    for code in distinct(device.thread[launched]):
+    for code in np.unique(device.thread[launched]):
         mine = launched[device.thread[launched] == code]
         node, since = anchors.before(int(code), device.launched[mine])
         edges.over_host(
@@ -116,7 +115,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
             device.launched[mine],
             along=False,
         )
-    later = true_at(device.before >= 0)
+    later = np.flatnonzero(device.before >= 0)
     edges.add(
         of_kernel[device.before[later]],
         of_kernel[later],
@@ -150,7 +149,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
             )
     source, target, delay, along, early, on_host, host, since, until = edges.in_order()
     floor = np.zeros(len(keys) + 1)
-    under_way = true_at((device.thread < 0) & (device.before < 0))
+    under_way = np.flatnonzero((device.thread < 0) & (device.before < 0))
     floor[of_kernel[under_way]] = np.maximum(device.end[under_way] - begin, 0)
     kernel = np.full(len(keys) + 1, -1, np.int64)
     kernel[of_kernel] = device.rows
@@ -197,11 +196,11 @@ def _step_ends(
     }
     ends, over = [], [steps[0].start]
     for step in steps:
-        mine = true_at((device.launched >= step.start) & (device.launched < step.end))
+        mine = np.flatnonzero((device.launched >= step.start) & (device.launched < step.end))
         ends.append(np.append(of_kernel[mine], number_of[step.end]))
         over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
     # Differences first: nanoseconds since 1970 do not fit into a double.
-    return tuple(ends), gaps(np.array(over, np.int64)).astype(np.float64)
+    return tuple(ends), np.diff(np.array(over, np.int64)).astype(np.float64)
 
 
 class _Anchors:
@@ -272,9 +271,9 @@ class _Edges:
             np.concatenate(column) for column in zip(*self._parts, strict=True)
         )
         # An edge against the order would ask for what is not known yet.
-        good = true_at(source < target)
+        good = np.flatnonzero(source < target)
         order = good[target[good].argsort(kind="stable")]
-        on_host = true_at(host[order] >= 0)
+        on_host = np.flatnonzero(host[order] >= 0)
         timed = order[on_host]
         return (
             source[order],

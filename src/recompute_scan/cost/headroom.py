@@ -15,7 +15,6 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import distinct, true_at
 from recompute_scan.cost.footprint import Footprint
 from recompute_scan.cost.peaks import Machine, capacity
 from recompute_scan.cost.solver import silent_solver
@@ -55,7 +54,7 @@ def build_problem(footprint: Footprint, layers: int) -> Problem:
         layers: Number of layers.
     """
     times = [t for held in footprint.held for t in (held.start, held.end)]
-    edges = distinct(np.array(times, np.int64))
+    edges = np.unique(np.array(times, np.int64))
     starts = np.concatenate(([np.iinfo(np.int64).min], edges)).astype(np.int64)
     stops = np.concatenate((edges, [np.iinfo(np.int64).max])).astype(np.int64)
     added = np.zeros((len(starts), layers), np.int64)
@@ -235,7 +234,7 @@ def _why_no_plan(
 def _plan(
     choice: Bool, peak: int, regions: Sequence[Region], gains: Sequence[float], step_ms: float
 ) -> MemoryPlan:
-    out = true_at(choice).tolist()
+    out = np.flatnonzero(choice).tolist()
     return MemoryPlan(
         regions=tuple(regions[place].ordinal for place in out),
         step_ms=step_ms - sum(gains[place] for place in out),

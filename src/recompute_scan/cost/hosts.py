@@ -7,7 +7,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, distinct, split, tally, true_at
+from recompute_scan.arrays import changes, split
 from recompute_scan.cost.clock import HostThread
 from recompute_scan.cost.device import Device
 from recompute_scan.model import StepSpan
@@ -57,7 +57,7 @@ def main_thread(facts: RecomputeFacts, step: StepSpan) -> int:
     rows = rows if len(rows) else np.arange(len(facts.calls))
     here = rows[(facts.calls.start[rows] >= step.start) & (facts.calls.start[rows] < step.end)]
     threads = facts.calls.thread[here if len(here) else rows]
-    codes, times = tally(threads)
+    codes, times = np.unique(threads, return_counts=True)
     return int(codes[np.argmax(times)])
 
 
@@ -69,7 +69,9 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     that took unusually long for the last kernel that ended while it lasted.
     """
     calls = facts.calls
-    runtime = true_at((calls.kind == Kind.RUNTIME) & (calls.start >= begin) & (calls.start < end))
+    runtime = np.flatnonzero(
+        (calls.kind == Kind.RUNTIME) & (calls.start >= begin) & (calls.start < end)
+    )
     if not len(device) or not len(runtime):
         return []
     duration = calls.duration[runtime]
@@ -82,7 +84,7 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     by_end = device.end.argsort(kind="stable")
     ends = device.end[by_end]
     found = []
-    for at in true_at(synchronizes | copies | slow):
+    for at in np.flatnonzero(synchronizes | copies | slow):
         row = int(runtime[at])
         start, finish = int(calls.start[row]), int(calls.end[row])
         if copies[at]:
@@ -110,7 +112,7 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
 
 def _last_of_streams(device: Device, before: int) -> list[int]:
     """Position of the last kernel of each stream that was launched before a time."""
-    mine = true_at(device.launched < before)
+    mine = np.flatnonzero(device.launched < before)
     # In order of start, so that the last one of a stream is found first from behind.
     streams, last = np.unique(device.stream[mine][::-1], return_index=True)
     return mine[::-1][last].tolist() if len(streams) else []
@@ -125,13 +127,13 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
     calls, times = facts.calls, cuts[main]
     roots = facts.structure.roots
     found = []
-    for code in distinct(calls.thread[roots]):
+    for code in np.unique(calls.thread[roots]):
         if int(code) == main or int(code) not in cuts:
             continue
-        rows = true_at((calls.thread == code) & (calls.depth == 0))
+        rows = np.flatnonzero((calls.thread == code) & (calls.depth == 0))
         rows = rows[(calls.start[rows] >= times[0]) & (calls.end[rows] <= times[-1])]
         gap = times.searchsorted(calls.start[rows], side="right") - 1
-        for part in split(rows, true_at(changes(gap))):
+        for part in split(rows, np.flatnonzero(changes(gap))):
             first, last = int(calls.start[part].min()), int(calls.end[part].max())
             at = int(times.searchsorted(first, side="right")) - 1
             asked, resumed = int(times[at]), int(times[min(at + 1, len(times) - 1)])
@@ -147,6 +149,6 @@ def _typical(name: Int32, duration: Int64, names: int) -> Int64:
     """The median duration of each call's kind."""
     median = np.zeros(names, np.int64)
     order = np.lexsort((duration, name))
-    for part in split(order, true_at(changes(name[order]))):
+    for part in split(order, np.flatnonzero(changes(name[order]))):
         median[name[part[0]]] = duration[part[len(part) // 2]]
     return median[name]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.arrays import places_of, true_at
+from recompute_scan.arrays import places_of
 from recompute_scan.model import StepSpan
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.roles import Role
@@ -146,7 +146,7 @@ def merged(start: Int64, end: Int64) -> tuple[Int64, Int64]:
         return start, end
     order = start.argsort(kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
-    firsts = true_at(np.concatenate(([True], start[1:] > end[:-1])))
+    firsts = np.flatnonzero(np.concatenate(([True], start[1:] > end[:-1])))
     return start[firsts], end[np.append(firsts[1:] - 1, len(start) - 1)]
 
 

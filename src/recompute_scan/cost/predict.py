@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct, structs
 
-from recompute_scan.arrays import median, percentile, true_at
+from recompute_scan.arrays import median
 from recompute_scan.cost.clock import TimeEdit, join
 from recompute_scan.cost.context import Context, annotation_edits, find_context
 from recompute_scan.cost.graph import Graph, build_graph
@@ -226,7 +226,7 @@ def _shares(
 
 def _typical(shares: Float64, base: Base) -> float:
     """The median over the faster half of the steps."""
-    steps = true_at(np.isfinite(shares))
+    steps = np.flatnonzero(np.isfinite(shares))
     steps = steps[base.steps[steps].argsort(kind="stable")]
     return median(shares[steps[: max(_FEWEST, round(len(steps) / 2))]])
 
@@ -256,7 +256,7 @@ def _overhead(slow: Float64, fast: Float64, timed: Float64, most: float) -> floa
 def _short(graph: Graph) -> float:
     """What an interval between two beginnings or ends of calls takes at ``_SHORT`` percent, ns."""
     usual = np.concatenate([thread.usual for thread in graph.threads])
-    return percentile(usual, _SHORT)
+    return float(np.percentile(usual, _SHORT))
 
 
 def _chosen(facts: RecomputeFacts) -> list[StepSpan]:

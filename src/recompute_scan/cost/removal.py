@@ -24,7 +24,6 @@ from functools import cached_property
 
 import numpy as np
 
-from recompute_scan.arrays import true_at
 from recompute_scan.cost.clock import TimeEdit
 from recompute_scan.cost.context import Context
 from recompute_scan.cost.early_stop import stopped
@@ -169,7 +168,7 @@ class Removal:
         # A function that goes through its block in parts has the backward pass of one before the
         # next: that stays.
         behind = rows[:-1] + 1 + calls.size[rows[:-1]]
-        for place in true_at(self._backwards[rows[1:]] > self._backwards[behind]).tolist():
+        for place in np.flatnonzero(self._backwards[rows[1:]] > self._backwards[behind]).tolist():
             yield TimeEdit(thread, start, int(calls.end[rows[place]]), gone=True, add=add)
             start, add = int(calls.start[rows[place + 1]]), 0.0
         yield TimeEdit(thread, start, end, gone=True, add=add)

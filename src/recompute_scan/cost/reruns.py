@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, true_at
+from recompute_scan.arrays import changes
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
@@ -56,7 +56,7 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     ends = np.concatenate([edges[:-1], edges[1:] - 1]).reshape(2, -1)
     touched = here[alignment.again[ends]].any(axis=0) | here[alignment.original[ends]].any(axis=0)
     touched &= ~np.array([each.by_design for each in alignment.recomputes], np.bool_)
-    chosen = true_at(touched).tolist()
+    chosen = np.flatnonzero(touched).tolist()
     if not chosen:
         return []
     stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
@@ -124,7 +124,7 @@ def _pieces(block: Int64, kind: Int64) -> Iterator[tuple[int, int]]:
     of their block without belonging to another checkpoint.
     """
     first = 0
-    cuts = true_at(changes(block, kind))[1:]
+    cuts = np.flatnonzero(changes(block, kind))[1:]
     for cut, following in itertools.pairwise([*cuts.tolist(), len(block)]):
         short = following - cut <= _LEFT_OUT and block[cut] == block[first]
         if not short:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recompute_scan.arrays import changes, ranked, true_at
+from recompute_scan.arrays import changes
 from recompute_scan.model import Calls
 from recompute_scan.recompute.roles import OPERATORS, Role, table
 from recompute_scan.recompute.vocabulary import COMPILED_CALL
@@ -62,7 +62,7 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
         role: The :class:`recompute_scan.recompute.roles.Role` of each.
     """
     numbered = (calls.sequence >= 0) & (calls.kind == Kind.OP)
-    makers = _by_number(calls, true_at(numbered & _FORWARD[role]))
+    makers = _by_number(calls, np.flatnonzero(numbered & _FORWARD[role]))
     makers = makers[np.roll(changes(calls.thread[makers], calls.sequence[makers]), -1)]
     saves = calls.inside(calls.named(COMPILED_CALL))
     saves[makers] = True
@@ -70,7 +70,7 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
     saved: Int8 = of_name[calls.name] * saves
     product = np.array([_plain(name) in _PRODUCTS for name in calls.names], np.bool_)[calls.name]
     inside = role[np.maximum(calls.parent, 0)] == Role.BACKWARD
-    nodes = _by_number(calls, true_at(numbered & inside & (role == Role.FORMULA)))
+    nodes = _by_number(calls, np.flatnonzero(numbered & inside & (role == Role.FORMULA)))
     _limit(saved, calls, product, makers[product[makers]], nodes)
     return saved
 
@@ -93,7 +93,7 @@ def _limit(saved: Int8, calls: Calls, product: Bool, made: Int64, nodes: Int64) 
     if not len(nodes):
         return
     both = np.concatenate((nodes, made))
-    known, number = ranked(calls.sequence[both].astype(np.int64))
+    known, number = np.unique(calls.sequence[both].astype(np.int64), return_inverse=True)
     keys = calls.thread[both].astype(np.int64) * len(known) + number
     key, wanted = keys[: len(nodes)], keys[len(nodes) :]
     at = np.minimum(key.searchsorted(wanted), len(nodes) - 1)

@@ -20,7 +20,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
-from recompute_scan.arrays import distinct, true_at
 from recompute_scan.cost.formulas import Inputs, count_call, number_type, parse_inputs
 from recompute_scan.deciding import DecidedOperator, Policies, WatchedPolicy
 from recompute_scan.model import step_of
@@ -63,12 +62,12 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
         cost: Price of the recomputes.
     """
     counts = facts.counts
-    recomputed = true_at(counts.counted & (counts.runs > 0))
+    recomputed = np.flatnonzero(counts.counted & (counts.runs > 0))
     needed = (counts.again - counts.redundant)[counts.counted].sum()
     if not len(recomputed) or needed <= 0:
         return None
     time, size, calls, operators = 0.0, 0, 0, set()
-    batches = distinct(counts.batch[recomputed])
+    batches = np.unique(counts.batch[recomputed])
     for place in recomputed.tolist():
         found = _attention(facts, int(counts.rows[place]))
         if found is None:
@@ -171,7 +170,7 @@ def _times(facts: RecomputeFacts) -> _Times:
     owner = np.full(len(calls), -1, np.int64)
     for number, (row, _, _) in sorted(enumerate(ranges), key=lambda one: one[1][0]):
         owner[row + 1 : row + 1 + int(calls.size[row])] = number
-    inner = true_at(_is_inner(facts, owner))
+    inner = np.flatnonzero(_is_inner(facts, owner))
     took = _took(facts, inner)
     found: _Times = defaultdict(lambda: [0.0, 0.0])
     again = _within_recompute(facts)

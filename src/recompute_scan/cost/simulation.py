@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 
-from recompute_scan.arrays import distinct, gaps, true_at
 from recompute_scan.cost.clock import NOTHING, Clock, Edits, change_clock, keep_clock
 from recompute_scan.cost.graph import Graph
 from recompute_scan.cost.phases import Float64
@@ -62,9 +61,9 @@ def call_lengths(
 
     def lengths(rows: Int64) -> Float64:
         found = calls.duration[rows].astype(np.float64)
-        for code in distinct(calls.thread[rows]).tolist():
+        for code in np.unique(calls.thread[rows]).tolist():
             if code in threads:
-                mine = true_at(calls.thread[rows] == code)
+                mine = np.flatnonzero(calls.thread[rows] == code)
                 start, end = calls.start[rows[mine]], calls.end[rows[mine]]
                 found[mine] = clock(code).at(end) - clock(code).at(start)
         return found
@@ -83,7 +82,7 @@ def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Fl
 def _steps(graph: Graph, delay: Float64) -> Float64:
     times = _settle(graph, delay)
     over = np.maximum.accumulate([times[nodes].max() for nodes in graph.step_ends])
-    return gaps(np.concatenate(([0.0], over)))
+    return np.diff(np.concatenate(([0.0], over)))
 
 
 def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
@@ -92,7 +91,7 @@ def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
     row = graph.call.copy()
     kernels = graph.kernel >= 0
     row[kernels] = launches[graph.kernel[kernels]]
-    known = true_at(row >= 0)
+    known = np.flatnonzero(row >= 0)
     gone = np.zeros(len(row), np.bool_)
     if not len(known):
         return gone

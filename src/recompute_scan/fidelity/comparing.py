@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,20 +14,36 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import nn
 
-from recompute_scan.faithful import ComparedRegion, Difference, Fidelity, KeptState, LostGradient
+from recompute_scan.faithful import (
+    ComparedRegion,
+    Difference,
+    Fidelity,
+    KeptState,
+    LostGradient,
+    Operation,
+    WhyLost,
+)
 from recompute_scan.fidelity.fingerprint import Fingerprint, fingerprint, unseen
 from recompute_scan.fidelity.kept_between import (
+    Reach,
     changed_again,
     look_at_state,
-    parts_of,
     python_states,
 )
 from recompute_scan.fidelity.leaving import Applied, Leaving
 from recompute_scan.fidelity.module_tree import named_weights
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.region_runs import ForwardRun, RecomputeRun, RegionRun, Shown
+from recompute_scan.fidelity.passing import Application, Passing
+from recompute_scan.fidelity.region_runs import ForwardRun, PartRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
-from recompute_scan.fidelity.watch import NameOf, Thread, Watch, WatchedStep, watched_already
+from recompute_scan.fidelity.watch import (
+    NameOf,
+    Thread,
+    Watch,
+    WatchedStep,
+    nodes_so_far,
+    watched_already,
+)
 
 _ROUNDS = 30
 # What a run of a region is to be told when it returns: what it returns.
@@ -60,22 +78,47 @@ class Comparing:
         self._step = WatchedStep()
         self._thread = Thread(self._step)
         self._thread.leaving = self.leaving = Leaving(name_of)
+        self._passing: list[tuple[Passing, ComparedRegion, _Sum]] = []
         self._lacking: dict[Applied, tuple[str, ...]] = {}
         self._regions: dict[ComparedRegion, _Sum] = {}
         self._began = time.perf_counter()
 
-    def region(self, region: ComparedRegion, modules: Sequence[nn.Module] = ()) -> RegionCall:
+    def region(
+        self,
+        region: ComparedRegion,
+        function: object,
+        modules: Sequence[nn.Module] = (),
+        application: Application | None = None,
+    ) -> RegionCall:
         """One call of a region.
 
         Args:
             region: What is known of it, with nothing compared yet.
+            function: What it runs.
             modules: The modules it covers.
+            application: The call of an autograd function of the script's that runs it.
         """
         total = self._regions.setdefault(region, _Sum())
         named = [(self._name_of(module)[0], module) for module in modules]
         non_reentrant = region.variant == "non-reentrant"
+        reach = total.reach(function, named)
+        passing = None
+        if application is not None:
+
+            def tell(why: WhyLost) -> None:
+                total.left.append(LostGradient("", _backward_of(region), why))
+
+            passing = Passing(application, self._around, tell)
+            self._passing.append((passing, region, total))
         return RegionCall(
-            total, named, self._thread, self._name_of, self._around, non_reentrant=non_reentrant
+            total,
+            named,
+            reach,
+            self._thread,
+            self._name_of,
+            self._around,
+            passing,
+            non_reentrant=non_reentrant,
         )
 
     def hand_over(self, hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
@@ -96,9 +139,21 @@ class Comparing:
                 keeping = unseen(cost_of_keeping)
         return Fidelity(regions, took * 1e3, keeping_us=keeping, untrained=untrained)
 
-    def differentiated(self) -> None:
-        """A backward pass has ended: what has no gradient now."""
+    def differentiated(self, *, to_all: bool) -> None:
+        """A backward pass has ended: what has no gradient now.
+
+        Args:
+            to_all: Whether all weights behind it were to get one.
+        """
         names: dict[int, str] | None = None
+        passing, self._passing = self._passing, []
+        for one, region, total in passing:
+            lacking = one.without_gradient()
+            if lacking and to_all:
+                names = self._weights() if names is None else names
+                known = (names.get(key, "a weight that no module holds") for key in lacking)
+                where = _backward_of(region)
+                total.left.append(LostGradient("", where, "weights-left-out", tuple(known)))
         for applied in self.leaving.all:
             if applied.lost:
                 names = self._weights() if names is None else names
@@ -132,15 +187,19 @@ class _Sum(Struct):
     states: dict[str, KeptState] = field(default_factory=dict)
     left: list[LostGradient] = field(default_factory=list)
     _modules: Sequence[tuple[str, nn.Module]] = ()
-    _parts: list[tuple[str, nn.Module]] = field(default_factory=list)
+    _reach: tuple[object, Reach] | None = None
 
-    def parts_of(self, modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-        """What in these modules may keep something; those of the call before, as a rule."""
-        if len(modules) != len(self._modules) or any(
-            one is not other for (_, one), (_, other) in zip(modules, self._modules, strict=True)
-        ):
-            self._modules, self._parts = modules, list(parts_of(modules))
-        return self._parts
+    def reach(self, function: object, modules: Sequence[tuple[str, nn.Module]]) -> Reach:
+        """What this function, around these modules, may change; that of the call before, as a
+        rule.
+        """
+        code = _identity(function)
+        known = len(modules) == len(self._modules) and all(
+            one is other for (_, one), (_, other) in zip(modules, self._modules, strict=True)
+        )
+        if self._reach is None or not known or self._reach[0] != code:
+            self._modules, self._reach = modules, (code, Reach(function, modules))
+        return self._reach[1]
 
     def of(self, region: ComparedRegion) -> ComparedRegion:
         """What the step has shown, when its backward passes have ended."""
@@ -174,6 +233,14 @@ class _Sum(Struct):
         )
 
 
+def _identity(function: object) -> object:
+    """What is the same for two functions that refer to the same variables."""
+    if isinstance(function, FunctionType):
+        cells = tuple(id(cell) for cell in function.__closure__ or ())
+        return id(function.__code__), cells, tuple(map(id, function.__defaults__ or ()))
+    return id(function)
+
+
 class RegionCall:
     """One call: its forward is noted, and each recompute followed along it."""
 
@@ -181,17 +248,20 @@ class RegionCall:
         self,
         total: _Sum,
         modules: Sequence[tuple[str, nn.Module]],
+        reach: Reach,
         thread: Thread,
         name_of: NameOf,
         around: Around,
+        passing: Passing | None = None,
         *,
         non_reentrant: bool,
     ) -> None:
         self._around = around
+        self._passing = passing
         self._non_reentrant = non_reentrant
         self._sum = total
         self._modules = modules
-        self._parts = total.parts_of(modules)
+        self._reach = reach
         self._thread = thread
         self._name_of = name_of
         self._wanted = True
@@ -204,18 +274,25 @@ class RegionCall:
         Args:
             given: What it is called with, where there may be several.
         """
+        passing = self._passing
+        with self._compared_forward(given) as returned:
+            ran = None if passing is None else partial(passing.ran, given)
+            yield _both(returned, ran)
+
+    @contextmanager
+    def _compared_forward(self, given: Sequence[object]) -> Iterator[Returned | None]:
         handed = self._claim()
         if not self._can_compare():
             yield None
             return
         prints = unseen(_prints_of, given)
-        run = ForwardRun(self.leave_untold, handed, look_at_state(self._parts), python_states())
+        run = ForwardRun(self.leave_untold, handed, look_at_state(self._reach), python_states())
         with self._watched(run), self._leaving() as returned:
             yield returned
         if self._wanted:
             again = any(isinstance(one, RecomputeRun) for one in self._thread.runs)
             self._sum.calls += not (again or self._forwards)
-            run.end(look_at_state(self._parts), python_states())
+            run.end(look_at_state(self._reach), python_states())
             self._forwards.append((run, prints))
 
     def _forward_of(self, given: Sequence[object]) -> ForwardRun | None:
@@ -236,22 +313,41 @@ class RegionCall:
         Args:
             given: As of :meth:`forward`.
         """
+        passing, first = self._passing, nodes_so_far()
+        with self._compared_recompute(given) as returned:
+            ran = None if passing is None else partial(passing.recomputed, given, first)
+            yield _both(returned, ran)
+
+    @contextmanager
+    def _compared_recompute(self, given: Sequence[object]) -> Iterator[Returned | None]:
         handed = self._claim()
-        forward = self._forward_of(given) if self._can_compare() else None
+        possible = self._can_compare()
+        forward = self._forward_of(given) if possible else None
         if forward is None:
-            yield None
+            with self._parts_alone() if possible and self._forwards else nullcontext():
+                yield None
             return
         run = RecomputeRun(self.leave_untold, handed, forward, self._parameters, self._around)
-        began = look_at_state(self._parts)
+        began = look_at_state(self._reach)
         try:
             with self._watched(run):
                 yield None if self._non_reentrant else run.returned
         finally:  # it may stop early, by an exception
             if self._wanted:
-                ended = look_at_state(self._parts)
+                ended = look_at_state(self._reach)
                 for state in changed_again(forward.before, forward.after, began, ended):
                     self._sum.states.setdefault(state.name, state)
                 self._sum.recomputes.append(run.shown())
+
+    @contextmanager
+    def _parts_alone(self) -> Iterator[None]:
+        """Around a recompute on other parts."""
+        run = PartRun(self.leave_untold, [one for one, _ in self._forwards])
+        with self._watched(run):
+            yield
+        shown = run.shown()
+        if shown is not None:
+            self._sum.recomputes.append(shown)
 
     @contextmanager
     def _leaving(self) -> Iterator[Returned | None]:
@@ -297,6 +393,23 @@ class RegionCall:
         """Compare no more runs of this call, and say why."""
         self._wanted = False
         self._sum.untold[why] = None
+
+
+def _both(one: Returned | None, other: Returned | None) -> Returned | None:
+    """Tells both, where there are two."""
+    if one is None or other is None:
+        return one or other
+
+    def returned(result: Any) -> None:
+        one(result)
+        other(result)
+
+    return returned
+
+
+def _backward_of(region: ComparedRegion) -> Operation:
+    """The backward of the autograd function that runs this region, as a place."""
+    return Operation(f"{region.function}.backward", region.module, region.module_class, region.site)
 
 
 def _prints_of(given: Sequence[object]) -> Given:

@@ -10,10 +10,10 @@ import random
 import re
 import struct
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from types import FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -31,9 +31,14 @@ from recompute_scan.fidelity.operators import parts_of_value
 _LARGEST = 2**20
 # Elements whose mean is shown.
 _SHOWN = 256
-_PLAIN = (bool, int, float, str, type(None))
-# What may count or collect in what is no attribute of a module: variables that code refers to.
-_COUNTERS = (int, float, list, dict, set, deque)
+# Of these the text tells their state.
+_PLAIN = (bool, int, float, str, type(None), itertools.count)
+# What a class may count or collect in.
+_COUNTERS = (int, float, list, dict, set, deque, Counter, OrderedDict, defaultdict, itertools.count)
+# Whose code and objects keep nothing of the script's.
+_OTHERS = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "recompute_scan"}
+# How far functions are followed that a function calls.
+_DEEPEST_CALL = 3
 # How far into an attribute is looked.
 _DEEPEST, _MOST = 4, 256
 # Attributes that every module has of torch; whole modules of torch keep nothing else of the kind.
@@ -64,6 +69,13 @@ class _Buffer(Struct, frozen=True):
         first = parts[0].detach()
         return cls(print_, first.flatten()[:: max(1, first.numel() // _SHOWN)].clone())
 
+    @classmethod
+    def of_array(cls, array: Any) -> _Buffer | None:
+        """The same of an array of NumPy's; ``None`` where torch has no such type."""
+        with suppress(TypeError, ValueError):
+            return cls.of(torch.from_numpy(array.copy()))
+        return None
+
     def moved(self, other: _Buffer) -> bool:
         return not self.print.same_bits(other.print)
 
@@ -74,7 +86,7 @@ class _Buffer(Struct, frozen=True):
 
 
 class ModuleState(Struct, frozen=True):
-    """The state of a region's modules at one moment, by their names and those of its own."""
+    """What a region may change, at one moment, by the names of its modules and its own."""
 
     buffers: dict[tuple[str, str], _Buffer]
     attributes: dict[tuple[str, str], _Value]
@@ -95,36 +107,37 @@ class _Value(Struct, frozen=True):
         return self.content if self.tensor is None else str(self.tensor)
 
 
-def look_at_state(parts: Sequence[tuple[str, nn.Module]]) -> ModuleState:
-    """The state of these modules now."""
+def look_at_state(reach: Reach) -> ModuleState:
+    """The state of what a region reaches now."""
     found = ModuleState({}, {})
-    unseen(_look_at_all, parts, found)
+    unseen(_look_at_all, reach, found)
     return found
 
 
-def _look_at_all(parts: Sequence[tuple[str, nn.Module]], found: ModuleState) -> None:
-    for name, module in parts:
-        _look_at(name, module, found.buffers, found.attributes)
+def _look_at_all(reach: Reach, found: ModuleState) -> None:
+    for name, module in reach.parts:
+        _look_at(name, module, found)
+    for key, value in reach.values():
+        _note("", key, value, found.attributes)
 
 
-def _look_at(
-    name: str,
-    module: nn.Module,
-    buffers: dict[tuple[str, str], _Buffer],
-    attributes: dict[tuple[str, str], _Value],
-) -> None:
+def _look_at(name: str, module: nn.Module, found: ModuleState) -> None:
     own = vars(module)
     for key, buffer in own.get("_buffers", {}).items():
         seen = None if buffer is None else _Buffer.of(buffer)
         if seen is not None:
-            buffers[name, key] = seen
+            found.buffers[name, key] = seen
     if _is_torchs(module):
         return
     for key, value in list(own.items()):
         if key not in _TORCHS:
-            _note(name, key, value, attributes)
-    for owner, key, value in _counters_of(module):
-        _note(name if owner else "", key, value, attributes)
+            _note(name, key, value, found.attributes)
+    for base in type(module).__mro__:
+        if _package(base) in ("torch", "builtins"):
+            break
+        for key, value in list(vars(base).items()):
+            if type(value) in _COUNTERS and not key.startswith("__"):
+                _note(name, key, value, found.attributes)
 
 
 def _note(name: str, key: str, value: object, attributes: dict[tuple[str, str], _Value]) -> None:
@@ -133,26 +146,160 @@ def _note(name: str, key: str, value: object, attributes: dict[tuple[str, str], 
         attributes |= {(name, f"{key}{step}"): one for step, one in _values_in(value)}
 
 
-def _counters_of(module: nn.Module) -> Iterator[tuple[bool, str, object]]:
-    """What the module's class and the variables outside that its ``forward`` names may count in,
-    each with its name and whether it is the class's.
+class Reach:
+    """What a region's function may change: its modules, and what code that they run refers to.
+
+    Code refers to variables outside by their names: globals, those of a closure, and what a
+    function or the object that it is bound to keeps. The functions among these are looked into as
+    well, and modules among the globals count as the region's own.
+
+    Attributes:
+        parts: Modules that may keep something, with qualified names.
     """
-    for base in type(module).__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "builtins"):
-            break
-        for key, value in list(vars(base).items()):
-            if type(value) in _COUNTERS and not key.startswith("__"):
-                yield True, key, value
-    forward = inspect.unwrap(cast("Any", vars(type(module)).get("forward")))
-    if isinstance(forward, FunctionType):
-        for key in forward.__code__.co_names:
-            value = forward.__globals__.get(key)
-            if type(value) in _COUNTERS:
-                yield False, key, value
-        for key, cell in zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True):
+
+    def __init__(self, function: object, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        self.parts = list(_parts_of(modules))
+        self._met: set[int] = {id(part) for _, part in self.parts}
+        self._variables: dict[tuple[int, str], tuple[str, Callable[[], object]]] = {}
+        self._follow(function, 0)
+        for part in [part for _, part in self.parts]:
+            if not _is_torchs(part):
+                self._follow(getattr(type(part), "forward", None), 0, type(part))
+                for held in list(vars(part).values()):
+                    if isinstance(held, (FunctionType, functools.partial)):
+                        self._follow(held, 1)
+
+    def values(self) -> Iterator[tuple[str, object]]:
+        """What the variables hold now, by their names."""
+        for name, get in self._variables.values():
+            value = get()
+            if isinstance(value, (FunctionType, type)):
+                yield from ((f"{name}.{key}", one) for key, one in list(vars(value).items()))
+            else:
+                yield name, value
+
+    def _follow(self, function: object, depth: int, owner: type | None = None) -> None:
+        """Note what a function refers to, and what the functions do that it calls."""
+        if isinstance(function, functools.partial):
+            for one in (*function.args, *function.keywords.values(), function.func):
+                self._add(("", id(one)), "", one, depth, ())
+            return
+        if isinstance(function, MethodType):
+            bound: Any = function.__self__
+            if not isinstance(bound, (nn.Module, type)):
+                names = function.__func__.__code__.co_names if _is_python(function) else ()
+                self._add((id(bound), ""), type(bound).__name__, bound, depth, names)
+            owner, function = type(bound), function.__func__
+        function = inspect.unwrap(cast("Any", function)) if callable(function) else function
+        if not isinstance(function, FunctionType) or id(function) in self._met:
+            return
+        if depth > _DEEPEST_CALL or _is_others(function):
+            return
+        self._met.add(id(function))
+        scope, names = function.__globals__, _named_in(function.__code__)
+        for name in names:
+            if name in scope:
+                self._add((id(scope), name), name, scope[name], depth, names, scope)
+            if owner is not None:
+                self._follow(_static(owner, name), depth + 1, owner)
+        for place, one in enumerate((*(function.__defaults__ or ()), *_keywords_of(function))):
+            self._add((id(function), place), f"argument {place}", one, depth, names)
+        freevars = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in freevars:
             with suppress(ValueError):  # not filled in yet
-                if type(cell.cell_contents) in _COUNTERS:
-                    yield False, key, cell.cell_contents
+                if not isinstance(cell.cell_contents, nn.Module):  # the region's own, if it runs
+                    self._add((id(cell), name), name, cell.cell_contents, depth, names, cell)
+
+    def _add(
+        self,
+        key: tuple[Any, Any],
+        name: str,
+        value: object,
+        depth: int,
+        names: Collection[str],
+        scope: Any = None,
+    ) -> None:
+        kind = type(value)
+        if issubclass(kind, nn.Module):
+            self._add_module(name, cast("nn.Module", value))
+            return
+        if isinstance(value, (FunctionType, MethodType, functools.partial)):
+            self._follow(value, depth + 1)
+        elif isinstance(value, ModuleType):
+            # Of a module of the script's, the variables that the code names.
+            if not _is_others(value) and depth <= _DEEPEST_CALL:
+                held = vars(value)
+                for inner in set(names) & held.keys():
+                    again = (id(held), inner)
+                    self._add(again, f"{name}.{inner}", held[inner], depth + 1, (), held)
+            return
+        elif not _may_keep(value, kind):
+            return
+        for method in names:
+            self._follow(_static(kind, method), depth + 1, kind)
+        for one in parts_of_value(value) if depth <= _DEEPEST_CALL else ():
+            if isinstance(one[1], nn.Module) and one[0].lstrip(".") in names:
+                self._add_module(f"{name}{one[0]}", one[1])
+        if isinstance(scope, dict):
+            self._variables.setdefault(key, (name, functools.partial(scope.get, key[1])))
+        elif scope is not None:
+            self._variables.setdefault(key, (name, functools.partial(_content, scope)))
+        else:
+            self._variables.setdefault(key, (name, lambda: value))
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        for part in _parts_of([(name, module)]):
+            if id(part[1]) not in self._met and len(self.parts) < _MOST:
+                self._met.add(id(part[1]))
+                self.parts.append(part)
+
+
+def _content(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # emptied since
+        return None
+
+
+def _named_in(code: CodeType) -> tuple[str, ...]:
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return tuple(
+        dict.fromkeys((*code.co_names, *(name for one in inner for name in _named_in(one))))
+    )
+
+
+def _keywords_of(function: FunctionType) -> Iterable[object]:
+    return (function.__kwdefaults__ or {}).values()
+
+
+def _static(kind: type, name: str) -> object:
+    """An attribute of a class as it was written, from the class itself or one below it."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _may_keep(value: object, kind: type) -> bool:
+    """May it change in a call of the script's functions?"""
+    if isinstance(value, type):
+        return not (issubclass(value, nn.Module) or _is_others(value))
+    return kind in _COUNTERS or _is_array(kind) or not _is_others(kind)
+
+
+def _is_others(one: object) -> bool:
+    """Is it torch's, Python's or NumPy's, and nothing that a script counts in?"""
+    return _package(one) in _OTHERS
+
+
+def _is_array(kind: type) -> bool:
+    return issubclass(kind, torch.Tensor) or f"{kind.__module__}.{kind.__name__}" == "numpy.ndarray"
+
+
+def _is_python(method: MethodType) -> bool:
+    return isinstance(method.__func__, FunctionType)
+
+
+def _package(one: Any) -> str:
+    home = one.__name__ if isinstance(one, ModuleType) else getattr(one, "__module__", "")
+    return str(home).partition(".")[0]
 
 
 def _values_in(value: object) -> Iterator[tuple[str, _Value]]:
@@ -172,6 +319,10 @@ def _values_in(value: object) -> Iterator[tuple[str, _Value]]:
             buffer = None if issubclass(kind, nn.Parameter) else _Buffer.of(cast("Any", one))
             if buffer is not None:
                 yield step, _Value("", buffer)
+        elif _is_array(kind):
+            buffer = _Buffer.of_array(one)
+            if buffer is not None:
+                yield step, _Value("", buffer)
         elif id(one) not in met and depth < _DEEPEST and not _is_left_alone(kind):
             met.add(id(one))
             if issubclass(kind, (list, tuple, dict, set, deque)):
@@ -185,7 +336,7 @@ def _is_left_alone(kind: type) -> bool:
     return issubclass(kind, nn.Module) or kind.__module__.partition(".")[0] == "torch"
 
 
-def parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
+def _parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
     """Of these modules and all in them those that may keep something, with qualified names."""
     for name, module in modules:
         for inner, part in named_parts(module):

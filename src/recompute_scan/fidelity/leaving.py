@@ -66,6 +66,10 @@ class _Marks(Struct, eq=False, frozen=True):
     leaks: frozenset[_Leak]
 
 
+# The block that made a tensor, and the leaks that it depends on.
+_Depends = tuple[Applied | None, frozenset[_Leak]]
+
+
 class Leaving:
     """Follows what leaves, in one thread of the step that is compared."""
 
@@ -149,8 +153,8 @@ class Leaving:
         marks = self._marks.get(id(tensor))
         return marks if marks is not None and marks.tensor() is tensor else None
 
-    def follow(self, name: str, given: Sequence[torch.Tensor]) -> _Marks | None:
-        """What to note of the results of an operator that is called with these."""
+    def follow(self, name: str, given: Sequence[torch.Tensor]) -> _Depends | None:
+        """What the results of an operator that is called with these depend on."""
         inside = self.innermost
         leaks: set[_Leak] = set()
         needed = False
@@ -172,18 +176,18 @@ class Leaving:
                     inside.weights.setdefault(id(one), weakref.ref(one))
         if not (needed or leaks) or not self._differentiates(inside):
             return None
-        return _Marks(_NOWHERE, inside, frozenset(leaks))
+        return inside, frozenset(leaks)
 
     def _differentiates(self, inside: Applied | None) -> bool:
         if inside is None:
             return torch.is_grad_enabled() or in_own_function()
         return inside.level in (None, self.switched_off) or in_own_function()
 
-    def note(self, marks: _Marks | None, made: Sequence[torch.Tensor]) -> None:
+    def note(self, depends: _Depends | None, made: Sequence[torch.Tensor]) -> None:
         """Note it of the results."""
         for one in made:
-            if marks is not None and (one.is_floating_point() or one.is_complex()):
-                self._marks[id(one)] = _Marks(weakref.ref(one), marks.made_in, marks.leaks)
+            if depends is not None and (one.is_floating_point() or one.is_complex()):
+                self._marks[id(one)] = _Marks(weakref.ref(one), *depends)
             else:
                 self._marks.pop(id(one), None)
 
@@ -210,25 +214,18 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
-        leaving, marks = self.leaving, None
+        leaving, depends = self.leaving, None
         kind = kind_of(func)
         if leaving is not None:
             try:
                 if kind.derives and "detach" not in kind.name:
-                    marks = leaving.follow(kind.name, tensors((*args, *named.values())))
+                    depends = leaving.follow(kind.name, tensors((*args, *named.values())))
             except Exception:
                 leaving = self.leaving = None  # nothing more is followed, and nothing said
         result = func(*args, **named)
         if leaving is not None:
             try:
-                leaving.note(marks, tensors((result,)))
+                leaving.note(depends, tensors((result,)))
             except Exception:
                 self.leaving = None
         return result
-
-
-def _nowhere() -> weakref.ref[torch.Tensor]:
-    return weakref.ref(torch.empty(0))
-
-
-_NOWHERE = _nowhere()

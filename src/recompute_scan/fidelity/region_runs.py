@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -136,6 +136,33 @@ class ForwardRun(RegionRun):
             for name, state in self._random_before.items()
             if random_after.get(name) != state
         }
+
+
+class PartRun(RegionRun):
+    """A recompute on other parts than the forward's runs: only where it draws can be compared."""
+
+    def __init__(self, untold: Callable[[str], None], forwards: Iterable[ForwardRun]) -> None:
+        super().__init__(untold, None)
+        entries = (entry for one in forwards for entry in one.tape.entries)
+        self._drawn = {entry.drawing.before for entry in entries if entry.drawing}
+        self._found: Difference | None = None
+
+    def made(
+        self,
+        entry: TapeEntry,
+        where: Callable[[], Operation],
+        repeat: Callable[[], Fingerprint | None],
+    ) -> None:
+        """Note the first call that draws from a state from which no call of the forward drew."""
+        drawing = entry.drawing
+        if self._found is None and drawing is not None and drawing.before not in self._drawn:
+            self._found = Difference("random", where(), generator=drawing.generator)
+
+    def shown(self) -> Shown | None:
+        """What it has shown, if anything."""
+        if self._found is None:
+            return None
+        return Shown(0, 1, 1, None, (), ((_always, self._found),))
 
 
 class RecomputeRun(RegionRun):

@@ -25,7 +25,7 @@ Unpack = Callable[[Any], torch.Tensor]
 # Makes a function of one of torch's and one of ours around it: what fails in ours stays with it.
 Around = Callable[..., Callable[..., Any]]
 # Returns what it gets. No function of Python's, in which something could go wrong.
-_AS_IT_IS: Callable[[torch.Tensor], Any] = functools.partial(dict[None, Any]().get, None)
+AS_IT_IS: Callable[[torch.Tensor], Any] = functools.partial(dict[None, Any]().get, None)
 
 
 class Saving(Protocol):
@@ -160,7 +160,7 @@ class _Seeing:
                         found.append(one.data)
                     continue
                 try:  # an older torch's
-                    one.register_hooks(self._pack, _AS_IT_IS)
+                    one.register_hooks(self._pack, AS_IT_IS)
                 except RuntimeError as error:
                     # Either nothing is saved, or hooks have it.
                     if "already been set" in str(error):
@@ -178,7 +178,7 @@ class Arrives:
 
     def __init__(self, output: torch.Tensor, around: Around) -> None:
         self._seen = False
-        output.register_hook(around(_AS_IT_IS, self._see, named=False))  # type: ignore[no-untyped-call]
+        output.register_hook(around(AS_IT_IS, self._see, named=False))  # type: ignore[no-untyped-call]
 
     def __call__(self) -> bool:
         return self._seen

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 from msgspec import Struct, field
 
 from recompute_scan.advise import RunFacts, Switch, keep_and_drop, switch_of
-from recompute_scan.arrays import among
 from recompute_scan.cost.communication import Repeated, repeated
 from recompute_scan.cost.footprint import levels_of
 from recompute_scan.cost.selective import KeptAttention, keep_attention
@@ -259,7 +259,7 @@ class Evidence(Struct, frozen=True, dict=True):
     def other_repeated(self) -> Repeated:
         """All other collectives inside recomputes."""
         collectives = self._facts.collectives
-        others = collectives.repeated[~among(collectives.repeated, collectives.gathers)]
+        others = collectives.repeated[~np.isin(collectives.repeated, collectives.gathers)]
         return repeated(self._facts, others)
 
     @cached_property

@@ -54,6 +54,31 @@ def _finding(
             "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
             "tensor its gradient, or return these tensors side by side."
         )
+    elif why == "arrives-otherwise":
+        title = f"Recomputes of {blocks} run backward from another gradient than the function gets"
+        detail = (
+            "The autograd function returns what its block returns. So the gradient that its "
+            "backward gets has to arrive, whole, at what the block returns when it runs again. "
+            "Another one arrives there: one that is scaled, or a part of it."
+        )
+        summary = "Run backward from the block's results with the gradient that backward gets."
+    elif why == "returned-otherwise":
+        title = f"The function around {blocks} returns another gradient than its recompute gives"
+        detail = (
+            "Behind the recompute, the block's input has one gradient, and the autograd function "
+            "returns another one: what comes before the block is trained by that."
+        )
+        summary = "Return the gradient that the recompute gives for the block's input."
+    elif why == "weights-left-out":
+        title = f"Weights of {blocks} get no gradient from their recompute"
+        detail = (
+            "The autograd function runs its block again and asks for the gradients of the inputs "
+            "alone, as torch.autograd.grad(output, inputs) does. The weights inside get none."
+        )
+        summary = (
+            "Call torch.autograd.backward(output, gradient) on the recompute, as "
+            "torch.utils.checkpoint does, or add the weights' gradients to theirs."
+        )
     else:
         title = f"Recomputes of {blocks} are cut off from a tensor that needs a gradient"
         detail = (
@@ -98,6 +123,11 @@ def _line(lost: LostGradient) -> str:
         what = lost.name or "a tensor that the block keeps"
         used = describe_operation(lost.operation)
         return f"{what}, first used by {used}{without if named else ''}"
+    if lost.why in ("arrives-otherwise", "returned-otherwise", "weights-left-out"):
+        named = ", ".join(lost.weights[:_MOST_SHOWN])
+        more = len(lost.weights) - _MOST_SHOWN
+        without = f": no gradient for {named}{f' and {more} more' if more > 0 else ''}"
+        return f"{describe_operation(lost.operation)}{without if named else ''}"
     what = lost.name or "a tensor from outside the block"
     return f"{what}, used by {describe_operation(lost.operation)}"
 

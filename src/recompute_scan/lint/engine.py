@@ -322,7 +322,10 @@ def _text(path: Path) -> str:
         # Where the first two lines name another.
         with suppress(SyntaxError):
             encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-    return data.decode(encoding, errors="replace")
+    try:
+        return data.decode(encoding, errors="replace")
+    except (LookupError, ValueError):  # no encoding of text, or one that replaces nothing
+        raise Unreadable(f"its first lines name the encoding {encoding}") from None
 
 
 def _wrappers_from_elsewhere(

@@ -9,15 +9,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from recompute_scan.frameworks.configuration import RUN
-from recompute_scan.lint.following import Enough, Follower, Nested, Sources
+from recompute_scan.lint.checkpoints import Checkpoints
 from recompute_scan.lint.python import CHECKPOINTS, Script
 from recompute_scan.lint.said import Found
+from recompute_scan.lint.statements import Sources
 from recompute_scan.lint.values import (
     CheckpointSite,
     Conditions,
+    Enough,
     Frame,
     Function,
     Kind,
+    Nested,
 )
 from recompute_scan.run_info import source_lines
 
@@ -169,7 +172,7 @@ class _Walks:
                 yield way
 
     def _walk(self, way: tuple[str, ...]) -> Iterator[tuple[Nested, bool]]:
-        follower = Follower(self.sources, self.file)
+        follower = Checkpoints(self.sources, self.file)
         try:
             frame = follower.run()
             if way:
@@ -183,7 +186,7 @@ class _Walks:
         for nested in follower.nested:
             yield nested, follower.early_stop_off
 
-    def _call(self, follower: Follower, way: tuple[str, ...], frame: Frame) -> None:
+    def _call(self, follower: Checkpoints, way: tuple[str, ...], frame: Frame) -> None:
         for value, _ in frame.names.get(way[0], ()):
             if isinstance(value, Function):
                 follower.call_whole(value, frame)
@@ -193,19 +196,16 @@ class _Walks:
                     follower.call_whole(method, frame)
 
 
-def _use_what_was_made(follower: Follower, frame: Frame, kinds: set[str]) -> None:
+def _use_what_was_made(follower: Checkpoints, frame: Frame, kinds: set[str]) -> None:
     """Call the modules that the walk made, and one of each class that it may be about."""
     held_by_others = {id(part) for made in follower.made for part in made.parts()}
     for made in follower.made[:_MOST_OBJECTS]:
         if id(made) not in held_by_others:
             follower.call_whole(made, frame)
     for name in list(frame.names):
-        held = frame.names[name]
-        if follower.wraps_anything:
-            held = follower.forced(held)
-        elif name not in kinds:
+        if name not in kinds:
             continue
-        for value, _ in held:
+        for value, _ in frame.names[name]:
             if isinstance(value, Kind) and value.find("forward"):
                 follower.call_whole(follower.make(value, frame), frame)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 from msgspec import Struct, field
@@ -246,3 +247,75 @@ def truth(held: Held, conditions: Conditions = NONE) -> bool | None:
         if not when <= conditions:
             found.add(None)
     return found.pop() if len(found) == 1 else None
+
+
+class Enough(Exception):
+    """More than is walked of one function."""
+
+
+class Nested(Struct, eq=False):
+    """A checkpoint that is met inside another.
+
+    Attributes:
+        outer: The other.
+        inner: The one.
+        conditions: What must be true.
+        followed: Whether what runs behind the inner one, still in the outer, keeps anything for the
+            backward pass; ``None`` where that is not known.
+    """
+
+    outer: CheckpointSite
+    inner: CheckpointSite
+    conditions: Conditions
+    followed: bool | None = False
+
+
+class Region(Struct, eq=False):
+    """A checkpoint that is being walked, and those that were met in it so far."""
+
+    site: CheckpointSite
+    loops: int
+    met: list[Nested]
+
+
+def all_constant(held: Held) -> bool:
+    return all(isinstance(value, Constant) for value, _ in held)
+
+
+def identity(value: Value) -> object:
+    return repr(value.value) if isinstance(value, Constant) else value
+
+
+def written(node: ast.AST) -> str:
+    with suppress(RecursionError):
+        return " ".join(ast.unparse(node).split())[:200]
+    return "?"
+
+
+def called(value: Value) -> str:
+    """What a person calls it."""
+    if isinstance(value, Object):
+        return value.kind.name if isinstance(value.kind, Kind) else value.kind.last
+    if isinstance(value, Method):
+        owner = f"{called(value.owner)}." if isinstance(value.owner, Object) else ""
+        return owner + getattr(value.function.node, "name", "lambda")
+    if isinstance(value, Function):
+        return getattr(value.node, "name", "lambda")
+    if isinstance(value, Partial):
+        return called(value.target)
+    return getattr(value, "name", "")
+
+
+def copied(value: Object, done: dict[int, Object]) -> Object:
+    if id(value) in done:
+        return done[id(value)]
+    made = done[id(value)] = Object(value.kind, around=list(value.around), vague=value.vague)
+
+    def copy(held: Held) -> Held:
+        return tuple(
+            (copied(each, done) if isinstance(each, Object) else each, when) for each, when in held
+        )
+
+    made.attributes = {name: copy(held) for name, held in value.attributes.items()}
+    made.items = [copy(held) for held in value.items]
+    return made

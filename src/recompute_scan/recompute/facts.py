@@ -20,7 +20,6 @@ from recompute_scan.recompute.attention.kernel_evidence import (
     hides_backward,
     read_kernels,
 )
-from recompute_scan.recompute.attention.pairs import highest_of_pairs, paired_names, read_pairs
 from recompute_scan.recompute.attention.upheld import settle
 from recompute_scan.recompute.blocks import Block, find_blocks, group_blocks
 from recompute_scan.recompute.by_design import (
@@ -219,30 +218,9 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
 
 
 def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
-    """What kernels say: attention's, and others' where there are no operators, and these run again
-    or there is no attention.
-    """
+    """What attention's kernels say, as far as the kernels around them bear it out."""
     attention = read_kernels(trace, calls, kernels)
-    told = paired_names(trace, kernels)
-    attention = attention and settle(trace, kernels, attention, told)
-    if (calls.kind == Kind.OP).any():
-        return attention
-    if attention and (highest := attention.judgement.highest):
-        # Without threads the order of layers in stacks is easily read as one recompute more.
-        read = attention.by_thread or highest < 2
-        if not read or highest_of_pairs(trace, calls, kernels) <= highest:
-            return attention
-        reason = "Kernels of several kinds run again, and some more often than attention's."
-        return replace(attention, judgement=Judgement("inconclusive", reason))
-    if attention and attention.judgement.highest is None:
-        return attention
-    others = read_pairs(trace, calls, kernels)
-    if others is None or (attention and not any(each.again for each in others.passes)):
-        return attention
-    others = settle(trace, kernels, others, told)
-    if attention and others.judgement.verdict == "full":  # but attention
-        return replace(others, judgement=replace(others.judgement, verdict="partial"))
-    return others
+    return attention and settle(trace, kernels, attention)
 
 
 def _weigh(

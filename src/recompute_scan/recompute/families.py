@@ -87,7 +87,7 @@ def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
     return tuple(
         Family(
             family=family.name,
-            kind="attention" if evidence.of_attention else "other",
+            kind="attention",
             forward_per_step=family.forward / steps,
             recomputed_per_step=family.again / steps,
             backward_per_step=family.backward / steps,

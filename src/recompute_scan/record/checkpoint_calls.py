@@ -25,6 +25,7 @@ import wrapt
 from torch import nn
 
 from recompute_scan.annotations import RANDOM_STATE_LEFT
+from recompute_scan.fidelity.passing import Application
 from recompute_scan.record.call_sites import CallSites
 from recompute_scan.record.caught import (
     Arguments,
@@ -130,14 +131,18 @@ class CheckpointCalls:
         which is compared, searched and trained, stays.
         """
         original = function.forward
+        sure = known or _turns_on(function.backward)
         own = "" if function is reentrant_function() else function.__name__
 
-        def this_call(args: tuple[Any, ...], place: int) -> CheckpointCall:
+        def this_call(applied: Application, place: int) -> CheckpointCall:
+            args = applied.args
             left = not own and len(args) > 1 and args[1] is False
             options = [RANDOM_STATE_LEFT] * left
             frame = sys._getframe(2)
             behind = args[place + 1 :]
-            return CheckpointCall("reentrant", args[place], behind, frame, options, own)
+            return CheckpointCall(
+                "reentrant", args[place], behind, frame, options, own, "", applied if own else None
+            )
 
         def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
             # Most of this runs in every step, recorded or not: hence no generators, no copies.
@@ -149,20 +154,24 @@ class CheckpointCalls:
                 if not _needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
                 if not (known or isinstance(args[place], _FUNCTIONS)):
-                    self._note(function.__name__, sys._getframe(1))
+                    if sure:
+                        self._note(function.__name__, sys._getframe(1))
                     if self._regions.wanted and isinstance(args[place], nn.Module):
-                        with self._regions.around_module(this_call(args, place)):
-                            return call(ctx, *args, **kwargs)
+                        applied = Application(ctx, args)
+                        with self._regions.around_module(this_call(applied, place)):
+                            return applied.ended(call(ctx, *args, **kwargs))
                 elif self._regions.wanted:
                     with self._regions.preparing():
-                        region = self._regions.region(this_call(args, place))
+                        applied = Application(ctx, args)
+                        region = self._regions.region(this_call(applied, place))
                         runs = _Runs()
                         both = self._both_runs(args[place], region, runs)
                         if not known:
                             both = _disguised(both, args[place])
+                    behind = args[place + 1 :]
                     with runs.of_forward():
-                        return call(ctx, *args[:place], both, *args[place + 1 :], **kwargs)
-            else:
+                        return applied.ended(call(ctx, *args[:place], both, *behind, **kwargs))
+            elif sure:
                 self._note(function.__name__, sys._getframe(1))
             return call(ctx, *args, **kwargs)
 
@@ -287,10 +296,18 @@ def own_functions() -> Iterator[Any]:
 
 
 def recomputes(backward: Any) -> bool:
-    """Does the code of a ``backward`` turn gradients on and start a backward pass?"""
+    """Does the code of a ``backward`` start a backward pass?
+
+    One that runs something again turns gradients on first, unless its author forgot that.
+    """
     # torch.amp.custom_bwd and once_differentiable are around many.
     names = set(_names(inspect.unwrap(backward), _DEEPEST)) if callable(backward) else set()
-    return bool(names & _TURNS_ON) and bool(names & _STARTS)
+    return bool(names & _STARTS)
+
+
+def _turns_on(backward: Any) -> bool:
+    names = _names(inspect.unwrap(backward), _DEEPEST) if callable(backward) else ()
+    return not _TURNS_ON.isdisjoint(names)
 
 
 def _below(kind: type) -> Iterator[type]:

@@ -86,18 +86,22 @@ class ComparedRegions:
             original = getattr(torch.no_grad, name)
             self._patches.replace(torch.no_grad, name, self._guard.around(original, switch(by)))
 
-        def differentiate(call: Call, *args: Any, **kwargs: Any) -> Any:
-            outermost = torch._C._current_graph_task_id() == -1
-            if outermost and threading.get_ident() == thread:
-                leaving.differentiated(tensors((*args[:1], *kwargs.values())))
-            result = call(*args, **kwargs)
-            if outermost:
-                comparing.differentiated()
-            return result
+        def differentiating(name: str) -> Callable[..., Any]:
+            def differentiate(call: Call, *args: Any, **kwargs: Any) -> Any:
+                outermost = torch._C._current_graph_task_id() == -1
+                if outermost and threading.get_ident() == thread:
+                    leaving.differentiated(tensors((*args[:1], *kwargs.values())))
+                result = call(*args, **kwargs)
+                if outermost:
+                    to_all = name == "backward" and len(args) < 6 and not kwargs.get("inputs")
+                    comparing.differentiated(to_all=to_all)
+                return result
+
+            return differentiate
 
         for name in ("backward", "grad"):
             original = getattr(torch.autograd, name)
-            around = self._guard.around(original, differentiate)
+            around = self._guard.around(original, differentiating(name))
             self._patches.replace(torch.autograd, name, around)
 
     def compared(self) -> Fidelity:
@@ -135,7 +139,8 @@ class ComparedRegions:
             options=tuple(filter(None, annotation.options.split(","))),
             function=call.own or call.library,
         )
-        return comparing.region(known, covered_modules(call.function, call.args, every=True))
+        covered = covered_modules(call.function, call.args, every=True)
+        return comparing.region(known, call.function, covered, call.application)
 
     def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
         """Around a checkpoint function of the script's own that runs a module by itself, and keeps

@@ -20,6 +20,8 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import _disable_current_modes
 
+from recompute_scan.units import is_before
+
 # Whether `torch.compile` traces the caller. Up to 2.2 it has another place; both are functions
 # that the compiler knows by identity, so they are called as they are, through no wrapper.
 is_compiling: Callable[[], bool] = getattr(
@@ -130,11 +132,7 @@ def stacks_crash() -> bool:
     There a frame's locals are no dictionary any more, and torch took them for one
     (pytorch#148273).
     """
-    return sys.version_info >= (3, 13) and _version() < (2, 7, 1)
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:3])
+    return sys.version_info >= (3, 13) and is_before(torch.__version__, "2.7.1") is True
 
 
 def holds(store: Any, key: str) -> bool:

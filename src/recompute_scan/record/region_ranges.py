@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
+from recompute_scan.fidelity.passing import Application
 from recompute_scan.record.caught import Variant
 from recompute_scan.record.guard import Guard
 from recompute_scan.record.origins import Origin, Origins
@@ -46,6 +47,7 @@ class CheckpointCall(Struct, frozen=True):
         options: How the checkpoint is set.
         own: Name of the autograd function where it is none of torch's; else empty.
         library: Name of a library's function that is none of autograd's; else empty.
+        application: The call of the autograd function, where it is none of torch's.
     """
 
     variant: Variant
@@ -55,6 +57,7 @@ class CheckpointCall(Struct, frozen=True):
     options: Sequence[str] = ()
     own: str = ""
     library: str = ""
+    application: Application | None = None
 
 
 class RangedRegion(Protocol):

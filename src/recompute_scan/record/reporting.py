@@ -19,7 +19,7 @@ from recompute_scan.cost.peaks import Machine
 from recompute_scan.errors import RunError, ScanError
 from recompute_scan.record.launch.launcher import wait_for_ranks
 from recompute_scan.record.run_folder import take_place, write_report
-from recompute_scan.run_info import CLAIM, RunInfo, accept_so_far
+from recompute_scan.run_info import CLAIM, NextCommand, RunInfo, accept_so_far
 
 if TYPE_CHECKING:
     from recompute_scan.analysis.ranks import Ends
@@ -50,9 +50,9 @@ class Reporting(Struct, frozen=True):
 
     folder: Path
     machine: Machine
-    after: Sequence[str]
+    after: Sequence[NextCommand]
     launched: bool
-    show: Callable[[Path, Result, Sequence[str]], None]
+    show: Callable[[Path, Result, Sequence[NextCommand]], None]
     tell: Callable[[str], None]
     progress: Callable[[str], None]
     leaving: Callable[[int], None] = lambda _: None

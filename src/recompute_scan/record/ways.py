@@ -19,7 +19,7 @@ from recompute_scan.record.run_options import RunOptions, encode
 from recompute_scan.record.scope import chosen
 from recompute_scan.record.stopping import ends_with
 from recompute_scan.record.verify.trial import run_trial
-from recompute_scan.run_info import read_run_info, run_info_name
+from recompute_scan.run_info import NextCommand, read_run_info, run_info_name
 
 if TYPE_CHECKING:
     from recompute_scan.record.arrange.proving import Asked
@@ -76,7 +76,7 @@ class Handed(Struct, frozen=True):
 
     options: RunOptions
     machine: Machine = UNKNOWN_MACHINE
-    after: tuple[str, ...] = ()
+    after: tuple[NextCommand, ...] = ()
 
 
 def run_and_report(

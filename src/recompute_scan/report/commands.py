@@ -14,6 +14,7 @@ from msgspec import Struct
 from recompute_scan.report.escape import lines
 from recompute_scan.result import Result
 from recompute_scan.result.recompute import DOUBLED
+from recompute_scan.units import is_before
 
 _PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")
 _OWN = "train.py"
@@ -39,7 +40,7 @@ _GRAPHS = (
     "command keeps them, on torch 2.10 and newer."
 )
 # Since this version graphs name checkpoints (https://github.com/pytorch/pytorch/pull/167735).
-_NAMED_SINCE = (2, 10)
+_NAMED_SINCE = "2.10"
 _OLD = (
     "The graphs of torch.compile do not name checkpoints before torch 2.10. Record with torch 2.10 "
     "or newer. Only where that is no choice, record without the compiler: checkpoints nest in the "
@@ -91,7 +92,8 @@ def how_to_record(result: Result) -> ToRecord:
     if "compiled" in (result.reason or ""):
         if result.environment.get("torch_compile") != "used":  # not recorded by `run`
             return ToRecord(_GRAPHS, run_command(result))
-        why = _OLD if _before(result.environment.get("torch", ""), _NAMED_SINCE) else _UNREADABLE
+        old = is_before(result.environment.get("torch", ""), _NAMED_SINCE)
+        why = _OLD if old else _UNREADABLE
         return ToRecord(why, f"TORCH_COMPILE_DISABLE=1 {run_command(result)}")
     if result.environment.get("profiler", "").startswith("Nsight Systems"):
         return ToRecord(_RANGES, f"{_NSYS} {script_of(result) or _OWN}")
@@ -99,12 +101,6 @@ def how_to_record(result: Result) -> ToRecord:
         command = f"recompute-scan run --verify --without-checkpointing {script_of(result) or _OWN}"
         return ToRecord(_NO_MORE, command)
     return ToRecord(_WHOLE_STEP, run_command(result))
-
-
-def _before(version: str, since: tuple[int, int]) -> bool:
-    """Is it an older version? One that is not known is not."""
-    found = re.match(r"(\d{1,4})\.(\d{1,4})", version)
-    return found is not None and (int(found[1]), int(found[2])) < since
 
 
 class DiffLine(Struct, frozen=True):

@@ -34,11 +34,12 @@ def step_sentence(comparison: Comparison) -> str:
         return "The step times cannot be compared."
     if time is None or throughput is None:
         return "The step times cannot be compared: not both are known."
+    spread = f"{span(comparison.before)} before, {span(comparison.after)} after"
     if abs(time) < _SAME_PCT:
-        return f"A step takes as long as before, {ms(after)}."
+        within = f"; the step times lie at {spread}" if comparison.difference else ""
+        return f"The median step takes as long as before, {ms(after)}{within}."
     more, other = ("more", "less") if time > 0 else ("less", "more")
     change = f"A step takes {ms(after)} instead of {ms(before)}"
-    spread = f"{span(comparison.before)} before, {span(comparison.after)} after"
     if comparison.difference == "none":
         return (
             f"{change}, which lies within the spread of the step times ({spread}): whether it "
@@ -229,6 +230,7 @@ def render_comparison_html(comparison: Comparison) -> str:
         comparison=comparison,
         sentence=step_sentence(comparison),
         bars=step_bars(comparison),
+        redundant=any(s.redundant_recompute_ms for s in (comparison.before, comparison.after)),
         rows=rows(comparison),
         changes=changes(comparison),
         cautions=cautions(comparison),

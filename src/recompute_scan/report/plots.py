@@ -29,6 +29,7 @@ PART_COLOURS = {
 FAMILY_COLOURS = ("#2c62bd", "#12868d", "#a86b34", "#6a4ea5", "#8a941f", "#9aa2ad")
 _HEIGHT_OF_ROW = 26
 _REDUNDANT = ", redundant"
+_NO_RUNS = "No block's runs can be shown operator by operator"
 _LONGEST_IN_A_BOX = 14
 
 
@@ -52,7 +53,8 @@ def timeline_figure(result: Result) -> go.Figure:
     """
     proof = result.proof
     if proof is None or not proof.lanes:
-        return _empty("No block was seen to run again")
+        ran = any(region.recompute_runs_per_backward for region in result.regions)
+        return _empty(_NO_RUNS if ran else "No block was seen to run again")
     figure = go.Figure()
     begun = next((step.start_us for step in result.steps if step.index == proof.step), None)
     lanes = [

@@ -15,6 +15,13 @@ from recompute_scan.report.escape import markdown_code as code
 from recompute_scan.report.escape import visible
 from recompute_scan.report.page import WIDTH, Page
 from recompute_scan.result import Result
+from recompute_scan.run_info import NextCommand, Purpose
+
+# What is done without an edit, before all else.
+_FIRST: dict[Purpose, str] = {
+    "measure": "measure the fix",
+    "compare-gradients": "compare gradients with and without checkpoints",
+}
 
 
 def render_text(
@@ -22,14 +29,13 @@ def render_text(
     *,
     color: bool,
     report: str | None = None,
-    after: Sequence[str] = (),
+    after: Sequence[NextCommand] = (),
     width: int = WIDTH,
     links: bool = False,
 ) -> str:
     """The summary, ending in a line end.
 
-    ``report`` is the path of the written page. ``after`` are the exact commands that come next:
-    what measures the fix, if that can be done, what records again, what compares.
+    ``report`` is the path of the written page. ``after`` are the exact commands that come next.
     With ``color`` the same characters carry ANSI codes; nothing else differs. With ``links`` call
     sites whose files are here are links (OSC 8).
     """
@@ -41,7 +47,7 @@ def render_text(
 
 
 def next_steps(
-    page: Page, report: str | None, after: Sequence[str], result: Result | None = None
+    page: Page, report: str | None, after: Sequence[NextCommand], result: Result | None = None
 ) -> None:
     """Where the page is, and the commands that come next.
 
@@ -52,20 +58,17 @@ def next_steps(
         page.verbatim(visible(report, 4096), "  ", underline=True)
     if not after or result is None:
         return
-    measured, then = (after[:1], after[1:]) if len(after) != 2 else ((), after)
-    for command in measured:
-        gradients = "--without-checkpointing" in command
-        if not gradients and not fix_is_measurable(result):
-            measured = ()
-            continue
-        what = "compare gradients with and without checkpoints" if gradients else "measure the fix"
-        page.title(f"Next: {what}; nothing is edited")
-        page.verbatim(visible(command, 4096), "  ")
+    possible = set(_FIRST) if fix_is_measurable(result) else set(_FIRST) - {"measure"}
+    first = [command for command in after if command.purpose in possible]
+    then = [command for command in after if command.purpose not in _FIRST]
+    for command in first:
+        page.title(f"Next: {_FIRST[command.purpose]}; nothing is edited")
+        page.verbatim(visible(command.text, 4096), "  ")
     if then:
         what = "apply it" if any(one.fix for one in result.findings) else "make the change"
-        page.title(f"{'Then' if measured else 'Next'}: {what}, record again and compare")
+        page.title(f"{'Then' if first else 'Next'}: {what}, record again and compare")
         for command in then:
-            page.verbatim(visible(command, 4096), "  ")
+            page.verbatim(visible(command.text, 4096), "  ")
 
 
 def render_markdown(result: Result) -> str:

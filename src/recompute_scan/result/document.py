@@ -13,7 +13,6 @@ from recompute_scan.errors import InputError
 from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
 from recompute_scan.result.arranged import ActivationPlan
-from recompute_scan.result.copies import HostCopies
 from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
 from recompute_scan.result.recompute import (
     Attention,
@@ -113,7 +112,6 @@ class Result(Struct, frozen=True):
     policies: Policies | None = None
     snapshots: tuple[MemorySnapshot, ...] = ()
     plan: ActivationPlan | None = None
-    host_copies: HostCopies | None = None
     schema: str = field(default=SCHEMA)
 
 

@@ -36,7 +36,6 @@ class Trace(Struct, frozen=True):
         sequence: Autograd's sequence number, -1 where there is none.
         correlation: Number that ties a launch to its kernel, -1 where there is none.
         stream: Device stream, -1 on the host.
-        bytes: What a copy moved, -1 where that is not told and for all that is no copy.
         dims: Code into ``signatures`` (input shapes and types), 0 where not recorded.
         names: Distinct event names.
         threads: Distinct (process, thread) pairs, as text.
@@ -50,8 +49,7 @@ class Trace(Struct, frozen=True):
         cut_at: Where the file was cut among the host's calls: start of the last one that was
             read, in ns. A step that ends later was not read whole. ``None`` where all of
             the host's calls are there.
-        outline: Which parts of the file hold which times; ``None`` where it is compressed, or was
-            read by two processes.
+        outline: Which parts of the file hold which times; ``None`` where it is compressed.
     """
 
     name: Int32
@@ -62,7 +60,6 @@ class Trace(Struct, frozen=True):
     sequence: Ints
     correlation: Ints
     stream: Ints
-    bytes: Ints
     dims: Int32
     names: tuple[str, ...]
     threads: tuple[tuple[str, str], ...]

@@ -11,8 +11,6 @@ from recompute_scan.trace.kineto.layout import CHUNK
 from recompute_scan.trace.kineto.reader import Reader
 from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.looks import look_at_names
-from recompute_scan.trace.perfetto.packets import is_perfetto
-from recompute_scan.trace.rocprof import is_rocprof, read_rocprof
 from recompute_scan.trace.streams import Front, Stream, inflate
 
 _HEAD = 64
@@ -44,20 +42,11 @@ def read(
     Raises:
         InputError: Not JSON (``E302``), JSON but no trace (``E303``), no events (``E304``),
             compressed data without one readable event (``E307``), beyond a limit (``E310`` to
-            ``E315``); see also :func:`recompute_scan.trace.perfetto.pftrace.read_perfetto`.
+            ``E315``).
     """
     health = {} if health is None else health
     stream, compressed = inflate(raw, source, limits, health)
     front = Front(stream, _HEAD)
-    if is_perfetto(front.first):
-        # Its modules take 20 ms to load, and hardly any trace needs them.
-        from recompute_scan.trace.perfetto.pftrace import read_perfetto  # noqa: PLC0415
-
-        return read_perfetto(
-            front, source, python=python, within=within, limits=limits, health=health
-        )
-    if is_rocprof(front.first):
-        return read_rocprof(front, source, limits, health)
     # Every event is garbage by the end of its chunk, and none is part of a cycle.
     with paused():
         trace = Reader(front, source, limits, python, health, within, CHUNK).read()

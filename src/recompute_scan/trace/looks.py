@@ -11,8 +11,10 @@ from typing import NamedTuple
 from recompute_scan.files import opened
 
 _LOOKED_AT = 4096
-_TORCH = "give a trace that torch.profiler's export_chrome_trace wrote (.json, .json.gz, .pftrace)"
+_TORCH = "give a trace that torch.profiler's export_chrome_trace wrote (.json, .json.gz, .json.zst)"
 _SAME_RUN = f"of the same run, {_TORCH}"
+_PROTOBUF = "Perfetto's protobuf (.pftrace), which is not read"
+_AS_JSON = 'export the recording as JSON: prof.export_chrome_trace("trace.json.gz")'
 # How torch/_logging/_internal.py names its structured log, which TORCH_TRACE asks for.
 _GRAPHS = re.compile(r"dedicated_log_torch_trace_.*\.log\Z")
 _BESIDE_A_TRACE = "copy it beside a profiler trace of the same run: its graphs are read with that"
@@ -61,6 +63,14 @@ _BYTES = tuple(
             "it is a profile of JAX or TensorFlow (xplane.pb)",
             "their programs have no torch checkpoints to count; " + _TORCH,
         ),
+        (
+            # Length and first tag of a packet: one of two bytes, or one that no text has there.
+            rb"\A\x0a(?:[\x80-\xff]{0,2}[\0-\x7f](?:[\xe2\xaa\x92\xda\x9a\x8a\xd0]\x03"
+            rb"|[\x8a\x82\xca\x9a\xa2]\x02)"
+            rb"|(?:[\x01-\x08\x0e-\x1f]|[\x80-\xff][\0-\x7f])[@PhZb])",
+            f"it is {_PROTOBUF}",
+            _AS_JSON,
+        ),
         (rb"\APK\x03\x04", "it is a zip archive inside another file"),
         (rb"\ASQLite format 3\0", "it is an SQLite database"),
         (rb"\APAR1", "it is a Parquet file", _TORCH),
@@ -102,6 +112,12 @@ _JSON = tuple(
             rb'"schema"\s*:\s*"[\d.]+-chakra',
             "it is an execution trace (ExecutionTraceObserver): operators without times",
             _SAME_RUN,
+        ),
+        (
+            rb'\A\s*\{\s*"rocprofiler-sdk',
+            "it is rocprofv3's JSON, which is not read: kernels without operators",
+            "record a step with torch.profiler, which works on ROCm too, and give the trace that "
+            "export_chrome_trace writes",
         ),
         (rb"speedscope\.app/file-format", "it is a profile for speedscope", _SAME_RUN),
         (
@@ -159,7 +175,10 @@ def look_at_names(names: Iterable[str]) -> str | None:
 
 def look_at_folder(names: Iterable[str]) -> Look | None:
     """What a folder without a trace is."""
-    if any(_GRAPHS.match(name) for name in names):
+    found = list(names)
+    if any(name.endswith((".pftrace", ".pftrace.gz")) for name in found):
+        return Look(f"it has files in {_PROTOBUF}", _AS_JSON)
+    if any(_GRAPHS.match(name) for name in found):
         return Look("torch's logs in it (TORCH_TRACE) have graphs and no step", _BESIDE_A_TRACE)
     return None
 

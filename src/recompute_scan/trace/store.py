@@ -19,7 +19,7 @@ from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits, refuse_event_siz
 from recompute_scan.trace.looks import look_at_folder, look_at_members
 from recompute_scan.trace.outline import Excerpt, Outline
 
-_SUFFIXES = (".json", ".json.gz", ".json.zst", ".pftrace", ".pftrace.gz")
+_SUFFIXES = (".json", ".json.gz", ".json.zst")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # What `run` writes beside its traces, what tlparse makes, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
@@ -228,7 +228,7 @@ def _no_trace_in(path: Path, why: str | None = None, hint: str | None = None) ->
     return InputError(
         "E308",
         f"{path} holds no trace.",
-        why=why or "no file in it ends in .json, .json.gz, .json.zst, .pftrace, .sqlite or .zip",
+        why=why or "no file in it ends in .json, .json.gz, .json.zst, .sqlite or .zip",
         hint=hint or "give the folder that `recompute-scan run` or the profiler wrote",
     )
 

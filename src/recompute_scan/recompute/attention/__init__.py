@@ -1,1 +1,1 @@
-"""Recomputes from kernels alone, attention's or pairs', where operators are missing or hidden."""
+"""Recomputes from attention's kernels alone, where operators are missing or hidden."""

@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct, places_of, true_at
+from recompute_scan.arrays import places_of
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.recompute.attention.kernels import Direction, attention_role
 from recompute_scan.recompute.attention.passes import (
@@ -40,8 +40,6 @@ NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$
 
 # By the code of its name: family and direction of each kernel that is counted.
 Roles = dict[int, tuple[str, Direction]]
-# The same without the family, of kernels that are not counted.
-Directions = dict[int, Direction]
 
 
 class FamilyCount(Struct, frozen=True):
@@ -97,7 +95,6 @@ class KernelEvidence(Struct, frozen=True):
         judgement: The verdict on attention.
         rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
         events: What each of these is, as :mod:`recompute_scan.recompute.attention.passes` spells.
-        of_attention: Whether these kernels are attention's, or a pair's.
     """
 
     families: tuple[FamilyCount, ...]
@@ -107,7 +104,6 @@ class KernelEvidence(Struct, frozen=True):
     judgement: Judgement
     rows: Int64
     events: tuple[str, ...]
-    of_attention: bool = True
 
     @property
     def passes(self) -> list[Pass]:
@@ -121,9 +117,6 @@ class KernelEvidence(Struct, frozen=True):
             "Only attention could be counted, by the names of its kernels; what runs again around "
             "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
             "results cannot be told from none."
-            if self.of_attention
-            else "No attention is known in the trace: counted were kernels whose names differ by "
-            f"their direction ({', '.join(family.name for family in self.families)})."
         ]
         if not self.by_thread:
             found.append(
@@ -151,17 +144,11 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         calls: Its host calls; may be empty.
         kernels: Its device work.
     """
-    return read_roles(trace, calls, kernels, _roles(trace, kernels.event))
-
-
-def read_roles(
-    trace: Trace, calls: Calls, kernels: Kernels, roles: Roles, of_attention: bool = True
-) -> KernelEvidence | None:
-    """The same of the kernels of these roles; ``None`` where no backward is among them."""
+    roles = _roles(trace, kernels.event)
     code = trace.name[kernels.event]
-    main = among(code, np.array(sorted(roles), np.int64))
-    beside = true_at(_named_backward(trace, code) & ~main)
-    rows = true_at(main)
+    main = np.isin(code, np.array(sorted(roles), np.int64))
+    beside = np.flatnonzero(_named_backward(trace, code) & ~main)
+    rows = np.flatnonzero(main)
     launched = bool((kernels.launch >= 0).any())
     if launched:
         rows, beside = (each[kernels.launch[each] >= 0] for each in (rows, beside))
@@ -188,7 +175,7 @@ def read_roles(
         for place in of_step
         if place >= 0 and backward[of_step[place]].any()
     )
-    inside = true_at(step >= 0)
+    inside = np.flatnonzero(step >= 0)
     times = (kernels.end - kernels.start)[rows]
     return KernelEvidence(
         families=_count_families(
@@ -203,7 +190,6 @@ def read_roles(
         judgement=_judge(found),
         rows=rows,
         events=tuple(events),
-        of_attention=of_attention,
     )
 
 
@@ -226,7 +212,7 @@ def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Ke
 
 def _roles(trace: Trace, events: Int64) -> Roles:
     """By the code of its name: family and direction of each main attention kernel among them."""
-    names = distinct(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
+    names = np.unique(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
     roles = ((name, attention_role(trace.names[name])) for name in names)
     return {name: role for name, role in roles if role is not None}
 
@@ -240,8 +226,8 @@ def _in_order(rows: Int64, calls: Calls, kernels: Kernels, launched: bool) -> tu
 
 def _named_backward(trace: Trace, code: Int32) -> Bool:
     """Which kernels have a name that says that they are of the backward pass?"""
-    said = [name for name in distinct(code).tolist() if NAMED_BACKWARD.search(trace.names[name])]
-    return among(code, np.array(said, np.int64))
+    said = [name for name in np.unique(code).tolist() if NAMED_BACKWARD.search(trace.names[name])]
+    return np.isin(code, np.array(said, np.int64))
 
 
 def _parted(trace: Trace, kernels: Kernels, rows: Int64, beside: Int64) -> list[frozenset[int]]:
@@ -280,7 +266,7 @@ def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None
     for what recording missed.
     """
     thread = calls.thread[launch]
-    found = ~among(thread, distinct(thread[backward]))
+    found = ~np.isin(thread, np.unique(thread[backward]))
     return found if 2 * found.sum() >= backward.sum() else None
 
 

@@ -15,7 +15,6 @@ from itertools import groupby
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Kernels
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE, Pass
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
@@ -43,9 +42,11 @@ class KernelSequence(Struct, frozen=True):
 def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelSequence:
     """The kernels of the stream, or streams, that attention ran on."""
     stream = trace.thread[kernels.event]
-    mine = among(stream, distinct(stream[attention])) & (trace.kind[kernels.event] == Kind.KERNEL)
+    mine = np.isin(stream, np.unique(stream[attention])) & (
+        trace.kind[kernels.event] == Kind.KERNEL
+    )
     mine[attention] = True
-    rows = true_at(mine)
+    rows = np.flatnonzero(mine)
     event = kernels.event[rows]
     start = kernels.start[rows]
     time = np.append(np.diff(start), kernels.end[rows[-1:]] - start[-1:])
@@ -108,7 +109,7 @@ def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: 
 def beyond_first(repeats: Int64, at: Int64, events: Sequence[str]) -> Bool:
     """For each kernel: did another one repeat the same before it, in the same backward pass?"""
     again = repeats >= 0
-    rows = true_at(again)
+    rows = np.flatnonzero(again)
     ends = at[_turns(events)]
     run = repeats[rows] + len(repeats) * ends.searchsorted(rows)
     again[rows[np.unique(run, return_index=True)[1]]] = False
@@ -229,3 +230,10 @@ def spans_of(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool
         if mine == forward:
             found[places[0] : places[-1] + 1] = True
     return found
+
+
+def spans_beside(at: Int64, events: Sequence[str], size: int) -> tuple[Bool, Bool]:
+    """The spans of forward and of backward passes, recomputes not counted as either's events."""
+    kept = [row for row, event in enumerate(events) if event != RECOMPUTE]
+    rest = [events[row] for row in kept]
+    return spans_of(at[kept], rest, True, size), spans_of(at[kept], rest, False, size)

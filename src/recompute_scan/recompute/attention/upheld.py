@@ -1,4 +1,4 @@
-"""What the kernels around those that ran again bear out, and what they do not.
+"""What the kernels around attention's bear out, and what they do not.
 
 Names are one account, the sequence of all kernels is another: both have to agree.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from msgspec.structs import replace
 
-from recompute_scan.arrays import among, median
+from recompute_scan.arrays import median
 from recompute_scan.model import Kernels
 from recompute_scan.recompute.attention.kernel_evidence import (
     NAMED_BACKWARD,
-    Directions,
     KernelEvidence,
 )
 from recompute_scan.recompute.attention.passes import BACKWARD, FORWARD, RECOMPUTE
@@ -24,6 +24,7 @@ from recompute_scan.recompute.attention.sequence import (
     KernelSequence,
     kernel_sequence,
     recomputed,
+    spans_beside,
     spans_of,
     with_recomputes,
 )
@@ -37,34 +38,36 @@ _STRANGE = 0.25
 PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
 # Two, and what a second loss has of its own.
 _MOST_PRODUCTS = 2.1
+# ReLU's has no such word.
+_OF_BACKWARD = re.compile(rf"{NAMED_BACKWARD.pattern}|threshold_kernel", re.I)
 _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
-# So many kernels in a row, of so many names, are the forward pass's.
-_PIECE, _DIFFERENT = 4, 3
-# Of fewer counted kernels in a pass nothing is told of the others.
-_FEWEST = 2
-# Shorter runs of what a pair's recomputes repeat are what functions do by themselves.
-_SHORTEST = 3
 
 
-def settle(
-    trace: Trace, kernels: Kernels, found: KernelEvidence, told: Directions
-) -> KernelEvidence:
+def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
     """The evidence, without what the kernels around those that ran again do not bear out.
 
     A checkpoint around attention alone, or one that keeps the results of matrix products, runs
     attention again as one around the whole layer does. And a recompute is a piece of the forward
     pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
     neither a product nor named after the backward pass, and that the rest of it does not have,
-    something else used what was computed: a hook ran it. ``told`` has other kernels' directions.
+    something else used what was computed: a hook ran it. And more products than gradients take are
+    recomputes of something without attention.
     """
-    if found.judgement.verdict == "none" and (reason := _products(trace, kernels, found)):
-        return _unsettled(found, reason)
-    if not found.judgement.highest:
+    if found.judgement.verdict == "inconclusive":
         return found
     sequence = kernel_sequence(trace, kernels, found.rows)
     at = sequence.places(found.rows)
     events = with_recomputes(found.events, found.passes)
     if events is None:
+        return found
+    highest = int(found.judgement.highest or 0)
+    repeats = recomputed(sequence, at, events, highest)
+    if highest < 2 and more_products(trace, sequence, at, events, repeats >= 0):
+        return _unsettled(
+            found,
+            "More products run in the backward pass than gradients take: some may be recomputed.",
+        )
+    if not highest:
         return found
     if _backward_twice(events):
         return _unsettled(
@@ -72,28 +75,24 @@ def settle(
             "More runs backward than forward: how many backward passes a recompute is for cannot be"
             " told.",
         )
-    again = recomputed(sequence, at, events, int(found.judgement.highest)) >= 0
+    again = repeats >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
-    if _used_elsewhere(trace, sequence, again, at, events, told):
+    if _used_elsewhere(trace, sequence, again, at, events):
         return _unsettled(
             found,
             "Forward work runs again in the backward pass, and kernels of neither follow it: a "
             "hook cannot be told from a recompute.",
         )
     between = np.diff(forwards)
-    whole = found.judgement.verdict == "full" or not found.of_attention
-    if not whole or not number or not len(between):
+    if found.judgement.verdict != "full" or not number or not len(between):
         return found
-    runs = int((again[:-1] & ~again[1:]).sum())
-    long = found.of_attention or again.sum() >= _SHORTEST * runs
-    if long and again.sum() >= _WHOLE * median(between) * number:
+    if again.sum() >= _WHOLE * median(between) * number:
         return found
-    what = "Attention runs" if found.of_attention else "Some kernels run"
     return _unsettled(
         found,
-        f"{what} again, and most of the kernels around do not: a checkpoint that keeps results "
-        "cannot be told from one whose kernels ran in another order.",
+        "Attention runs again, and most of the kernels around do not: a checkpoint that keeps "
+        "results cannot be told from one whose kernels ran in another order.",
     )
 
 
@@ -119,7 +118,6 @@ def _used_elsewhere(
     again: Bool,
     at: Int64,
     events: list[str],
-    told: Directions,
 ) -> bool:
     """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
     ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
@@ -130,62 +128,36 @@ def _used_elsewhere(
     )
     # What stands right before a counted kernel of the backward pass prepares it.
     counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
-    ends = ends[~(among(ends, counted) | among(ends + 1, counted))]
+    ends = ends[~(np.isin(ends, counted) | np.isin(ends + 1, counted))]
     strange = [
         2 * behind[code] > rest[code]
-        and code not in told
-        and not (PRODUCT.search(trace.names[code]) or NAMED_BACKWARD.search(trace.names[code]))
+        and not (PRODUCT.search(trace.names[code]) or _OF_BACKWARD.search(trace.names[code]))
         for code in sequence.token[ends].tolist()
     ]
     return bool(sum(strange) > _STRANGE * len(strange))
 
 
-def _products(trace: Trace, kernels: Kernels, found: KernelEvidence) -> str | None:
-    """Why products do not bear out that nothing runs again; ``None`` where they do.
+def more_products(
+    trace: Trace, sequence: KernelSequence, at: Int64, events: Sequence[str], again: Bool
+) -> bool:
+    """Are there more products in the backward pass, beside what ran again, than gradients take?
 
     Between its first counted kernel and its last the backward pass passes what is between those of
-    the forward: two products for each. Where there is none, what is counted tells of a small part
-    of the model alone, as the embeddings of a recommender. Compiled code has products in kernels of
-    its own: there nothing is said.
+    the forward: two products for each. Compiled code has products in kernels of its own: there
+    nothing is said.
     """
     if any(name.startswith("triton_") for name in trace.names):
-        return None
-    sequence = kernel_sequence(trace, kernels, found.rows)
-    at, size = sequence.places(found.rows), len(sequence.rows)
+        return False
     untold = [
         bool(PRODUCT.search(name) and not (_ATTENTION.search(name) or NAMED_BACKWARD.search(name)))
         for name in trace.names
     ]
-    products = np.array(untold, np.bool_)[sequence.token]
+    products = np.array(untold, np.bool_)[sequence.token] & ~again
     forward, backward = (
-        int(products[spans_of(at, found.events, way, size)].sum()) for way in (True, False)
+        int(products[one].sum()) for one in spans_beside(at, events, len(products))
     )
     # A second loss goes through the same layers again: counted is from one event to the next.
-    steps = Counter(pair for pair in pairwise(found.events) if len(set(pair)) == 1)
+    counted = [event for event in events if event != RECOMPUTE]
+    steps = Counter(pair for pair in pairwise(counted) if len(set(pair)) == 1)
     way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
-    if backward * way > _MOST_PRODUCTS * forward * back > 0:
-        return "More products run in the backward pass than gradients take: some may be recomputed."
-    if not found.of_attention and products.any() and not forward + backward:
-        return "The kernels that could be counted are in a part of the model without any product."
-    return None
-
-
-def repeats_forward(trace: Trace, kernels: Kernels, found: KernelEvidence) -> bool:
-    """Do longer runs of kernels of the forward pass return in the backward pass?
-
-    A gradient has kernels of the forward's names, but not in its order. What holds no such run lies
-    so near to counted kernels that these would have run again with it.
-    """
-    sequence = kernel_sequence(trace, kernels, found.rows)
-    at, size = sequence.places(found.rows), len(sequence.rows)
-    if any(each.layers < _FEWEST for each in found.passes) or size < _PIECE:
-        return True
-    windows = np.lib.stride_tricks.sliding_window_view(sequence.token, _PIECE)
-
-    def pieces(rows: Bool) -> set[tuple[int, ...]]:
-        whole = np.convolve(rows, np.ones(_PIECE, np.int64), "valid") == _PIECE
-        found = {tuple(one) for one in windows[whole].tolist()}
-        return {one for one in found if len(set(one)) >= _DIFFERENT}
-
-    forward, backward = (pieces(spans_of(at, found.events, way, size)) for way in (True, False))
-    return not forward.isdisjoint(backward)
+    return backward * way > _MOST_PRODUCTS * forward * back > 0

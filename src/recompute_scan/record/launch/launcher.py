@@ -14,7 +14,7 @@ import torch
 from msgspec import Struct
 
 from recompute_scan.errors import InputError
-from recompute_scan.joining import VARIABLE
+from recompute_scan.joining import MAIN, VARIABLE
 from recompute_scan.run_info import read_run_info, run_info_name
 
 _POLL_S = 0.1
@@ -59,8 +59,8 @@ def started_as(number: int) -> None:
     _OWN_NUMBER[0] = number
 
 
-def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_scan") -> int:
-    """Exit status of N processes of ``python -m MODULE ARGV…`` on this machine.
+def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
+    """Exit status of N processes of ``recompute-scan ARGV…`` on this machine.
 
     0 when all of them end with 0, else that of the first that failed (128 + N for signal N),
     128 + N when signal N ends this process, 130 thus when interrupted. They meet on the loopback
@@ -68,8 +68,7 @@ def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_sc
 
     Args:
         nproc_per_node: Number of processes.
-        argv: What follows the module, such as ``["run", "--steps", "5", "train.py"]``.
-        module: What each process runs.
+        argv: What each process is given, such as ``["run", "--steps", "5", "train.py"]``.
     """
     # Not every build of torch has these, and only a launch needs them.
     from torch.distributed import run  # noqa: PLC0415
@@ -81,7 +80,7 @@ def launch(nproc_per_node: int, argv: Sequence[str], module: str = "recompute_sc
     if own_threads:  # torchrun's own default, set here because it prints a warning when it does
         os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        run.run(run.parse_args([*options, "-m", module, *argv]))
+        run.run(run.parse_args([*options, MAIN, *argv]))
     except ChildFailedError as error:
         status = int(error.get_first_failure()[1].exitcode)
         return 128 - status if status < 0 else status

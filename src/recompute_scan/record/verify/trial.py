@@ -1,7 +1,7 @@
-"""One run of the script, its own processes: ``python -m recompute_scan.record.verify.trial JSON``.
+"""One run of the script in processes of its own: ``python -m recompute_scan --trial N JSON``.
 
-:func:`run_trial` starts it and waits; :func:`main` is what runs there. Nothing of one trial (GPU
-memory, caches, random states, process groups) is left for the next.
+:func:`run_trial` starts it and waits; :func:`run_here` is what runs there. Nothing of one trial
+(GPU memory, caches, random states, process groups) is left for the next.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from recompute_scan.errors import ScanError
 from recompute_scan.files import make_new
+from recompute_scan.joining import MAIN
 from recompute_scan.record.launch.launcher import launch
 from recompute_scan.record.launch.runner import record
 from recompute_scan.record.run_options import RunOptions, decode, encode
 
-_MODULE = "recompute_scan.record.verify.trial"
 # How long a trial that was asked to end may take for it.
 _GRACE_S = 20.0
 
@@ -36,21 +36,21 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
         nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
         output: File for what the script prints; ``None`` lets it print here.
     """
-    arguments = [str(nproc_per_node or 0), encode(options)]
+    command = [sys.executable, MAIN, "--trial", str(nproc_per_node or 0), encode(options)]
     # Sets of names are walked in an order that this decides.
     environment = {"PYTHONHASHSEED": "0", **os.environ}
     if output is None:
-        return _wait([sys.executable, "-m", _MODULE, *arguments], environment, None)
+        return _wait(command, environment, None)
     make_new(output)
     with output.open("wb") as file:
-        return _wait([sys.executable, "-m", _MODULE, *arguments], environment, file)
+        return _wait(command, environment, file)
 
 
-def main(argv: Sequence[str]) -> int:
+def run_here(argv: Sequence[str]) -> int:
     """Record as the options say, here or in N processes."""
     nproc_per_node, text = int(argv[0]), argv[1]
     if nproc_per_node:
-        return launch(nproc_per_node, ["0", text], _MODULE)
+        return launch(nproc_per_node, ["--trial", "0", text])
     options = decode(text, RunOptions)
     try:
         return record(options).exit_status
@@ -91,7 +91,3 @@ def _ending_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

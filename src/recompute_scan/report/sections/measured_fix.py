@@ -106,7 +106,7 @@ def _text(page: Page, result: Result) -> None:
     for first in range(0, len(table.columns), _MOST_COLUMNS):
         for label, cells in rows:
             shown = cells[first : first + _MOST_COLUMNS]
-            page.written.append(f"  {label:<24}" + "".join(f"{cell:>18}" for cell in shown))
+            page.written.append(f"  {label:<21}" + "".join(f"{cell:>19}" for cell in shown))
         page.written.append("")
     for sentence in others:
         page.prose(sentence)

@@ -28,7 +28,9 @@ def _answer(region: ComparedRegion) -> str:
         f"{visible(one.name or 'a tensor', 80)} "
         + ("leaves without its gradient" if one.why == "left-without" else "gets no gradient")
         for one in region.lost
+        if one.why in ("left-without", "grad-mode-off", "detached")
     ]
+    said += ["the function passes on other gradients"] * region.passes_others
     said += [f"updates {visible(one.name, 80)} again" for one in region.states if one.is_buffer]
     said += [visible(why, 200) for why in region.untold]
     # What Python code counts: no gradient hangs on it unless the block reads it, which would show.

@@ -126,7 +126,6 @@ class Builder:
         self._dims = bytearray()
         self._ts, self._dur = Times(), Times()
         self._sequence, self._correlation, self._stream = Numbers(), Numbers(), Numbers()
-        self._moved = Numbers()
 
     def add(self, events: Sequence[Event]) -> None:
         """Take in decoded events, of which only those with an interval are kept.
@@ -153,7 +152,6 @@ class Builder:
         self._sequence.add(packed.sequence, packed.rows)
         self._correlation.add(packed.correlation, packed.rows)
         self._stream.add(packed.stream, packed.rows)
-        self._moved.add(packed.moved, packed.rows)
         self.rows += packed.rows
         self._check()
 
@@ -204,7 +202,6 @@ class Builder:
             sequence=_in_range(self._sequence, health, lowest=-1),
             correlation=_in_range(self._correlation, health),
             stream=_in_range(self._stream, health),
-            bytes=_in_range(self._moved, health, lowest=-1),
             dims=np.frombuffer(self._dims, np.int32),
             names=names,
             threads=threads,
@@ -276,8 +273,7 @@ def _rows(trace: Trace, kept: Bool) -> Trace:
     columns = {
         name: getattr(trace, name)[kept]
         for name in (
-            "name", "kind", "thread", "ts", "dur", "sequence", "correlation", "stream", "bytes",
-            "dims",
+            "name", "kind", "thread", "ts", "dur", "sequence", "correlation", "stream", "dims",
         )
     }  # fmt: skip
     return replace(trace, **columns)

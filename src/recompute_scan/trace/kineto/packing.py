@@ -39,7 +39,7 @@ class Packed(msgspec.Struct, gc=False, array_like=True):
         name: Code each, of 32 bits; so are ``thread`` and ``dims``.
         ts: Start, a double in µs each; with ``exact``, ns of 64 bits. ``dur`` is the same.
         sequence: 32 or 64 bits each, as needed, or nothing where all are -1; so are
-            ``correlation``, ``stream`` and ``moved``, the bytes of copies.
+            ``correlation`` and ``stream``.
     """
 
     rows: int
@@ -53,7 +53,6 @@ class Packed(msgspec.Struct, gc=False, array_like=True):
     sequence: bytes
     correlation: bytes
     stream: bytes
-    moved: bytes
 
 
 class Codes(dict[Any, int]):
@@ -210,7 +209,6 @@ class Packer:
         sequence = _numbers([a.sequence for a in args])
         correlation = _numbers([a.correlation for a in args])
         stream = _numbers([a.stream for a in args], widths="i")
-        moved = _moved(args, kinds) if Kind.COPY in kinds else b""
         names = self.names
         codes = [names[event.name] for event in events]
         name = ints(*codes)
@@ -239,7 +237,6 @@ class Packer:
             sequence=sequence,
             correlation=correlation,
             stream=stream,
-            moved=moved,
         )
 
 
@@ -259,11 +256,6 @@ def _numbers(values: list[Any], widths: str = "iq") -> bytes:
         except struct.error:
             continue
     return struct.pack(f"={number}{widths[-1]}", *values)
-
-
-def _moved(args: Sequence[Args], kinds: bytes) -> bytes:
-    """What each copy moved; other events may have a field of that name, which means another."""
-    return _numbers([a.bytes if k == Kind.COPY else -1 for a, k in zip(args, kinds, strict=True)])
 
 
 def _tame(event: Event, health: dict[str, int]) -> Event:
@@ -286,7 +278,6 @@ def _tame(event: Event, health: dict[str, int]) -> Event:
             old_input_dims=args.old_input_dims,
             sequence=_integer(args.sequence, 2**62, health),
             values=args.values,
-            bytes=_integer(args.bytes, 2**62, health),
         ),
     )
 

@@ -76,7 +76,6 @@ class Reader:
         self._limits = limits
         self._python = python
         self._health = health
-        self._chunk = chunk
         self._window = Window(stream, chunk, source, limits)
         self._within = within
         self._packer = Packer(python, health, within)

@@ -83,7 +83,6 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     sequence: Any = msgspec.field(default=-1, name="Sequence number")
     values: msgspec.Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
     number: Any = msgspec.field(default=-1, name="Ev Idx")
-    bytes: Any = -1
 
 
 NO_ARGS = Args()

@@ -14,7 +14,6 @@ from typing import TypeVar
 import numpy as np
 from msgspec import Struct, structs
 
-from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Bool, Int64, Kind
 from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
 from recompute_scan.trace.nsys.database import UNKNOWN, UNREADABLE, Database
@@ -31,9 +30,8 @@ EVENT_TABLES = (_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES)
 # Push/pop ranges of the program, and those of imported NVTXT files (ENUM_NSYS_EVENT_TYPE). Those
 # of start and end calls may cross threads and do not nest.
 _PUSH_POP = (59, 70)
-# What the schema reference calls CUDA_MEMCPY_KIND and CUDA_MEMOPR_MEMORY_KIND, in Kineto's words.
+# What the schema reference calls CUDA_MEMCPY_KIND, in Kineto's words.
 _COPIED = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
-_MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 # Starts and ends beyond it are no times; the difference of two fits into 63 bits.
 _LATEST = 2**62
 _LARGEST_NUMBER = 2**62
@@ -52,7 +50,6 @@ class EventRows(Struct, frozen=True):
         on_device: Which of the two ``place`` is.
         correlation: -1 where there is none.
         stream: -1 on the host.
-        moved: Bytes that a copy moved, -1 for all else.
         said: Four columns: code of the name, kind, sequence number, code of the shapes.
     """
 
@@ -63,7 +60,6 @@ class EventRows(Struct, frozen=True):
     on_device: Bool
     correlation: Int64
     stream: Int64
-    moved: Int64
     said: Int64
 
     def __len__(self) -> int:
@@ -145,12 +141,11 @@ class _TableReader:
         return self._events(columns, Kind.KERNEL, name, self.names.kernel, on_device=True)
 
     def copies(self) -> EventRows:
-        columns, told = self._device(_COPIES, ("copyKind", "srcKind", "dstKind", "bytes"))
-        *kinds, columns["moved"] = told
+        columns, (kinds,) = self._device(_COPIES, ("copyKind",))
         said = np.tile(np.array(_nameless(Kind.COPY), np.int64), (len(columns["start"]), 1))
-        distinct, which = np.unique(np.stack(kinds, axis=1), axis=0, return_inverse=True)
-        codes = [self.names.code(_copy_name(*each)) for each in distinct.tolist()]
-        said[:, 0] = np.array(codes, np.int64)[which.reshape(-1)]
+        distinct, which = np.unique(kinds, return_inverse=True)
+        codes = [self.names.code(_copy_name(kind)) for kind in distinct.tolist()]
+        said[:, 0] = np.array(codes, np.int64)[which]
         return self._events(columns, Kind.COPY, said=said, on_device=True)
 
     def activities(self, table: str, kind: int, name: str) -> EventRows:
@@ -176,7 +171,7 @@ class _TableReader:
             closed = numbers[:, 1] != UNKNOWN
             self.left_out += int((~pushed).sum())
             self._add("ranges_without_end", int((pushed & ~closed).sum()))
-            kept = true_at(pushed & closed)
+            kept = np.flatnonzero(pushed & closed)
             said = [
                 _nameless(Kind.ANNOTATION) if (text := texts[row]) is None else self._range(text)
                 for row in kept.tolist()
@@ -245,7 +240,6 @@ class _TableReader:
             on_device=np.full(len(start), on_device, np.bool_),
             correlation=_within(columns.get("correlation", none), 0, _LARGEST_NUMBER),
             stream=columns.get("stream", none),
-            moved=_within(columns.get("moved", none), 0, _LARGEST_NUMBER),
             said=said,
         ).rows(timed)
         if strings is not None and reading is not None:
@@ -281,15 +275,9 @@ class _TableReader:
             self._health[counter] = self._health.get(counter, 0) + number
 
 
-def _copy_name(kind: int, source: int, target: int) -> str:
-    """What Kineto calls such a copy; without the memories where the export does not tell them."""
-    if kind not in _COPIED:
-        return "Memcpy"
-    name = f"Memcpy {_COPIED[kind]}"
-    if UNKNOWN in (source, target):
-        return name
-    memories = (_MEMORIES.get(each, "Unknown") for each in (source, target))
-    return f"{name} ({' -> '.join(memories)})"
+def _copy_name(kind: int) -> str:
+    """What Kineto calls such a copy."""
+    return f"Memcpy {_COPIED[kind]}" if kind in _COPIED else "Memcpy"
 
 
 def _nameless(kind: int) -> Said:

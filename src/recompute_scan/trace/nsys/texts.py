@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Int64, Kind
 from recompute_scan.trace.names import OPERATOR, RANGE
 from recompute_scan.trace.nsys.database import TEXT_CHARS
@@ -169,7 +168,7 @@ class Wanted:
         if not len(self._rows):
             return
         at = np.minimum(self._rows.searchsorted(rows), len(self._rows) - 1)
-        for row in true_at(self._rows[at] == rows).tolist():
+        for row in np.flatnonzero(self._rows[at] == rows).tolist():
             if (text := texts[row]) is not None:
                 self._said[at[row]] = self._reading(text)
 
@@ -177,7 +176,7 @@ class Wanted:
         """Write what the texts say over the events' rows of ``said``, where a text was found."""
         found = self._said[self._where]
         known = found[:, 0] != NAMELESS
-        said[true_at(self._asks)[known]] = found[known]
+        said[np.flatnonzero(self._asks)[known]] = found[known]
 
 
 def look_up(wanted: Iterable[Wanted], blocks: Iterable[tuple[Int64, list[bytes | None]]]) -> None:

@@ -223,4 +223,5 @@ def _text(owner: dict[Any, Any], key: str) -> str:
     value = owner.get(key, "")
     if not isinstance(value, str):
         raise _Wrong(f"{key} is no text")
-    return value[:1000]
+    # A pickle may hold halves of surrogate pairs, which cannot be written.
+    return value[:1000].encode(errors="replace").decode()

@@ -1,0 +1,1 @@
+"""Measurements whose figures stand in the documentation: ``python -m benchmarks``."""

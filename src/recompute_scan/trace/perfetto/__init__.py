@@ -1,1 +1,0 @@
-"""Perfetto's protobuf traces (``export_chrome_trace("x.pftrace")``) to columns."""
