@@ -43,7 +43,7 @@ class Case:
     build: Build
     micro_batches: int = 1
     backwards_per_forward: int = 1
-    by_design: int = 0
+    by_design: int | tuple[int, int] = 0
     scheduled: bool = True
 
 

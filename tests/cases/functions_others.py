@@ -623,9 +623,27 @@ OTHERS = (
     Case("mlp_own_in_n", "Torch's and one half.", "doubled", _model(_halves(N, None, BUFFERED))),
     Case("mlp_n_in_own", "The other way.", "doubled", _model(_halves(BUFFERED, None, N))),
     Case("tiled_mlp", "Tiles of one half.", "partial", _model(_halves(None, None, LENGTHWISE))),
-    Case("r_round_tiled_mlp", "In torch's.", "doubled", _model(_halves(R, None, LENGTHWISE))),
-    Case("tiled_mlp_in_n", "In the other.", "doubled", _model(_halves(N, None, LENGTHWISE))),
-    Case("tiled_mlp_in_own", "In a function.", "doubled", _model(_halves(TREE, None, LENGTHWISE))),
+    Case(
+        "r_round_tiled_mlp",
+        "In torch's.",
+        "full",
+        _model(_halves(R, None, LENGTHWISE)),
+        by_design=(0, 1),
+    ),
+    Case(
+        "tiled_mlp_in_n",
+        "In the other.",
+        "full",
+        _model(_halves(N, None, LENGTHWISE)),
+        by_design=(0, 1),
+    ),
+    Case(
+        "tiled_mlp_in_own",
+        "In a function.",
+        "full",
+        _model(_halves(TREE, None, LENGTHWISE)),
+        by_design=(0, 1),
+    ),
     Case("some_own_in_r", "Every second twice.", "doubled", _model(_every_second(R, BUFFERED))),
     Case(
         "some_own_in_own", "Every second twice.", "doubled", _model(_every_second(TREE, BUFFERED))

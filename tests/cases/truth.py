@@ -64,7 +64,8 @@ class Truth:
         kept: Operators whose results a selective checkpoint kept, with how many results per
             step: the recompute takes them from memory instead of running them.
         by_design: Entries per forward and backward that a function makes for reasons of its own;
-            they are among ``recomputes``, and no part of the multiplicity.
+            they are among ``recomputes``, and no part of the multiplicity. A pair where attention
+            and MLP differ.
     """
 
     name: str
@@ -74,21 +75,24 @@ class Truth:
     backwards_per_forward: int
     layers: tuple[LayerTruth, ...]
     kept: Mapping[str, int] = field(default_factory=dict)
-    by_design: int = 0
+    by_design: int | tuple[int, int] = 0
 
     def multiplicity(self) -> tuple[tuple[float, float], ...]:
         """Recomputes by checkpoints per forward and backward, as (attention, MLP) for each layer.
 
         0 for a layer that never ran in training mode.
         """
+        both = self.by_design
+        attention, mlp = (both, both) if isinstance(both, int) else both
         return tuple(
-            (self._per_backward(x.attention), self._per_backward(x.mlp)) for x in self.layers
+            (self._per_backward(x.attention, attention), self._per_backward(x.mlp, mlp))
+            for x in self.layers
         )
 
-    def _per_backward(self, runs: Runs) -> float:
+    def _per_backward(self, runs: Runs, by_design: int) -> float:
         if runs.forward == 0:
             return 0.0
-        return runs.recomputes / (runs.forward * self.backwards_per_forward) - self.by_design
+        return runs.recomputes / (runs.forward * self.backwards_per_forward) - by_design
 
 
 def write_truth(path: Path, truth: Truth) -> None:
@@ -106,4 +110,6 @@ def truth_of(document: Mapping[str, Any]) -> Truth:
     layers = tuple(
         LayerTruth(x["name"], Runs(**x["attention"]), Runs(**x["mlp"])) for x in document["layers"]
     )
-    return Truth(**{**document, "layers": layers})
+    both = document.get("by_design", 0)
+    by_design = both if isinstance(both, int) else tuple(both)
+    return Truth(**{**document, "layers": layers, "by_design": by_design})

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from recompute_scan.cost.saved import saved_by
 from recompute_scan.model import nest
-from recompute_scan.recompute.structure import classify
+from recompute_scan.recompute.roles import classify
 from recompute_scan.trace import load
 
 WIDTH = 16

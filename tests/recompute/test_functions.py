@@ -70,9 +70,8 @@ def test_what_goes_through_its_block_in_parts_is_told_and_stays(name: str, in_pa
     for region in answer(name).regions:
         told = [one.function is not None for one in region.checkpoints if IN_PARTS in one.options]
         assert told == [True] * in_parts
-    (finding,) = (one for one in answer(name).findings if one.code == "RS001")
-    assert finding.fix is not None
-    assert ("part by part" in finding.fix.keep) is in_parts
+    doubled = [one for one in answer(name).findings if one.code == "RS001"]
+    assert len(doubled) == (not in_parts)  # what goes on in parts is a function's own design
 
 
 @every_case

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.model import nest
-from recompute_scan.recompute.roles import Role
-from recompute_scan.recompute.structure import classify
+from recompute_scan.recompute.roles import Role, classify
 from tests.trace_builder import Call, loaded, node, op, step, thread
 
 
@@ -92,7 +91,7 @@ def test_a_recompute_under_a_mode_ends_where_the_formula_begins() -> None:
     )
     forest = nest(loaded(thread(step(0, *MODED, *nodes))))
     structure = classify(forest)
-    again = [forest.names[forest.name[row]] for row in structure.rows(Role.CANDIDATE)]
+    again = [forest.names[forest.name[row]] for row in structure.rows(Role.RECOMPUTE)]
     assert again == ["aten::native_layer_norm", "aten::linear"]
     formulas = {forest.names[forest.name[row]] for row in structure.rows(Role.FORMULA)}
     assert {"aten::t", "aten::mm"} <= formulas

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recompute_scan.model import Calls, nest
-from recompute_scan.recompute.roles import Role
-from recompute_scan.recompute.structure import Structure, classify
+from recompute_scan.recompute.roles import Role, Structure, classify
 from tests.recompute.training import gradients, reentrant, reentrant_backward, run
 from tests.trace_builder import (
     ENGINE,
@@ -63,8 +62,8 @@ def test_what_runs_before_the_last_numbered_operator_of_a_node_can_be_a_recomput
     assert roles(node("GeluBackward0", *recompute, op("aten::gelu_backward"), seq=3)) == [
         ("engine:GeluBackward0", "BACKWARD"),
         ("GeluBackward0", "FORMULA"),
-        ("aten::empty", "CANDIDATE"),
-        ("aten::linear", "CANDIDATE"),
+        ("aten::empty", "RECOMPUTE"),
+        ("aten::linear", "RECOMPUTE"),
         ("aten::addmm", "INNER"),
         ("aten::gelu_backward", "FORMULA"),
     ]
@@ -76,7 +75,7 @@ def test_ranges_are_looked_through_in_both_passes() -> None:
     assert [role for name, role in roles(forward, backward) if name == "my layer"] == ["RANGE"] * 2
     assert [role for name, role in roles(forward, backward) if name == "aten::relu"] == [
         "FORWARD",
-        "CANDIDATE",
+        "RECOMPUTE",
     ]
 
 
@@ -138,7 +137,7 @@ def test_a_reentrant_recompute_and_the_backward_pass_it_starts() -> None:
     engines = structure.rows(Role.BACKWARD)
     outer, *nested = engines.tolist()
     assert structure.checkpoint_node[engines].tolist() == [True, False, False]
-    candidates = structure.rows(Role.CANDIDATE)
+    candidates = structure.rows(Role.RECOMPUTE)
     assert [calls.names[calls.name[row]] for row in candidates] == ["aten::linear", "aten::gelu"]
     assert set(structure.engine[candidates]) == {outer}
     formulas = structure.rows(Role.FORMULA)
@@ -185,7 +184,7 @@ def test_a_bare_node_counts_for_nothing_where_the_engine_marks_its_nodes() -> No
 def test_everything_inside_a_recomputed_operator_belongs_to_it() -> None:
     recompute = op("aten::linear", op("aten::addmm", launch("gemm")), seq=40)
     calls, structure = classified(thread(node("GeluBackward0", recompute, op("aten::mul"), seq=3)))
-    (candidate,) = structure.rows(Role.CANDIDATE)
+    (candidate,) = structure.rows(Role.RECOMPUTE)
     inside = [calls.names[calls.name[row]] for row in np.flatnonzero(structure.top == candidate)]
     assert inside == ["aten::linear", "aten::addmm", "cudaLaunchKernel"]
 
@@ -193,4 +192,4 @@ def test_everything_inside_a_recomputed_operator_belongs_to_it() -> None:
 def test_a_range_that_is_called_like_a_function_is_no_call_of_it() -> None:
     inside = (op("aten::linear", seq=9), op("aten::mm"))
     calls = annotation("Own", op("aten::linear", seq=3)), node("OwnBackward", *inside, seq=3)
-    assert roles(*calls)[-2:] == [("aten::linear", "CANDIDATE"), ("aten::mm", "FORMULA")]
+    assert roles(*calls)[-2:] == [("aten::linear", "RECOMPUTE"), ("aten::mm", "FORMULA")]

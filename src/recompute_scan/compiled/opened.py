@@ -20,8 +20,8 @@ from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block, numbered, with_lookalikes
 from recompute_scan.recompute.counts import Counts, Float64
 from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.spans import Span
-from recompute_scan.recompute.structure import OperatorCodes
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 

@@ -26,7 +26,7 @@ from recompute_scan.recompute.roles import Role, table
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
-_WORK = table(Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD)
+_WORK = table(Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD, Role.OWN_WORK)
 
 
 class Moments:

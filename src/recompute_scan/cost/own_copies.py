@@ -12,18 +12,18 @@ block takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.arrays import among
 from recompute_scan.cost.formulas import parse_inputs
 from recompute_scan.cost.reruns import OpSequence
-from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.own_work import find_own_work, first_of_block
-from recompute_scan.recompute.structure import Structure
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.recompute.roles import Role, Structure
+from recompute_scan.trace.columns import Int64
 
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
 
@@ -49,35 +49,25 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
         sequences: The recomputes, in pieces of a kind.
     """
     alignment, structure = facts.alignment, facts.structure
-    firsts = alignment.again[alignment.begins]
-    copying = facts.calls.matching(_COPY)[facts.calls.name[firsts]]
-    copying &= (structure.number[firsts] < 0) & (structure.function[firsts] < 0)
-    copying &= _in_others(facts, alignment.original[alignment.begins])
     own = find_own_work(facts.calls, structure, alignment)
-    working = np.zeros(len(alignment.recomputes), np.bool_)
-    working[own.recompute] = True
-    originals, owners = [], []
+    ran = np.bincount(own.recompute, minlength=len(alignment.recomputes))
+    copies = structure.rows(Role.OWN_WORK)
+    copies = copies[facts.calls.matching(_COPY)[facts.calls.name[copies]]]
+    copies = copies[structure.engine[copies].argsort(kind="stable")]
+    engine = structure.engine[copies]
+    rows, owners = [copies[:0]], [copies[:0]]
     for number, sequence in enumerate(sequences):
-        if not (copying[sequence.recompute] or working[sequence.recompute]):
-            continue
         recompute = alignment.recomputes[sequence.recompute]
-        begin = first_of_block(structure, recompute.again)
+        mine = slice(*engine.searchsorted([recompute.engine, recompute.engine + 1]).tolist())
+        if mine.start == mine.stop and not ran[sequence.recompute]:
+            continue
         if sequence.first <= middle_of_block(structure, recompute.again) < sequence.stop:
-            copies = list(_copies(facts, recompute.again, begin))
-            # Of what its node runs again without gradients only the copies are surely its own.
             work = own.rows[own.recompute == sequence.recompute]
-            work = work[~np.isin(work, recompute.original)]
-            originals.append(np.append(recompute.original[copies], work))
-            owners.append(np.full(len(originals[-1]), number))
-    if not originals:
-        return OwnRows(*np.empty((2, 0), np.int64))
-    original, first = np.unique(np.concatenate(originals), return_index=True)
-    owner = np.concatenate(owners)[first]
-    again = np.isin(alignment.original, original)
-    rows = np.append(original, alignment.again[again])
-    owner = np.append(owner, owner[original.searchsorted(alignment.original[again])])
-    order = rows.argsort()
-    return OwnRows(rows[order], owner[order])
+            again = alignment.again[among(alignment.original, work)]
+            rows += [work, again, _copies(facts, recompute.again, copies[mine])]
+            owners.append(np.full(sum(map(len, rows[-3:])), number))
+    found, first = np.unique(np.concatenate(rows), return_index=True)
+    return OwnRows(found, np.concatenate(owners)[first])
 
 
 def middle_of_block(structure: Structure, again: Int64) -> int:
@@ -85,26 +75,20 @@ def middle_of_block(structure: Structure, again: Int64) -> int:
     return (first_of_block(structure, again) + len(again)) // 2
 
 
-def _in_others(facts: RecomputeFacts, rows: Int64) -> Bool:
-    """For each row: is it right in a checkpoint function that is not torch's? That copies none."""
-    function = facts.structure.function[rows]
-    torchs = np.array([name == words.TORCHS_FUNCTION for name in facts.calls.names], np.bool_)
-    return (function >= 0) & ~torchs[facts.calls.name[function]]
-
-
-def _copies(facts: RecomputeFacts, rows: Int64, begin: int) -> Iterator[int]:
-    """Places of the copies before the block of what is as large as its input.
+def _copies(facts: RecomputeFacts, again: Int64, copies: Int64) -> Int64:
+    """Those of these copies before a block that are as large as its input.
 
     Its input is that of its first operator with a gradient. Autograd gives those before, which have
     none, the same number.
     """
-    number = facts.structure.number[rows[begin:]]
+    begin = first_of_block(facts.structure, again)
+    number = facts.structure.number[again[begin:]]
     same = int((number == number[0]).argmin()) if number[0] >= 0 else 1
-    size = _size(facts, int(rows[begin + (same or len(number)) - 1]))
-    for place, row in enumerate(rows[:begin].tolist()):
-        name = facts.calls.names[facts.calls.name[row]]
-        if size and _COPY.match(name) and _size(facts, row) == size:
-            yield place
+    size = _size(facts, int(again[begin + (same or len(number)) - 1]))
+    before = copies[copies < again[begin]]
+    wanted = [bool(size) and _size(facts, row) == size for row in before.tolist()]
+    found: Int64 = before[np.array(wanted, np.bool_)]
+    return found
 
 
 def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:

@@ -71,11 +71,8 @@ class _Passes:
         What another node ran before is that of the node that goes through it.
         """
         calls, structure = self._facts.calls, self._facts.structure
-        found, held = recompute.engine, structure.held
-        middle = int(recompute.again[len(recompute.again) // 2])
-        at = int(held.rows.searchsorted(middle, side="right")) - 1
-        if at >= 0 and middle <= held.rows[at] + calls.size[held.rows[at]]:
-            found = int(structure.engine[held.nodes[at]])
+        through = int(structure.evaluations.through[recompute.again[len(recompute.again) // 2]])
+        found = int(structure.evaluations.row[through]) if through >= 0 else recompute.engine
         return found if found >= 0 and is_of_others(calls, structure, found) else -1
 
     def _evaluated_again(self, node: int) -> Iterator[int]:

@@ -55,6 +55,7 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     edges = np.append(alignment.begins, len(alignment.again))
     ends = np.concatenate([edges[:-1], edges[1:] - 1]).reshape(2, -1)
     touched = here[alignment.again[ends]].any(axis=0) | here[alignment.original[ends]].any(axis=0)
+    touched &= ~np.array([each.by_design for each in alignment.recomputes], np.bool_)
     chosen = np.flatnonzero(touched).tolist()
     if not chosen:
         return []

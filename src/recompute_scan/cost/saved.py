@@ -6,7 +6,7 @@ import numpy as np
 
 from recompute_scan.arrays import changes
 from recompute_scan.model import Calls
-from recompute_scan.recompute.roles import Role, table
+from recompute_scan.recompute.roles import OPERATORS, Role, table
 from recompute_scan.recompute.vocabulary import COMPILED_CALL
 from recompute_scan.trace.columns import Bool, Int8, Int64, Kind
 
@@ -46,7 +46,7 @@ _RESULTS_ONLY = frozenset(_RESULTS[1].split()) - {"max", "min", "native_dropout"
 _PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
 
 # Where a number can be autograd's for a call itself, and not that of a node which ran.
-_FORWARD = table(Role.FORWARD, Role.CANDIDATE, Role.INNER, Role.RANGE)
+_FORWARD = OPERATORS | table(Role.INNER, Role.RANGE)
 
 
 def saved_by(calls: Calls, role: Int8) -> Int8:

@@ -27,8 +27,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.matching import Matcher, Recompute, SequenceMatch
 from recompute_scan.recompute.readings import Endings, Reading, correct
-from recompute_scan.recompute.roles import Role
-from recompute_scan.recompute.structure import OperatorCodes, Structure
+from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure
 from recompute_scan.recompute.work import Ran, Work
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -42,14 +41,19 @@ class Alignment(Struct, frozen=True, dict=True):
     Attributes:
         forward: Rows of all forward operators, in order of (thread, time); costless ones left
             out.
-        backwards: One entry per forward row: how many backward passes went through it; 0 for
-            an operator without gradients, or whose backward is not in the trace.
+        backwards: One entry per forward row: how many backward passes went through it, or
+            through what a function or a model ran of it by design; 0 for an operator without
+            gradients, or whose backward is not in the trace.
+        passes: How many went through it or ran it again, at least 1. A pass that ends early
+            (``autograd.grad`` with respect to the last weight of a block) runs all of a
+            checkpoint's work again and goes through some of its nodes only.
         recomputes: In order of time.
         unexplained: Rows of candidates that match nothing.
     """
 
     forward: Int64
     backwards: Int64
+    passes: Int64
     recomputes: tuple[Recompute, ...]
     unexplained: Int64
 
@@ -74,21 +78,11 @@ class Alignment(Struct, frozen=True, dict=True):
         return self.forward.searchsorted(self.original)
 
     @cached_property
-    def passes(self) -> Int64:
-        """For each forward operator: through how many backward passes its work went, at least 1.
-
-        A pass that ends early (``autograd.grad`` with respect to the last weight of a block) runs
-        all of a checkpoint's work again and goes through some of its nodes only. So what one
-        recompute ran again went through as many passes as that of its operators which most
-        passes went through.
-        """
-        passes = np.maximum(self.backwards, 1)
-        if len(self.begins):
-            together = np.maximum.reduceat(passes[self.places], self.begins)
-            np.maximum.at(
-                passes, self.places, together.repeat(sizes(self.begins, len(self.places)))
-            )
-        return passes
+    def by_design(self) -> Bool:
+        """Whether each ran again as a function or a model is made, and for no checkpoint."""
+        return np.array([each.by_design for each in self.recomputes], np.bool_).repeat(
+            sizes(self.begins, len(self.again))
+        )
 
     @cached_property
     def begins(self) -> Int64:
@@ -108,7 +102,7 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     """
     neutral = calls.matching(words.NEUTRAL)[calls.name]
     forward = true_at((structure.role == Role.FORWARD) & ~neutral)
-    candidates = true_at((structure.role == Role.CANDIDATE) & ~neutral)
+    candidates = true_at(AGAIN[structure.role] & ~neutral)
     matcher = Matcher(calls, structure, forward, candidates, starts)
     endings = Endings({})
     matches, unexplained = _match_all(matcher, endings)
@@ -118,10 +112,14 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
             break
         endings = corrected
         matches, unexplained = _match_all(matcher, endings)
+    recomputes = _with_work(matches, structure, Ran(calls, work, forward, neutral))
+    recomputes = _without_looks(recomputes, structure, matcher)
+    backwards, passes = matcher.anchors.count_passes(recomputes)
     return Alignment(
         forward=forward,
-        backwards=matcher.anchors.backwards,
-        recomputes=_with_work(matches, structure, Ran(calls, work, forward, neutral)),
+        backwards=backwards,
+        passes=passes,
+        recomputes=recomputes,
         unexplained=np.concatenate([*unexplained, candidates[:0]]),
     )
 
@@ -133,16 +131,54 @@ def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch],
     for sequence in matcher.sequences:
         found = matcher.match(sequence, endings)
         matched = sum(len(match.again) for match in found)
-        if 2 * matched < len(sequence.rows):
+        if sequence.role == Role.OWN_WORK:
+            found = _repeated(found, matches)
+        elif 2 * matched < len(sequence.rows):
             unexplained.append(sequence.rows)
             continue
         for match in found:
             matcher.anchors.remember(match.again, match.original)
         matches.extend(found)
-        if matched < len(sequence.rows):
+        if matched < len(sequence.rows) and sequence.role != Role.OWN_WORK:
             known = [match.again for match in found]
             unexplained.append(sequence.rows[~among(sequence.rows, np.concatenate(known))])
     return matches, unexplained
+
+
+def _without_looks(
+    recomputes: tuple[Recompute, ...], structure: Structure, matcher: Matcher
+) -> tuple[Recompute, ...]:
+    """The recomputes without those of hooks that only look at what has a backward pass of its own.
+
+    Gradient caching runs forward work without gradients first, and in a hook for its backward pass.
+    """
+    hooked = {
+        id(each)
+        for each in recomputes
+        if each.by_design and not structure.checkpoint_node[each.engine]
+    }
+    if not hooked:
+        return recomputes
+    own, _ = matcher.anchors.count_passes(())
+    return tuple(
+        each
+        for each in recomputes
+        if id(each) not in hooked
+        or 2 * np.count_nonzero(own[matcher.forward.searchsorted(each.original)])
+        <= len(each.original)
+    )
+
+
+def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[SequenceMatch]:
+    """Of what a function runs of its block beside the recompute: what the same node ran again.
+
+    A reversible layer gets its input back from its output so, and then runs again with gradients.
+    """
+    if not found:
+        return found
+    mine = [match.original for match in matches if match.engine == found[0].engine]
+    known = np.concatenate([found[0].original[:0], *mine])
+    return [match for match in found if among(match.original, known).any()]
 
 
 def _with_work(
@@ -158,7 +194,14 @@ def _with_work(
     whole = checkpoint | np.array([match.inner_function for match in matches], np.bool_)
     parts = np.split(ran.of(original, again, stops - 1, whole), stops[:-1])
     return tuple(
-        Recompute(match.engine, match.original, match.again, part, match.inner_function)
+        Recompute(
+            match.engine,
+            match.original,
+            match.again,
+            part,
+            match.inner_function,
+            match.role != Role.RECOMPUTE,
+        )
         for match, part in zip(matches, parts, strict=True)
     )
 

@@ -7,15 +7,21 @@ reentrant recompute the numbers are those of the recomputed operators, which lea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, distinct, ranked, sizes, tally, true_at
+from recompute_scan.arrays import among, changes, distinct, ranked, sizes, tally, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.roles import OPERATORS, Role
-from recompute_scan.recompute.structure import Structure, enclosing_engines, making_engines
+from recompute_scan.recompute.evaluations import enclosing
+from recompute_scan.recompute.roles import AGAIN, OPERATORS, Role, Structure
 from recompute_scan.trace.columns import Int64, Ints
+
+if TYPE_CHECKING:
+    from recompute_scan.recompute.matching import Recompute
 
 
 class Anchor(Struct, frozen=True):
@@ -30,11 +36,7 @@ class Anchor(Struct, frozen=True):
 
 
 class Anchors:
-    """Finds the anchor of an engine range, and knows what has been matched so far.
-
-    Attributes:
-        backwards: For each forward operator: how many backward passes went through it.
-    """
+    """Finds the anchor of an engine range, and knows what has been matched so far."""
 
     def __init__(self, calls: Calls, structure: Structure, forward: Int64, engines: Int64) -> None:
         self._calls = calls
@@ -50,7 +52,6 @@ class Anchors:
         self._outer_rows = rows[structure.number[rows].argsort(kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         self._askers = self._find_askers(engines)
-        self.backwards = self._count_backwards(structure.rows(Role.BACKWARD))
         self._run_ends, self._run_over = self._descents()
 
     def remember(self, again: Int64, original: Int64) -> None:
@@ -71,11 +72,12 @@ class Anchors:
         at, rows = self._outer(numbers)
         askers = np.full(len(engines), -1, np.int64)
         askers[at] = rows
-        enclosing = enclosing_engines(self._calls, self._structure, engines)
-        nested = true_at(enclosing >= 0)
-        enclosing = making_engines(self._structure, enclosing)
+        table = self._structure.evaluations
+        around = enclosing(table, engines)
+        nested = true_at(around >= 0)
         if len(nested):
-            askers[nested] = self._find_nested(engines[nested], enclosing[nested])
+            made = table.row[table.made_in[table.row.searchsorted(around[nested])]]
+            askers[nested] = self._find_nested(engines[nested], made)
         askers[numbers < 0] = -1
         return dict(zip(engines.tolist(), askers.tolist(), strict=True))
 
@@ -90,7 +92,7 @@ class Anchors:
         holds[enclosing] = True  # and not what is in no range, at -1
         role = structure.role
         own = holds[structure.engine] & (structure.number >= 0)
-        rows = true_at(own & ((role == Role.CANDIDATE) | (role == Role.RANGE)))
+        rows = true_at(own & (AGAIN[role] | (role == Role.RANGE)))
         if not len(rows):
             return np.full(len(engines), -1, np.int64)
         known, rank = ranked(structure.number[rows].astype(np.int64))
@@ -153,22 +155,53 @@ class Anchors:
         origin = int(self._origin[row])
         return None if origin < 0 else Anchor(-1, int(self._forward.searchsorted(origin)))
 
-    def _count_backwards(self, engines: Int64) -> Int64:
-        """For each forward operator: how often a node of its own, or of its checkpoint, ran."""
-        calls, structure = self._calls, self._structure
-        times = np.zeros(len(calls), np.int64)
-        root = self._roots()
-        if len(self._outer_rows) and len(root):
-            numbers, counts = tally(structure.number[root])
-            if len(distinct(calls.thread[self._outer_rows])) > 1:
-                counts = np.minimum(counts, 1)  # numbers of several threads repeat each other
-            at, rows = self._outer(numbers)
-            np.maximum.at(times, rows, counts[at])
-        elif len(engines):
+    def count_passes(self, recomputes: Sequence[Recompute]) -> tuple[Int64, Int64]:
+        """For each forward operator: how many backward passes went through its node; and how many
+        did or ran it again, at least 1.
+
+        A checkpoint function's node is that of all its operators, and what a function or a model
+        ran again by design went backward where that did.
+        """
+        calls, structure, forward = self._calls, self._structure, self._forward
+        table = structure.evaluations
+        root = true_at((table.parent < 0) & (table.number >= 0))
+        if not len(root) or not len(self._outer_rows):
             # No sequence numbers in this trace: all that ran before a backward has one.
-            before = calls.start[self._forward] < calls.start[engines].max()
-            return np.asarray(before, np.int64)
-        return self._of_operators(times)
+            last = calls.start[table.row].max(initial=-1)
+            backwards = np.asarray(calls.start[forward] < last, np.int64)
+            return backwards, np.maximum(backwards, 1)
+        at, rows = self._outer(table.number[root])
+        owner = self._owners()
+        pairs = rows * np.int64(len(table.row)) + table.root_pass[root[at]]
+        return self._counted(distinct(pairs), owner, recomputes)
+
+    def _counted(
+        self, pairs: Int64, owner: Int64, recomputes: Sequence[Recompute]
+    ) -> tuple[Int64, Int64]:
+        """The same, of pairs of an owner's row and a backward pass, ascending."""
+        table = self._structure.evaluations
+        many = len(table.row)
+        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
+        extra = []
+        for each in recomputes:
+            place = self._forward.searchsorted(each.original)
+            one = int(table.root_pass[table.row.searchsorted(each.engine)])
+            extra.append(2 * (place * many + one) + each.by_design)
+        if not extra:
+            return backwards, np.maximum(backwards, 1)
+        found = distinct(np.concatenate(extra))
+        place, by_design = found // 2 // many, found % 2 > 0
+        new = ~among(owner[place] * many + found // 2 % many, pairs)
+        ran = tally(found[new] // 2)[0] // many
+        passes = backwards + np.bincount(ran, minlength=len(backwards))
+        designed = tally(place[by_design & (backwards[place] == 0)])
+        backwards[designed[0]] = designed[1]
+        return backwards, np.maximum(passes, 1)
+
+    def _owners(self) -> Int64:
+        """For each forward operator: its row, or that of the outermost function around it."""
+        outermost = self._outermost_function(self._structure.function[self._forward])
+        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
 
     def _differentiated(self) -> Int64:
         """For each forward operator: when the last node of it, or of its checkpoint, began, ns.
@@ -194,9 +227,7 @@ class Anchors:
 
     def _of_operators(self, values: Int64) -> Int64:
         """For each forward operator: its value, or that of the outermost function around it."""
-        outermost = self._outermost_function(self._structure.function[self._forward])
-        whole = values[np.maximum(outermost, 0)]
-        return np.where(outermost >= 0, whole, values[self._forward])
+        return values[self._owners()]
 
     def _outermost_function(self, function: Ints) -> Ints:
         outermost: Ints = function.copy()

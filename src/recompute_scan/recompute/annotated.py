@@ -20,8 +20,7 @@ from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.roles import Role
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 # So many operators are named that differ between a recompute and its forward pass.
@@ -96,12 +95,13 @@ def read_annotations(
     # itself.
     beside = structure.function[original] > _innermost(calls, regions)[original]
     unexplained = alignment.unexplained[inside[alignment.unexplained]]
-    unexplained = unexplained[structure.role[unexplained] == Role.CANDIDATE]
+    unexplained = unexplained[structure.role[unexplained] == Role.RECOMPUTE]
     unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
     return Annotations(
         calls=tuple(marked),
         forward=alignment.forward,
-        disagreeing=int((~inside[matched] & ~beside).sum()) + len(unexplained),
+        disagreeing=int((~inside[matched] & ~beside & ~alignment.by_design).sum())
+        + len(unexplained),
         recomputed=len(matched),
         mechanisms=frozenset(
             annotation.mechanism
@@ -180,7 +180,7 @@ def count_by_marks(
         runs[places], passes[places] = call.recomputes, passes[places].max()
     inside = calls.inside(calls.named(ANY_RECOMPUTE))
     rows = alignment.unexplained
-    rows = rows[inside[rows] & (structure.role[rows] == Role.CANDIDATE)]
+    rows = rows[inside[rows] & (structure.role[rows] == Role.RECOMPUTE)]
     names = Counter(calls.names[code] for code in calls.name[rows].tolist())
     forward = [name for name in names if words.forward_only(name) or words.light_forward(name)]
     return MarkedCounts(runs, passes, tuple(forward or names)[:_MOST_NAMED])

@@ -18,8 +18,8 @@ from recompute_scan.arrays import places_of, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.lookalikes import lookalikes, patterns_of, repeats
+from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.spans import Node, Span, forest
-from recompute_scan.recompute.structure import OperatorCodes
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Int64
 

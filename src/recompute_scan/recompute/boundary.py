@@ -14,7 +14,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.matching import Recompute
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Structure
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.columns import Int64
 

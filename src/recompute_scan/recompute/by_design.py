@@ -36,7 +36,7 @@ from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.matching import Recompute
 from recompute_scan.recompute.own_work import is_of_others
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Int64, Kind, Trace
@@ -140,30 +140,17 @@ def part_own_runs(
 ) -> tuple[Alignment, tuple[DesignedRun, ...]]:
     """The alignment without what functions run of their own blocks beside the recompute, and that.
 
-    It stands directly in the node, has no gradients, and the same node runs the same operators
-    with them.
-
     Args:
         calls: The trace's calls.
         structure: Their roles.
         work: Their work on the device.
         alignment: All recomputes.
     """
-    with_gradients: dict[int, list[Int64]] = defaultdict(list)
-    without = []
-    for recompute in alignment.recomputes:
-        again = recompute.again
-        if not is_of_others(calls, structure, recompute.engine):
-            continue
-        if (structure.number[again] >= 0).any():
-            with_gradients[recompute.engine].append(recompute.original)
-        elif not (structure.function[again] >= 0).any():
-            without.append(recompute)
     own = [
         each
-        for each in without
-        if each.engine in with_gradients
-        and among(each.original, np.concatenate(with_gradients[each.engine])).any()
+        for each in alignment.recomputes
+        if structure.role[each.again[0]] == Role.OWN_WORK
+        and is_of_others(calls, structure, each.engine)
     ]
     if not own:
         return alignment, ()

@@ -11,8 +11,7 @@ from msgspec import Struct
 from recompute_scan.arrays import changes, distinct, sizes, true_at
 from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.roles import Role
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
@@ -27,8 +26,9 @@ class Counts(Struct, frozen=True):
 
     Attributes:
         rows: Row of the operator in the calls.
-        multiplicity: How often it ran again per backward pass: m.
-        runs: How often it ran again in all.
+        multiplicity: How often checkpoints ran it again per backward pass: m.
+        runs: How often checkpoints ran it again, in all.
+        by_design: How often functions did, or the model, for reasons of their own.
         weight: Time that it typically takes, ns (on the device; see ``Work.time``): the median
             over forward operators of the same name, shapes and types. A single run can be
             slow for reasons of its own: a page fault, a lazy start, another process.
@@ -53,6 +53,12 @@ class Counts(Struct, frozen=True):
     batch: Int64
     redundant_rows: Int64
     operators: tuple[str, ...] | None = None
+    by_design: Int64 | None = None
+
+    @property
+    def designed(self) -> Int64:
+        """``by_design``, or none."""
+        return np.zeros(len(self.rows), np.int64) if self.by_design is None else self.by_design
 
     def names(self, calls: Calls, places: slice) -> list[str]:
         """Names of the operators at these places."""
@@ -116,8 +122,13 @@ def count(
     rows = alignment.forward
     passes = alignment.passes
     places, shares = alignment.places, _shares(calls, work, alignment)
-    beyond = _turns(places) >= passes[places]
-    runs = np.bincount(places[alignment.ran], minlength=len(rows))
+    checkpoints = true_at(~alignment.by_design)
+    asked = places[checkpoints]
+    beyond = checkpoints[_turns(asked) >= passes[asked]]
+    runs, by_design = (
+        np.bincount(places[alignment.ran & which], minlength=len(rows))
+        for which in (~alignment.by_design, alignment.by_design)
+    )
     again, redundant = np.zeros((2, len(rows)))
     np.add.at(again, places, shares)
     np.add.at(redundant, places[beyond], shares[beyond])
@@ -128,6 +139,7 @@ def count(
         rows=rows,
         multiplicity=runs / passes,
         runs=runs,
+        by_design=by_design,
         weight=_typical(work.time[rows], calls.name[rows], calls.dims[rows]),
         again=again,
         redundant=redundant,

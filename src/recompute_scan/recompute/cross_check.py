@@ -24,7 +24,7 @@ from recompute_scan.model import Calls
 from recompute_scan.nesting import nest_intervals
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints, Kind, Trace
 
 # Counts may differ by this share of the forward pass's, and by one operator.

@@ -41,15 +41,15 @@ from recompute_scan.recompute.frames import (
     with_frames,
 )
 from recompute_scan.recompute.own_work import find_own_work, without_gradients
-from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.roles import Role, Structure, classify
 from recompute_scan.recompute.soundness import check_soundness, check_steps
 from recompute_scan.recompute.spans import spans_from_annotations, spans_from_recomputes
-from recompute_scan.recompute.structure import Structure, classify
 from recompute_scan.recompute.verdict import (
     HIDDEN_BY_COMPILER,
     MOSTLY_COMPILED,
     Compiled,
     Judgement,
+    as_designed,
     find_compiled_backward,
     judge,
     with_marks,
@@ -181,6 +181,8 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     )
     if marked is not None and judgement.by_marks:
         counts = with_marks(counts, marked)
+    if judgement.by_design:
+        counts = as_designed(counts, alignment)
     by_design = (*by_design, *own_runs)
     judgement = with_design(judgement, by_design, float(counts.weight[counts.counted].sum()))
     hidden = hides_backward(trace, calls, structure, kernels)

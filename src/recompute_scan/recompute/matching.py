@@ -5,6 +5,8 @@ Where checkpointed calls begin and end in the trace bounds what may belong toget
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from msgspec import Struct
 
@@ -13,7 +15,7 @@ from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors, Boundaries
 from recompute_scan.recompute.readings import Ending, Endings
-from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.roles import OperatorCodes, Role, Structure
 from recompute_scan.recompute.runs import (
     NEAR,
     SHORT_RUN,
@@ -23,7 +25,6 @@ from recompute_scan.recompute.runs import (
     passes_of,
     until_jump,
 )
-from recompute_scan.recompute.structure import OperatorCodes, Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints
 
 
@@ -38,6 +39,7 @@ class Recompute(Struct, frozen=True):
             is entered but does no work; selective checkpointing returns saved results.
         inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
             re-running a reentrant inner one.
+        by_design: A function or a model did it for reasons of its own, and no checkpoint.
     """
 
     engine: int
@@ -45,6 +47,7 @@ class Recompute(Struct, frozen=True):
     again: Int64
     ran: Bool
     inner_function: bool
+    by_design: bool = False
 
 
 class SequenceMatch(Struct, frozen=True):
@@ -54,6 +57,7 @@ class SequenceMatch(Struct, frozen=True):
     original: Int64
     again: Int64
     inner_function: bool
+    role: int
 
 
 class NodeSequence(Struct, frozen=True):
@@ -66,6 +70,7 @@ class NodeSequence(Struct, frozen=True):
         unpacking: How many at the beginning bring back what a checkpoint inside offloading saved.
         lowest: First place of the forward pass that they may repeat.
         highest: Place behind the last.
+        role: The :class:`Role` of all of them.
     """
 
     engine: int
@@ -74,6 +79,7 @@ class NodeSequence(Struct, frozen=True):
     unpacking: int
     lowest: int
     highest: int
+    role: int
 
     def unpacked(self) -> tuple[Int64, Sequence]:
         """Rows and operators behind those that bring back."""
@@ -118,7 +124,6 @@ class Matcher:
                 structure.function[forward],
             )
         )
-        self._formula_ends = _have_unnumbered_formula(structure)
         self._one_thread = len(distinct(calls.thread[forward])) <= 1
         self.sequences = self._list_sequences(candidates, starts, code, boundaries)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
@@ -131,10 +136,11 @@ class Matcher:
         if not len(candidates):
             return []
         calls, structure = self._calls, self.structure
-        order = np.lexsort((candidates, calls.start[structure.engine[candidates]]))
-        rows = candidates[order]
+        role = structure.role[candidates]
+        order = np.lexsort((candidates, role, calls.start[structure.engine[candidates]]))
+        rows, role = candidates[order], role[order]
         engine: Int64 = structure.engine[rows].astype(np.int64)
-        begins = true_at(changes(engine))
+        begins = true_at(changes(engine, role))
         engines = engine[begins]
         lowest, highest = self._bounds(engines, starts)
         codes, function = code[rows], structure.function[rows]
@@ -149,9 +155,13 @@ class Matcher:
                 unpacking=skipped,
                 lowest=low,
                 highest=high,
+                role=what,
             )
-            for node, begin, end, skipped, low, high in zip(
-                *(a.tolist() for a in (engines, begins, ends, unpacking, lowest, highest)),
+            for node, begin, end, skipped, low, high, what in zip(
+                *(
+                    a.tolist()
+                    for a in (engines, begins, ends, unpacking, lowest, highest, role[begins])
+                ),
                 strict=True,
             )
         ]
@@ -192,6 +202,14 @@ class Matcher:
         sequence, wanted = node.unpacked()
         anchor = self.anchors.find(engine)
         checkpoint_node = bool(self.structure.checkpoint_node[engine])
+        if checkpoint_node and self._goes_in_parts(engine):
+            if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
+                whole = self._once_each(node, anchor)
+                if whole:
+                    return whole
+            elif node.role == Role.RECOMPUTE and anchor is not None:
+                # An outer checkpoint's, asked for by the function's node.
+                checkpoint_node, anchor = False, Anchor(-1, anchor.last)
         runs: list[Run] = []
         for floor, known in self._ways(engine, anchor, node.lowest, ending):
             found = self._runs(wanted, anchor, floor, node.highest, known)
@@ -200,17 +218,41 @@ class Matcher:
             if _explained(runs) == len(wanted):
                 break
         parts = passes_of(runs)
-        if not self._formula_ends[engine] and not checkpoint_node:
-            # Every operator of this node is numbered: gradients of gradients, where a formula
-            # looks like a forward pass. Only long runs count.
-            parts = [[run for run in part if run.length > SHORT_RUN] for part in parts]
-            parts = [part for part in parts if part]
         if checkpoint_node:
             # The node's own recompute comes last, after that of an outer checkpoint, which runs
             # its function; a few operators outside that unpack the node's inputs.
             own = parts[-1:]
             parts = [part for part in parts[:-1] if not _unpacks(wanted, part)] + own
-        return [self._matched(engine, sequence, wanted, part) for part in parts]
+        return [self._matched(node, sequence, wanted, part) for part in parts]
+
+    def _goes_in_parts(self, engine: int) -> bool:
+        name = words.function_of(self._calls.names[self._calls.name[engine]])
+        return name in self.structure.functions.in_parts
+
+    def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[SequenceMatch]:
+        """What a function ran again part by part, in any order: each of its operators once.
+
+        None where its node ran more of a kind than its call.
+        """
+        codes = self._sequence.codes[anchor.first : anchor.last + 1]
+        wanted = node.operators.codes
+        places = np.full(len(wanted), -1, np.int64)
+        for code in distinct(wanted).tolist():
+            here, there = true_at(wanted == code), true_at(codes == code)
+            if len(here) > len(there):
+                return []
+            places[here] = anchor.first + there[: len(here)]
+        cuts = [0, *(true_at(places[1:] < places[:-1]) + 1).tolist(), len(places)]
+        return [
+            SequenceMatch(
+                engine=node.engine,
+                original=self.forward[places[begin:end]],
+                again=node.rows[begin:end],
+                inner_function=False,
+                role=node.role,
+            )
+            for begin, end in itertools.pairwise(cuts)
+        ]
 
     def _ways(
         self, engine: int, anchor: Anchor | None, lowest: int, ending: Ending | None
@@ -251,12 +293,13 @@ class Matcher:
         return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
 
     def _matched(
-        self, engine: int, rows: Int64, wanted: Sequence, runs: list[Run]
+        self, node: NodeSequence, rows: Int64, wanted: Sequence, runs: list[Run]
     ) -> SequenceMatch:
         parts = [slice(run.start, run.start + run.length) for run in runs]
         functions = _joined([wanted.function[part] for part in parts])
         return SequenceMatch(
-            engine=engine,
+            engine=node.engine,
+            role=node.role,
             original=_joined([self.forward[run.place : run.stop] for run in runs]),
             again=_joined([rows[part] for part in parts]),
             inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
@@ -269,14 +312,6 @@ def _joined(parts: list[Ints]) -> Ints:
 
 def _unpacks(wanted: Sequence, part: list[Run]) -> bool:
     return bool(wanted.function[part[0].start] < 0) and _explained(part) < SHORT_RUN
-
-
-def _have_unnumbered_formula(structure: Structure) -> Bool:
-    """For each engine range: did its node run an operator without a sequence number?"""
-    formula = (structure.role == Role.FORMULA) & (structure.number < 0)
-    found = np.zeros(len(structure.role), np.bool_)
-    found[structure.engine[formula & (structure.engine >= 0)]] = True
-    return found
 
 
 def _explained(runs: list[Run]) -> int:

@@ -16,7 +16,7 @@ from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Structure
 from recompute_scan.trace.columns import Int64
 
 

@@ -147,10 +147,15 @@ def _by_order(readings: Iterable[Reading]) -> dict[bytes, Ending]:
 
 
 def _by_keeping(readings: Iterable[Reading]) -> dict[bytes, Ending]:
+    # What has no gradient is kept as it is: the first block's input tells nothing where others of
+    # its operators keep theirs (`_recomputation_hook`).
+    readings = list(readings)
+    kept = {reading.key for reading in readings if reading.asked and reading.forgotten is None}
     return {
         reading.key: Ending(len(reading.operators), reading.expected - reading.forgotten - 1)
         for reading in readings
         if reading.asked and reading.forgotten is not None and reading.forgotten < reading.expected
+        if reading.key not in kept
     }
 
 

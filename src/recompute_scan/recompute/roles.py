@@ -1,34 +1,513 @@
-"""What a call can be: forward work, perhaps a recompute, a node's own formula, or none of these."""
+"""What each outermost operator is: forward work, a recompute, or work of the backward pass.
+
+One ordered table of rules (:data:`RULES`) decides, by where an operator ran among the evaluations
+of autograd nodes and by what became of the nodes that it made
+(:mod:`recompute_scan.recompute.evaluations`). The first rule that holds counts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
-from recompute_scan.trace.columns import Bool
+from recompute_scan.arrays import among, distinct, true_at
+from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute.checkpoints import CheckpointFunctions, find_checkpoint_functions
+from recompute_scan.recompute.evaluations import (
+    NEVER,
+    Evaluations,
+    Fate,
+    find_evaluations,
+    numbers_of,
+    under_a_mode,
+)
+from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
+
+# Of so few operators that a function's node runs, its own call alone can be its gradient.
+_ADJOINT = 3
 
 
 class Role:
     """What a call is. Plain numbers: NumPy compares with an enumeration's five times as slowly."""
 
     INNER: Final = 0  # inside a call that has a role
-    FORWARD: Final = 1  # outermost operator of forward work
-    CANDIDATE: Final = 2  # outermost operator where a recompute can stand
+    FORWARD: Final = 1  # forward work
+    RECOMPUTE: Final = 2  # forward work again, for a checkpoint
     RANGE: Final = 3  # looked through: annotations, checkpoint functions
     BACKWARD: Final = 4  # the engine's range around one node
-    FORMULA: Final = 5  # the node itself, or an operator of its own formula
+    FORMULA: Final = 5  # the node itself, what its formula runs, or a gradient hook
     OPTIMIZER: Final = 6
     PLUMBING: Final = 7  # communication and resharding
+    BY_DESIGN: Final = 8  # forward work again, as a function or a model is made
+    OWN_WORK: Final = 9  # what a checkpoint function works out beside its block
 
 
 def table(*roles: int) -> Bool:
     """For each role: is it one of these?"""
-    found = np.zeros(Role.PLUMBING + 1, np.bool_)
+    found = np.zeros(Role.OWN_WORK + 1, np.bool_)
     found[list(roles)] = True
     return found
 
 
-# For each role: what is looked through, and the outermost operators of forward work.
+# For each role: what is looked through; forward work run again; outermost operators of either.
 LOOKED_THROUGH = table(Role.RANGE, Role.BACKWARD)
-OPERATORS = table(Role.FORWARD, Role.CANDIDATE)
+AGAIN = table(Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
+OPERATORS = table(Role.FORWARD, Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
+
+
+class Structure(Struct, frozen=True):
+    """One entry per call.
+
+    Attributes:
+        role: A :class:`Role`.
+        engine: Row of the innermost engine range that holds the call (itself for one), or -1.
+        top: Row of the outermost operator with a role of its own that holds the call, or -1.
+        function: Row of the innermost checkpoint function *inside the same engine range* that
+            holds the call, or -1.
+        checkpoint_node: For engine ranges: is its node a checkpoint function's?
+        functions: The checkpoint functions in the trace, by name.
+        number: Autograd's sequence number of the call; for an outermost operator without one
+            (TorchScript), the lowest inside it; for an engine range, its node's; -1 for none.
+        roots: Rows of the engine ranges that are in no other, in order.
+        told: Rows of the operators whose number is that of the node that they made: they have
+            none of their own.
+        evaluations: The evaluations of autograd nodes.
+    """
+
+    role: Int8
+    engine: Int32
+    top: Int32
+    function: Int32
+    checkpoint_node: Bool
+    functions: CheckpointFunctions
+    number: Ints
+    roots: Int64
+    told: Int64
+    evaluations: Evaluations
+
+    def rows(self, role: int) -> Int64:
+        """Rows with that role, in order."""
+        return true_at(self.role == role)
+
+
+class Operators:
+    """The outermost operators of a trace, as the rules see them; one entry each.
+
+    Args:
+        calls: The trace's calls.
+        table: Its evaluations.
+        functions: Its checkpoint functions.
+        rows: Rows of the operators.
+        call: For each call: the outermost call of a checkpoint function that holds it in the same
+            evaluation, or -1.
+        optimizer: For each call: is it an optimizer's?
+        moded: For each call: is it a recompute that has no number, as under a dispatch mode?
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        table: Evaluations,
+        functions: CheckpointFunctions,
+        rows: Int64,
+        call: Int32,
+        optimizer: Bool,
+        moded: Bool,
+    ) -> None:
+        self.calls, self.table, self.rows = calls, table, rows
+        self._functions = functions
+        self.optimizer = optimizer[rows]
+        self.moded = moded[rows]
+        self.home = table.of[rows]
+        self.begin = calls.start[rows]
+        # What a function's call holds has no nodes of its own: it shares the fate of the call.
+        self.fate = table.fate[np.where(call[rows] >= 0, call[rows], rows)]
+        self.graded = self.fate > Fate.NONE
+        # With gradients on, what makes no node bears the number of the next that does.
+        written = np.array([*functions.called.values()], calls.name.dtype)
+        self.numbered = (calls.sequence[rows] >= 0) & ~among(calls.name[rows], written)
+        self.in_backward = self.home >= 0
+
+    @cached_property
+    def plumbing(self) -> Bool:
+        """Is it communication or resharding?"""
+        return self.calls.matching(words.PLUMBING)[self.calls.name[self.rows]]
+
+    @cached_property
+    def beside(self) -> Bool:
+        """Is it in an evaluation and not in its node, as gradient hooks are, or adds a gradient?"""
+        beside = ~self.table.in_node[self.rows] & np.append(self.table.node >= 0, False)[self.home]
+        return np.asarray(beside | self.in_node_of({words.function_of(words.ACCUMULATE_GRAD)}))
+
+    @cached_property
+    def held_beside(self) -> Bool:
+        """Is it beside a node, and not behind the last that a nested pass goes through?"""
+        last = self.last(self.beside & (self.fate >= Fate.HELD))
+        return np.asarray(self.beside & (self.begin <= last))
+
+    @cached_property
+    def by_hook(self) -> Bool:
+        """Does a backward pass begin in its evaluation beside the node?"""
+        return np.append(self.table.by_hook, False)[self.home]
+
+    @cached_property
+    def in_checkpoint(self) -> Bool:
+        """Is it in the node of a checkpoint function?"""
+        return self.in_node_of(self._functions.names)
+
+    @cached_property
+    def in_parts(self) -> Bool:
+        """Is it in the node of a function that goes back and forth, part by part?"""
+        return self.in_node_of(self._functions.in_parts)
+
+    @cached_property
+    def surrounded(self) -> Bool:
+        """Is it of a block that the node goes through around it? torch's runs nothing else."""
+        goes = self.in_checkpoint & (self.fate >= Fate.HELD)
+        between = (self.begin > self.first(goes)) & (self.begin < self.last(goes))
+        return np.asarray(self.in_node_of({words.TORCHS_FUNCTION}) | between)
+
+    @cached_property
+    def before_nested(self) -> Bool:
+        """Did it begin before the first backward pass in its evaluation?"""
+        return np.asarray(self.begin < np.append(self.table.nested_at, 0)[self.home])
+
+    @cached_property
+    def asked(self) -> Bool:
+        """Did it begin no later than the last operator that a saved tensor was asked of?
+
+        A recompute comes before the formula that asked for it, and makes nodes that nobody
+        evaluates. In a pass that keeps its graph formulas make such nodes too, and what a recompute
+        is asked for it keeps, detached inside the operator that saves it.
+        """
+        asked = (self.fate == Fate.DISCARDED) | (self.fate == Fate.HELD)
+        table = self.table
+        later = table.of[(table.fate == Fate.LATER) & (table.of >= 0)]
+        keeping = among(table.engine_pass, distinct(table.engine_pass[later]))
+        asked &= ~np.append(keeping, False)[self.home] | _holds(self.calls, words.DETACH, self.rows)
+        asked &= (self.fate == Fate.HELD) | ~self._of_gradient()
+        return np.asarray(self.begin <= self.last((asked | self.moded) & ~self.beside))
+
+    def _of_gradient(self) -> Bool:
+        """Is it what a function's own gradient runs again of other functions?
+
+        A checkpoint whose saved tensor a node asks for holds the call that saved it. So where the
+        node of a function that somebody wrote does not run its own call, no checkpoint asked for
+        what it runs; where it does, a checkpoint's recompute ends with that, but for work that its
+        call does not hold.
+        """
+        calls, table = self.calls, self.table
+        codes = {name: code for code, name in enumerate(calls.names)}
+        own = np.full(len(calls.names), -1, np.int64)
+        for node, called in self._functions.called.items():
+            own[node] = own[codes.get(f"{words.ENGINE}{calls.names[node]}", node)] = called
+        written = distinct(own[own >= 0])
+        functions = true_at(among(calls.name.astype(np.int64), written) & (calls.kind == Kind.OP))
+        own[~among(own, distinct(calls.name[functions].astype(np.int64)))] = -1
+        function = np.append(own[calls.name[table.row]], -1)
+        last = np.full(len(function), -1, np.int64)
+        inside = functions[table.of[functions] >= 0]
+        mine = inside[calls.name[inside] == function[table.of[inside]]]
+        last[table.of[mine]] = mine
+        # A function that is its own adjoint runs nothing else (an all-to-all).
+        ends = self.last(self.in_backward)
+        few = np.bincount(self.home[self.in_backward], minlength=len(function)) <= _ADJOINT
+        own_call: Int64 = last[self.home]
+        own_call[few[self.home] & (calls.start[own_call] >= ends)] = -1
+        found: Bool = (function[self.home] >= 0) & (own_call < 0)
+        behind = true_at((own_call >= 0) & (self.rows > own_call + calls.size[own_call]))
+        behind = behind[among(calls.name[self.rows[behind]].astype(np.int64), written)]
+        for place in behind.tolist():
+            call = int(own_call[place])
+            held = calls.name[call + 1 : call + 1 + calls.size[call]]
+            found[place] = calls.name[self.rows[place]] in held
+        return found
+
+    @cached_property
+    def rebuilding(self) -> Bool:
+        """Did it begin no earlier than the first operator that its own evaluation goes through?"""
+        return np.asarray(self.begin >= self.first(self.fate == Fate.REBUILT))
+
+    def in_node_of(self, functions: Collection[str]) -> Bool:
+        """Is it in an evaluation of a node of these functions?"""
+        known = [words.function_of(name) in functions for name in self.calls.names]
+        named = np.array(known, np.bool_)[self.calls.name[self.table.row]]
+        return np.append(named, False)[self.home]
+
+    def last(self, holds: Bool) -> Int64:
+        """For each: when the last operator of its evaluation began for which this holds; or -1."""
+        found = np.full(len(self.table.row) + 1, -1, np.int64)
+        np.maximum.at(found, self.home[holds], self.begin[holds])
+        return found[self.home]
+
+    def first(self, holds: Bool) -> Int64:
+        """For each: when the first one did; or ``NEVER``."""
+        found = np.full(len(self.table.row) + 1, NEVER)
+        np.minimum.at(found, self.home[holds], self.begin[holds])
+        return found[self.home]
+
+
+class Rule(Struct, frozen=True):
+    """One row of the table.
+
+    Attributes:
+        name: What it is called where it is spoken of.
+        role: What an operator is for which it holds and no rule before it.
+        holds: For each operator: does it?
+        case: A case of ``tests/recompute/test_rules.py`` that is answered wrongly without it.
+    """
+
+    name: str
+    role: int
+    holds: Callable[[Operators], Bool]
+    case: str
+
+
+RULES: Final = (
+    # FSDP gathers in its forward and in its backward: it would look like recomputed work.
+    Rule("1 plumbing", Role.PLUMBING, lambda o: o.plumbing, "doubled_llama_fsdp"),
+    # An update runs without gradients and in no evaluation, as what a closure holds does.
+    Rule("1 optimizer", Role.OPTIMIZER, lambda o: o.optimizer, "r_outside"),
+    # In no evaluation: ``Engine::evaluate_function`` runs whatever a backward pass runs.
+    Rule("2 forward", Role.FORWARD, lambda o: ~o.in_backward, "n_outside"),
+    # A hook may begin a pass through what it ran: a loss that is worked out in its gradient's hook.
+    Rule("3 hook's pass", Role.BY_DESIGN, lambda o: o.held_beside & o.by_hook, "gradient_caching"),
+    # Or it runs what the node behind it goes through (``call_tensor_pre_hooks``, engine.cpp).
+    Rule("3 hook before a node", Role.RECOMPUTE, lambda o: o.held_beside, "hooked_block"),
+    # Else hooks ask for no saved tensor, nor does the sum of a parameter's gradients.
+    Rule("3 beside a node", Role.FORMULA, lambda o: o.beside, "hook_before_recompute"),
+    # A function that goes back and forth runs each part again for its own gradient.
+    Rule(
+        "4 in parts",
+        Role.BY_DESIGN,
+        lambda o: o.in_parts & o.graded & o.rebuilding,
+        "tiles_in_n",
+    ),
+    # ``CheckpointFunction.backward`` runs its block with gradients on.
+    Rule(
+        "4 checkpoint",
+        Role.RECOMPUTE,
+        lambda o: o.in_checkpoint & (o.graded | (o.numbered & o.before_nested)),
+        "stash",
+    ),
+    # What of a block has no gradients at all is between what has, and before the nested pass.
+    Rule(
+        "4 ungraded",
+        Role.RECOMPUTE,
+        lambda o: o.in_checkpoint & ~o.in_parts & o.surrounded & o.before_nested,
+        "notes",
+    ),
+    # Such as an input that a function brings back, or an inverse.
+    Rule("4 own work", Role.OWN_WORK, lambda o: o.in_checkpoint, "looks_twice"),
+    # ``unpack_hook`` runs the block in whichever node asks first.
+    Rule("5 asked for", Role.RECOMPUTE, lambda o: o.asked, "n_outside"),
+    Rule("6 formula", Role.FORMULA, lambda o: o.in_backward, "no_checkpoint"),
+)
+
+
+def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
+    """The role of every call; see :class:`Structure`."""
+    evaluations = find_evaluations(calls)
+    functions = find_checkpoint_functions(calls, evaluations)
+    closures, optimizer = _optimizers(calls)
+    forest = _find_outermost(calls, evaluations, functions, closures, optimizer)
+    _add_updates(calls, evaluations, closures, optimizer)
+    operator = forest.top & (calls.kind == Kind.OP) & ~optimizer
+    number, told = numbers_of(calls, operator, evaluations)
+    rows = true_at(forest.top)
+    moded = np.zeros(len(calls), np.bool_)
+    if len(told):
+        asking = np.append(among(evaluations.number, number[told].astype(np.int64)), False)
+        some = rows[asking[evaluations.of[rows]] & (calls.sequence[rows] < 0)]
+        moded[some] = under_a_mode(calls, some)
+    operators = Operators(
+        calls, evaluations, functions, rows, forest.outer_function, optimizer, moded
+    )
+    decided = np.full(len(rows), Role.INNER, np.int8)
+    for rule in rules:
+        decided[(decided == Role.INNER) & rule.holds(operators)] = rule.role
+    role = forest.role
+    role[rows] = decided
+    engine = np.append(evaluations.row, -1)[evaluations.of].astype(np.int32)
+    return Structure(
+        role=role,
+        engine=engine,
+        top=_tops(calls, role),
+        function=forest.function,
+        checkpoint_node=_checkpoint_nodes(calls, evaluations, functions),
+        functions=functions,
+        number=number,
+        roots=evaluations.row[evaluations.parent < 0],
+        told=told,
+        evaluations=evaluations,
+    )
+
+
+class _Forest(Struct, frozen=True):
+    """Per call: its role by place; whether it is outermost; functions' calls around it."""
+
+    role: Int8
+    top: Bool
+    function: Int32
+    outer_function: Int32
+
+
+def _find_outermost(
+    calls: Calls,
+    evaluations: Evaluations,
+    functions: CheckpointFunctions,
+    closures: Int64,
+    optimizer: Bool,
+) -> _Forest:
+    """Which operators are in nothing but what is looked through."""
+    size = len(calls)
+    is_op = calls.kind == Kind.OP
+    begins = np.zeros(size, np.bool_)
+    begins[evaluations.row] = True
+    is_function = np.array([name in functions.names for name in calls.names], np.bool_)
+    is_function = is_function[calls.name] & is_op
+    plumbing = calls.matching(words.PLUMBING)[calls.name] & (calls.kind != Kind.RUNTIME)
+    through = (calls.kind == Kind.ANNOTATION) | is_function | evaluations.special
+    through |= _holding_backward(calls, evaluations) | _broken_regions(calls)
+    through &= ~plumbing & ~optimizer
+    through[closures] = True
+    through |= evaluations.special
+    counts = is_op | optimizer | plumbing
+    checkpoint_node = _checkpoint_nodes(calls, evaluations, functions)
+    of_checkpoint = np.append(checkpoint_node[evaluations.row], False)[evaluations.of]
+    # A call in no other has row -1 for its parent: what is behind the last.
+    role = np.full(size + 1, Role.INNER, np.int8)
+    opened = np.ones(size + 1, np.bool_)
+    function = np.full(size + 1, -1, np.int32)
+    outer = np.full(size + 1, -1, np.int32)
+    for rows in calls.levels():
+        above = calls.parent[rows].astype(np.intp)
+        function[rows], outer[rows] = function[above], outer[above]
+        opened[rows] = False
+        some = true_at(opened[above] | begins[rows])
+        if not len(some):
+            continue
+        free = rows[some]
+        special, looked = evaluations.special[free], through[free]
+        function[free[special]] = outer[free[special]] = -1
+        own = free[looked & is_function[free] & ~special]
+        function[own] = own
+        own = own[outer[own] < 0]
+        outer[own] = own
+        role[free[looked]] = Role.RANGE
+        role[free[special & ~of_checkpoint[free]]] = Role.FORMULA
+        role[free[begins[free]]] = Role.BACKWARD
+        role[free[~looked & counts[free]]] = Role.FORWARD
+        opened[free] = looked
+    return _Forest(role[:-1], role[:-1] == Role.FORWARD, function[:-1], outer[:-1])
+
+
+def _optimizers(calls: Calls) -> tuple[Int64, Bool]:
+    """Rows of optimizer ranges that hold forward work; and for each call: is it another such range?
+
+    ``optimizer.step(closure)`` holds it; Lightning steps so by default. An update itself runs
+    without gradients, so that none of its operators has a sequence number.
+    """
+    optimizer = calls.matching(words.OPTIMIZER)[calls.name]
+    ranges = true_at(optimizer)
+    numbered = true_at((calls.sequence >= 0) & (calls.kind == Kind.OP))
+    first = numbered.searchsorted(ranges + 1)
+    closures = ranges[first < numbered.searchsorted(ranges + 1 + calls.size[ranges])]
+    optimizer[closures] = False
+    return closures, optimizer
+
+
+def _add_updates(calls: Calls, evaluations: Evaluations, closures: Int64, optimizer: Bool) -> None:
+    """Add what follows the closure in an optimizer's range to ``optimizer``, in place."""
+    engines, of = evaluations.row, evaluations.of
+    for row in closures.tolist():
+        inside = np.arange(row + 1, row + 1 + calls.size[row])
+        # On a GPU the backward pass runs in another thread, and the closure waits for it.
+        began = calls.start[engines]
+        within = engines[(began >= calls.start[row]) & (began < calls.end[row])]
+        last = inside[(calls.sequence[inside] >= 0) & (calls.kind[inside] == Kind.OP)]
+        update = max(calls.end[within].max(initial=0), calls.end[last].max(initial=0))
+        optimizer[inside[(of[inside] < 0) & (calls.start[inside] >= update)]] = True
+
+
+def _holding_backward(calls: Calls, evaluations: Evaluations) -> Bool:
+    """For each call: does it hold evaluations, and is no autograd function? Then it is a range.
+
+    ``torch.compile`` puts ranges around the functions that it was given and what they call, with
+    the backward passes that these start.
+    """
+    rows = true_at((calls.size > 0) & (calls.sequence < 0))
+    first, last = (evaluations.row.searchsorted(rows + 1 + more) for more in (0, calls.size[rows]))
+    held = np.zeros(len(calls), np.bool_)
+    held[rows[last > first]] = True
+    return held
+
+
+def _broken_regions(calls: Calls) -> Bool:
+    """For each call: is it a compiled region that a graph break divides, or that runs in Python?
+
+    It holds other regions, or operators with numbers of their own outside compiled functions. All
+    versions of its code are looked through, so that a recompute looks like its forward.
+    """
+    names = [words.COMPILED_REGION.match(name) for name in calls.names]
+    region = np.array([name is not None for name in names], np.bool_)
+    broken = np.zeros(len(calls), np.bool_)
+    rows = true_at(region[calls.name])
+    if not len(rows):
+        return broken
+    compiled = calls.matching(words.COMPILED_FUNCTION)[calls.name]
+    hidden = calls.within(true_at(compiled))
+    own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
+    told = np.append(0, np.cumsum(own | region[calls.name]))
+    divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
+    frames = {match[1] for code in distinct(calls.name[divided]) if (match := names[code])}
+    same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
+    return np.asarray(same[calls.name], np.bool_)
+
+
+class OperatorCodes:
+    """One number per call, equal for calls of equal (or alike) name, shapes and types.
+
+    ``codes[rows]`` are those of some rows; they are not kept.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._kind = words.alike(calls.names) * (int(calls.dims.max(initial=0)) + 1)
+
+    def __getitem__(self, rows: Ints) -> Int64:
+        codes: Int64 = self._kind[self._calls.name[rows]] + self._calls.dims[rows]
+        return codes
+
+
+def _tops(calls: Calls, role: Int8) -> Int32:
+    """Row of the outermost operator with a role around each call; a node stands for its formula."""
+    top = np.full(len(calls) + 1, -1, np.int32)  # see `_find_outermost`
+    for rows in calls.levels():
+        above = top.take(calls.parent[rows])
+        own = role[rows]
+        within = (own == Role.INNER) | ((own == Role.FORMULA) & (above >= 0))
+        top[rows] = np.where(LOOKED_THROUGH[own], -1, np.where(within, above, rows))
+    return top[:-1]
+
+
+def _checkpoint_nodes(
+    calls: Calls, evaluations: Evaluations, functions: CheckpointFunctions
+) -> Bool:
+    """For engine ranges: is its node a checkpoint function's?"""
+    known = [words.function_of(name) in functions.names for name in calls.names]
+    found = np.zeros(len(calls), np.bool_)
+    found[evaluations.row] = np.array(known, np.bool_)[calls.name[evaluations.row]]
+    return found
+
+
+def _holds(calls: Calls, name: str, rows: Int64) -> Bool:
+    """For each row: does the call hold one of that name?"""
+    named = np.array([one == name for one in calls.names], np.bool_)[calls.name]
+    before = np.append(0, named.cumsum())
+    return np.asarray(before[rows + 1 + calls.size[rows]] > before[rows + 1])

@@ -27,8 +27,7 @@ from recompute_scan.arrays import changes, distinct, places_of, ranked, sizes, t
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.roles import LOOKED_THROUGH, Role
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import LOOKED_THROUGH, Role, Structure
 from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 
 # Smaller shares are found in sound traces.

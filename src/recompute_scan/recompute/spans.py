@@ -27,7 +27,7 @@ from recompute_scan.recompute.boundary import (
 )
 from recompute_scan.recompute.matching import Recompute
 from recompute_scan.recompute.own_work import find_own_work
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Structure
 from recompute_scan.result import Checkpoint, Variant
 
 

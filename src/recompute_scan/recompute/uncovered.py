@@ -20,7 +20,7 @@ from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block, by_pass, forward_passes
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.lookalikes import SHORTEST_LOOKALIKE
-from recompute_scan.recompute.structure import OperatorCodes
+from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.trace.columns import Bool, Int64
 
 # As much of a block's operators in a row is a layer, or most of one.

@@ -16,8 +16,7 @@ from recompute_scan.recompute.annotated import MarkedCounts
 from recompute_scan.recompute.blocks import Block
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.cross_check import PlainCounts
-from recompute_scan.recompute.roles import Role
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.uncovered import leaves_layers
 from recompute_scan.result import Verdict
 from recompute_scan.trace.columns import Bool, Int64, Kind
@@ -47,7 +46,7 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
     if not len(mine):
         return None
     # A node can hold the recompute that it asked for: that is not compiled into it.
-    asked = among(structure.engine, mine) & (structure.role == Role.CANDIDATE)
+    asked = among(structure.engine, mine) & (structure.role == Role.RECOMPUTE)
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
     whole = int(calls.duration[structure.roots].sum())
     forward = np.array(
@@ -87,6 +86,7 @@ class Judgement(Struct, frozen=True):
         highest: Highest m that matters.
         mean: Time-weighted mean m over the forward operators that have a backward.
         share: Share of their time that ran again at least once, 0..1.
+        by_design: Whether nothing ran again but by design, which the numbers then count.
         by_marks: Whether the annotations of the recorded checkpoints gave the count, which the
             operators
             alone could not.
@@ -100,6 +100,7 @@ class Judgement(Struct, frozen=True):
     mean: float | None = None
     share: float | None = None
     by_marks: bool = False
+    by_design: bool = False
     differing: tuple[str, ...] = ()
 
 
@@ -132,6 +133,8 @@ def judge(
     counted = counts.counted
     names = counts.names(calls, slice(None))
     recomputed = bool((counts.runs[counted] > 0).any())
+    designed = not recomputed and bool((counts.designed[counted] > 0).any())
+    recomputed |= designed
     reason = _reason(calls, structure, counts, recomputed, compiled, any_kernel)
     if reason == NO_BACKWARD_OF_ITS_OWN and in_hooks:
         reason = (
@@ -175,11 +178,19 @@ def judge(
     if reason is not None:
         differing = marked.differing if marked is not None else ()
         return Judgement("inconclusive", reason, differing=differing)
-    designed = bool(alignment.recomputes) and _by_design(calls, structure, alignment)
-    found = weigh(counts, blocks, names, by_design=designed)
+    if designed:
+        again = as_designed(counts, alignment)
+        return replace(weigh(again, blocks, names), verdict="partial", by_design=True)
+    found = weigh(counts, blocks, names)
     if found.verdict == "full" and leaves_layers(calls, counts, blocks):
         return replace(found, verdict="partial")
     return found
+
+
+def as_designed(counts: Counts, alignment: Alignment) -> Counts:
+    """The counts of what functions and the model ran again for reasons of their own."""
+    runs = counts.designed
+    return replace(counts, runs=runs, multiplicity=runs / alignment.passes)
 
 
 def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
@@ -194,8 +205,6 @@ def weigh(
     counts: Counts,
     blocks: Sequence[Block],
     names: Sequence[str],
-    *,
-    by_design: bool = False,
 ) -> Judgement:
     """The verdict that counts and blocks come to.
 
@@ -203,7 +212,6 @@ def weigh(
         counts: The counts.
         blocks: The blocks of all forward passes.
         names: Names of the operators counted; none where they are those of graphs.
-        by_design: Whether only such work ran again as models recompute by themselves.
     """
     known = {name: words.forward_only(name) for name in {*names}}
     heavy = np.zeros(len(counts.rows), np.bool_)
@@ -211,14 +219,14 @@ def weigh(
     counted = counts.counted
     highest = counts.highest(counted)
     weight = counts.weight[counted]
-    again = counts.multiplicity[counted] > 0
+    again = (counts.multiplicity[counted] > 0) | (counts.designed[counted] > 0)
     share = float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean())
     verdict: Verdict
     if not (counts.runs[counted] > 0).any():
         verdict = "none"
     elif highest >= 2:
         verdict = "doubled"
-    elif not by_design and blocks and all(_whole(counts, block, heavy) for block in blocks):
+    elif blocks and all(_whole(counts, block, heavy) for block in blocks):
         verdict = "full"
     else:
         verdict = "partial"
@@ -241,13 +249,6 @@ def _whole(counts: Counts, block: Block, heavy: Bool) -> bool:
         np.count_nonzero(hole & kind) <= HOLES * np.count_nonzero(kind)
         for kind in (mine, np.ones(len(places), np.bool_))
     )
-
-
-def _by_design(calls: Calls, structure: Structure, alignment: Alignment) -> bool:
-    """Did nothing run again but what functions do in parts, as their models are made?"""
-    nodes = words.nodes_of(structure.functions.in_parts)
-    ran_in = (calls.names[calls.name[recompute.engine]] for recompute in alignment.recomputes)
-    return all(name.removeprefix(words.ENGINE) in nodes for name in ran_in)
 
 
 def _lost(structure: Structure, unexplained: Int64) -> str | None:

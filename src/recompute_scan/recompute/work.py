@@ -8,7 +8,7 @@ from msgspec import Struct
 from recompute_scan.arrays import median, true_at
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.structure import OperatorCodes, Structure
+from recompute_scan.recompute.roles import OperatorCodes, Structure
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
 

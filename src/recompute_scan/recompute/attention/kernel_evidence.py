@@ -27,7 +27,7 @@ from recompute_scan.recompute.attention.passes import (
     passes_by_order,
     passes_by_thread,
 )
-from recompute_scan.recompute.structure import Structure
+from recompute_scan.recompute.roles import Structure
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
 

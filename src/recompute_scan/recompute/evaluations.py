@@ -1,0 +1,383 @@
+"""Every time the engine evaluates a node: what ran in it, and what became of the nodes made there.
+
+An evaluation is an ``autograd::engine::evaluate_function`` range (before torch 1.11, a bare node).
+An operator that runs with gradients on makes a node, and bears its number. What became of that node
+is the operator's *fate*, and it tells recomputes apart:
+
+* a reentrant checkpoint's node runs its block and then a backward pass through it: *rebuilt*
+  (``torch/utils/checkpoint.py``, ``CheckpointFunction.backward``);
+* what a non-reentrant checkpoint runs is asked for its saved tensors alone: *discarded*
+  (``unpack_hook`` there);
+* what a forward pass makes, or the gradient of a gradient, is evaluated *later*.
+
+Numbers are those of the thread that made the node (``torch/csrc/autograd/function.h``).
+
+Every operator that runs with gradients on has the number of the node that it makes, with one
+exception: before torch 2.4 none has under a Python dispatch mode (a selective checkpoint's, a
+FLOP counter's), where the key that it is first called with is no key of autograd's
+(``Dispatcher::callWithDispatchKeySlowPath``). The nodes have their numbers all the same, and in
+the order of their operators; so a node whose number no operator has belongs to one of its name
+between those of the numbers before and after it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from recompute_scan.arrays import among, changes, distinct, true_at
+from recompute_scan.model import Calls
+from recompute_scan.recompute import vocabulary as words
+from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
+
+NEVER = np.iinfo(np.int64).max
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class Fate:
+    """What became of the nodes that a call made; of several the strongest counts."""
+
+    NONE: Final = 0  # it made none: no gradients
+    DISCARDED: Final = 1  # never evaluated
+    LATER: Final = 2  # by a pass that was not started for it
+    HELD: Final = 3  # by a pass that another evaluation started
+    REBUILT: Final = 4  # by a pass that the evaluation it ran in started
+
+
+class Evaluations(Struct, frozen=True):
+    """The evaluations of a trace, in order of rows, and where each call is among them.
+
+    Attributes:
+        row: Per evaluation: row of the engine's range.
+        node: Row of the node in it, -1 for none.
+        number: The node's number, -1 for none.
+        parent: The evaluation around it, -1 for none.
+        maker: Row of the call that made the node, -1 for unknown.
+        made_in: The evaluation that made the run that its node goes through, itself for most.
+        engine_pass: The backward pass that it belongs to.
+        root_pass: That of the outermost evaluation around it.
+        nested_at: When the first backward pass inside it began, ns; ``NEVER`` for none.
+        by_hook: Whether a backward pass begins in it beside its node.
+        of: Per call: the innermost evaluation that holds it, -1 for none.
+        in_node: Whether it is in that evaluation's node, and not beside it.
+        special: Whether it is the engine's range or the node itself.
+        fate: A :class:`Fate`.
+        through: The evaluation whose nested pass went through its nodes, or -1.
+    """
+
+    row: Int64
+    node: Int64
+    number: Int64
+    parent: Int64
+    maker: Int64
+    made_in: Int64
+    engine_pass: Int64
+    root_pass: Int64
+    nested_at: Int64
+    by_hook: Bool
+    of: Int32
+    in_node: Bool
+    special: Bool
+    fate: Int8
+    through: Int32
+
+    def name(self, calls: Calls, one: int) -> str:
+        """Name of an evaluation's node."""
+        found: str = calls.names[calls.name[self.row[one]]]
+        return found
+
+
+def find_evaluations(calls: Calls) -> Evaluations:
+    """The table of a trace."""
+    is_op = calls.kind == Kind.OP
+    named = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
+    bare = not named.any()
+    named = calls.matching(words.BARE_NODE) if bare else named
+    row = true_at(named[calls.name] & is_op)
+    node, parent, of, in_node = _find_places(calls, row, is_op, bare)
+    # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or that
+    # of another node.
+    number = calls.sequence[np.where(node >= 0, node, row)].astype(np.int64)
+    number = np.where(number >= 0, number, calls.sequence[row])
+    special = np.zeros(len(calls), np.bool_)
+    special[row] = True
+    special[node[node >= 0]] = True
+    made = _find_making(calls, true_at(is_op & (calls.sequence >= 0) & ~special))
+    maker = _find_makers(calls, row, number, parent, of, made)
+    fate, through = _find_fates(calls, row, maker, parent, of, made)
+    made_in = np.arange(len(row))
+    held = true_at(fate == Fate.HELD)
+    made_in[through[held]] = of[held]
+    for rows in calls.levels_up():  # a call stands for all that it holds
+        some = rows[(fate[rows] > Fate.NONE) & ~special[rows]]
+        above = calls.parent[some]
+        np.maximum.at(fate, above, fate[some])
+        np.maximum.at(through, above, through[some])
+    fate[special], through[special] = Fate.NONE, -1
+    nested = true_at(parent >= 0)
+    outer = parent[nested]
+    nested_at = np.full(len(row), NEVER)
+    np.minimum.at(nested_at, outer, calls.start[row[nested]])
+    inside = (node[outer] >= 0) & (row[nested] > node[outer])
+    inside &= row[nested] <= node[outer] + calls.size[node[outer]]
+    by_hook = np.zeros(len(row), np.bool_)
+    by_hook[outer[~inside]] = True
+    plain = is_op & ~special if not bare else np.zeros(len(calls), np.bool_)
+    passes = _find_passes(calls, row, number, parent, of, maker, plain)
+    return Evaluations(
+        row=row,
+        node=node,
+        number=number,
+        parent=parent,
+        maker=maker,
+        made_in=made_in,
+        engine_pass=passes,
+        root_pass=passes[_outermost(parent)],
+        nested_at=nested_at,
+        by_hook=by_hook,
+        of=of,
+        in_node=in_node,
+        special=special,
+        fate=fate,
+        through=through,
+    )
+
+
+def _find_places(
+    calls: Calls, row: Int64, is_op: Bool, bare: bool
+) -> tuple[Int64, Int64, Int32, Bool]:
+    """Of each evaluation the node and the one around it; of each call where it is among them."""
+    codes = {name: code for code, name in enumerate(calls.names)}
+    node_of = np.full(len(calls.names), -1, np.int64)
+    for code in distinct(calls.name[row]).tolist() if not bare else ():
+        node_of[code] = codes.get(calls.names[code][len(words.ENGINE) :], -1)
+    index = np.full(len(calls), -1, np.int32)
+    index[row] = np.arange(len(row))
+    # A call in no other has row -1 for its parent: what is behind the last.
+    of, in_node = np.full(len(calls) + 1, -1, np.int32), np.zeros(len(calls) + 1, np.bool_)
+    node = row.copy() if bare else np.full(len(row), -1, np.int64)
+    parent = np.full(len(row), -1, np.int64)
+    for rows in calls.levels():
+        above = calls.parent[rows].astype(np.intp)
+        around, inside = of[above], in_node[above]
+        begins = index[rows] >= 0
+        own = index[rows[begins]]
+        parent[own] = around[begins]
+        around[begins], inside[begins] = own, bare
+        here = true_at((around >= 0) & ~inside & ~begins & is_op[rows])
+        here = here[calls.name[rows[here]] == node_of[calls.name[row[around[here]]]]]
+        node[around[here]] = rows[here]
+        inside[here] = True
+        of[rows], in_node[rows] = around, inside
+    return node, parent, of[:-1], in_node[:-1]
+
+
+def _find_making(calls: Calls, rows: Int64) -> Int64:
+    """Of these numbered calls those that made a node, and those that hold one of the same number.
+
+    What makes none, such as a function's call without gradients, bears the number of the next that
+    does (``torch/csrc/autograd/python_function.cpp``, ``THPFunction_apply``).
+    """
+    order = rows[np.lexsort((rows, calls.sequence[rows], calls.thread[rows]))]
+    last = changes(calls.thread[order], calls.sequence[order])
+    ends = np.append(true_at(last)[1:], len(order)) - 1
+    final = order[ends[last.cumsum() - 1]]
+    return np.sort(order[order + calls.size[order] >= final])
+
+
+def _find_makers(
+    calls: Calls, row: Int64, number: Int64, parent: Int64, of: Int32, made: Int64
+) -> Int64:
+    """The last call of a node's number before its evaluation: what makes none bears the next one's.
+
+    Numbers are one thread's. Where several threads have it, the call in the enclosing evaluation
+    made the node, else one outside all evaluations.
+    """
+    best, score = np.full(len(row), -1, np.int64), np.full(len(row), -1, np.int64)
+    asked = true_at(number >= 0)
+    made = made[among(calls.sequence[made], distinct(number[asked]).astype(calls.sequence.dtype))]
+    threads = calls.thread[made]
+    for thread in distinct(threads).tolist():
+        mine = made[threads == thread]  # in order of time
+        order = np.concatenate((mine, row[asked]))
+        numbers = np.concatenate((calls.sequence[mine].astype(np.int64), number[asked]))
+        asks = np.arange(len(order)) >= len(mine)
+        times = calls.start[order]
+        # Of equal times an outer call comes first, and what asks last but for what is inside.
+        sort = np.lexsort((order, times, numbers))
+        last = np.maximum.accumulate(np.where(asks[sort], -1, np.arange(len(sort))))
+        found = np.where(last >= 0, order[sort[np.maximum(last, 0)]], -1)[asks[sort]]
+        ask = asked[sort[asks[sort]] - len(mine)]
+        known = (found >= 0) & (calls.sequence[found] == number[ask])
+        ask, found = ask[known], found[known]
+        value = 2 * (of[found] == parent[ask]) + (of[found] < 0)
+        better = value > score[ask]
+        best[ask[better]], score[ask[better]] = found[better], value[better]
+    return best
+
+
+def _find_fates(
+    calls: Calls, row: Int64, maker: Int64, parent: Int64, of: Int32, made: Int64
+) -> tuple[Int8, Int32]:
+    fate, through = np.zeros(len(calls), np.int8), np.full(len(calls), -1, np.int32)
+    fate[made[of[made] >= 0]] = Fate.DISCARDED
+    known = true_at(maker >= 0)
+    home, into = of[maker[known]].astype(np.int64), parent[known]
+    value = np.where(into < 0, Fate.LATER, Fate.HELD)
+    # A pass around the evaluation that it ran in, as of a forward pass inside a recompute.
+    first, begin = row[np.maximum(into, 0)], row[np.maximum(home, 0)]
+    around = (home >= 0) & (first <= begin) & (begin <= first + calls.size[first])
+    value[around & (into >= 0)] = Fate.LATER
+    value[(home == into) & (into >= 0)] = Fate.REBUILT
+    np.maximum.at(fate, maker[known], value.astype(np.int8))
+    strong = value >= Fate.HELD
+    through[maker[known[strong]]] = into[strong]
+    return fate, through
+
+
+def _outermost(parent: Int64) -> Int64:
+    """Of each evaluation the outermost around it, or itself."""
+    top = np.where(parent >= 0, parent, np.arange(len(parent)))
+    while len(top):
+        further = top[top]
+        if (further == top).all():
+            break
+        top = further
+    return top
+
+
+def _find_passes(
+    calls: Calls, row: Int64, number: Int64, parent: Int64, of: Int32, maker: Int64, plain: Bool
+) -> Int64:
+    """The backward pass of each evaluation, by number.
+
+    Within a pass nothing runs between two evaluations, and the numbers of a thread only fall: the
+    ready queue hands out the highest first, and what becomes ready through a node is older than
+    the node (``torch/csrc/autograd/engine.cpp``, ``CompareNodeTaskTime``). So an operator that the
+    engine's thread or the asking one ran between begins a pass, and so does a number that does not
+    fall. No range of the engine's says which pass it is.
+    """
+    if not len(row):
+        return np.zeros(0, np.int64)
+    threads = distinct(calls.thread[row])
+    if (maker >= 0).any():
+        asking = np.bincount(calls.thread[maker[maker >= 0]]).argmax()
+        threads = np.append(threads, np.array([asking], threads.dtype))
+    ops = true_at(plain & among(calls.thread, threads))
+    ops = ops[among(of[ops], distinct(parent).astype(of.dtype))]
+    order = np.lexsort((calls.start[row], parent))
+    both = np.concatenate((row[order], ops))
+    group = np.concatenate((parent[order], of[ops].astype(np.int64)))
+    sort = np.lexsort((calls.start[both], group))
+    is_op = sort >= len(row)
+    seen = is_op.cumsum()[~is_op]  # operators before each evaluation, in order
+    breaks = changes(parent[order], seen)
+    numbered = true_at(number[order] >= 0)
+    one = order[numbered]
+    again = np.lexsort((numbered, calls.thread[row[one]], parent[one]))
+    here, before = numbered[again[1:]], numbered[again[:-1]]
+    rises = number[order[here]] >= number[order[before]]
+    rises &= parent[order[here]] == parent[order[before]]
+    rises &= calls.thread[row[order[here]]] == calls.thread[row[order[before]]]
+    began = np.maximum.accumulate(np.where(breaks, np.arange(len(row)), 0))
+    last = -1
+    for at, previous in sorted(zip(here[rises].tolist(), before[rises].tolist(), strict=True)):
+        if max(last, int(began[at])) <= previous:
+            breaks[at], last = True, at
+    passes = np.empty(len(row), np.int64)
+    passes[order] = breaks.cumsum() - 1
+    return passes
+
+
+def enclosing(table: Evaluations, rows: Ints) -> Int64:
+    """For each row of an engine's range: that of the range around it, -1 for the outermost."""
+    around = table.parent[table.row.searchsorted(rows)]
+    return np.where(around >= 0, table.row[around], -1)
+
+
+def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple[Ints, Int64]:
+    """The sequence number of each call, -1 for none; and rows of those that got their node's.
+
+    That of an operator without one (TorchScript) is the lowest inside it, that of an engine range
+    its node's.
+
+    Args:
+        calls: The calls.
+        operators: For each: is it an outermost operator?
+        evaluations: The evaluations of nodes.
+    """
+    own = calls.sequence.copy()
+    nodes = evaluations.node[evaluations.node >= 0]
+    nodes = nodes[calls.sequence[nodes] >= 0]
+    told = _fill_in(calls, own, operators & (evaluations.of < 0), evaluations.of, nodes)
+    none = np.iinfo(own.dtype).max
+    lowest = np.where(own < 0, none, own)
+    for rows in calls.levels_up():
+        np.minimum.at(lowest, calls.parent[rows], lowest[rows])
+    number: Ints = own.copy()
+    np.copyto(number, lowest, where=operators & (own < 0) & (lowest < none))
+    number[evaluations.row] = evaluations.number
+    return number, told
+
+
+def under_a_mode(calls: Calls, rows: Int64) -> Bool:
+    """For each of these operators: does it, or one inside it, hold a call of its own name?
+
+    A dispatch mode sees an operator, and calls it again.
+    """
+    child = true_at((calls.parent >= 0) & (calls.kind == Kind.OP))
+    echo = np.zeros(len(calls) + 1, np.int64)
+    echo[child + 1] = calls.name[child] == calls.name[calls.parent[child]]
+    before = echo.cumsum()
+    return np.asarray(before[rows + 1 + calls.size[rows]] > before[rows + 1])
+
+
+def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64) -> Int64:
+    """Give operators of the forward pass the numbers of the nodes that they made, in place."""
+    numbered = true_at((of < 0) & (number >= 0) & (calls.kind == Kind.OP))
+    unnumbered = true_at(forward & (number < 0))
+    if not len(unnumbered) or not len(numbered):
+        return _NO_ROWS
+    orphans = nodes[~among(number[nodes], number[numbered])]
+    if not len(orphans):
+        return _NO_ROWS
+    unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
+    if not len(unnumbered):
+        return _NO_ROWS
+    orphans = orphans[np.unique(number[orphans], return_index=True)[1]]
+    numbered = numbered[number[numbered].argsort(kind="stable")]
+    at = np.searchsorted(number[numbered], number[orphans])
+    first = np.where(at > 0, numbered[at - 1], -1)
+    until = np.append(numbered, len(calls))[at]
+    makers = _by_operator(calls, unnumbered)
+    codes = calls.name[orphans]
+    rows_of = {
+        code: makers.get(words.plain(calls.names[code].partition("Backward")[0]), _NO_ROWS).tolist()
+        for code in distinct(codes).tolist()
+    }
+    told, place = [], 0
+    found = zip(orphans.tolist(), codes.tolist(), first.tolist(), until.tolist(), strict=True)
+    for node, code, begin, end in found:
+        rows, place = rows_of[code], max(place, begin + 1)
+        here = bisect_left(rows, place)
+        if here < len(rows) and rows[here] < end:
+            maker = rows[here]
+            number[maker] = number[node]
+            place = maker + 1 + int(calls.size[maker])
+            told.append(maker)
+    return np.array(told, np.int64)
+
+
+def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
+    """Rows of these calls and of all inside them, in order, by what their nodes are called."""
+    inside = true_at(calls.within(rows))
+    codes = calls.name[inside]
+    found: dict[str, Int64] = {}
+    for code in distinct(codes).tolist():
+        operator = words.plain(calls.names[code])
+        same = np.concatenate([found.get(operator, _NO_ROWS), inside[codes == code]])
+        found[operator] = np.sort(same)
+    return found
