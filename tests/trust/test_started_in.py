@@ -35,7 +35,7 @@ def test_a_file_of_the_packages_name_is_not_imported(
     here.mkdir()
     (here / "recompute_scan.py").write_text("open('imported', 'w').close()\n", encoding="utf-8")
     quick = ("--steps", "1", "--warmup", "1", "--timing-steps", "1", "-o", "out")
-    tool = Path(sys.executable).with_name("recompute-scan")
+    tool = str(Path(sys.executable).with_name("recompute-scan"))
     command = [tool, "run", *quick, *launch, "../elsewhere/train.py"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among
 from recompute_scan.cost.formulas import parse_inputs
 from recompute_scan.cost.reruns import OpSequence
 from recompute_scan.recompute.facts import RecomputeFacts
@@ -63,7 +62,7 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
             continue
         if sequence.first <= middle_of_block(structure, recompute.again) < sequence.stop:
             work = own.rows[own.recompute == sequence.recompute]
-            again = alignment.again[among(alignment.original, work)]
+            again = alignment.again[np.isin(alignment.original, work)]
             rows += [work, again, _copies(facts, recompute.again, copies[mine])]
             owners.append(np.full(sum(map(len, rows[-3:])), number))
     found, first = np.unique(np.concatenate(rows), return_index=True)

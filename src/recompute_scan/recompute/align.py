@@ -22,7 +22,6 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, sizes, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.matching import Matcher, Recompute, SequenceMatch
@@ -81,7 +80,7 @@ class Alignment(Struct, frozen=True, dict=True):
     def by_design(self) -> Bool:
         """Whether each ran again as a function or a model is made, and for no checkpoint."""
         return np.array([each.by_design for each in self.recomputes], np.bool_).repeat(
-            sizes(self.begins, len(self.again))
+            np.diff(self.begins, append=len(self.again))
         )
 
     @cached_property
@@ -101,8 +100,8 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
         starts: Start of each step in ns, ascending; a recompute repeats work of its own step.
     """
     neutral = calls.matching(words.NEUTRAL)[calls.name]
-    forward = true_at((structure.role == Role.FORWARD) & ~neutral)
-    candidates = true_at(AGAIN[structure.role] & ~neutral)
+    forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
+    candidates = np.flatnonzero(AGAIN[structure.role] & ~neutral)
     matcher = Matcher(calls, structure, forward, candidates, starts)
     endings = Endings({})
     matches, unexplained = _match_all(matcher, endings)
@@ -141,7 +140,7 @@ def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch],
         matches.extend(found)
         if matched < len(sequence.rows) and sequence.role != Role.OWN_WORK:
             known = [match.again for match in found]
-            unexplained.append(sequence.rows[~among(sequence.rows, np.concatenate(known))])
+            unexplained.append(sequence.rows[~np.isin(sequence.rows, np.concatenate(known))])
     return matches, unexplained
 
 
@@ -178,7 +177,7 @@ def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[
         return found
     mine = [match.original for match in matches if match.engine == found[0].engine]
     known = np.concatenate([found[0].original[:0], *mine])
-    return [match for match in found if among(match.original, known).any()]
+    return [match for match in found if np.isin(match.original, known).any()]
 
 
 def _with_work(
@@ -271,10 +270,10 @@ class Kept(Struct, frozen=True):
         Args:
             later: For each place: was it recomputed after this one?
         """
-        lost = true_at(self.lost & ~later[self.places])
+        lost = np.flatnonzero(self.lost & ~later[self.places])
         if not len(lost):
             return None
-        behind = true_at(self.saving[lost[-1] + 1 :])
+        behind = np.flatnonzero(self.saving[lost[-1] + 1 :])
         return int(self.places[lost[-1] + behind[0]] if len(behind) else self.places[-1])
 
 
@@ -287,7 +286,7 @@ def _kept(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> Itera
     saving = detaches
     if detaches.any():
         codes = OperatorCodes(calls)[again]
-        saving = among(codes, codes[detaches])
+        saving = np.isin(codes, codes[detaches])
     places = matcher.forward.searchsorted(original)
     lost = saving & ~detaches
     begin = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, changes, distinct, ranked, sizes, tally, true_at
+from recompute_scan.arrays import changes
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.evaluations import enclosing
@@ -48,7 +48,7 @@ class Anchors:
         functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
         functions &= structure.function == np.arange(len(calls))
         outside = structure.engine < 0
-        rows = true_at(numbered & outside & ((structure.role == Role.FORWARD) | functions))
+        rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
         self._outer_rows = rows[structure.number[rows].argsort(kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         self._askers = self._find_askers(engines)
@@ -74,7 +74,7 @@ class Anchors:
         askers[at] = rows
         table = self._structure.evaluations
         around = enclosing(table, engines)
-        nested = true_at(around >= 0)
+        nested = np.flatnonzero(around >= 0)
         if len(nested):
             made = table.row[table.made_in[table.row.searchsorted(around[nested])]]
             askers[nested] = self._find_nested(engines[nested], made)
@@ -92,26 +92,26 @@ class Anchors:
         holds[enclosing] = True  # and not what is in no range, at -1
         role = structure.role
         own = holds[structure.engine] & (structure.number >= 0)
-        rows = true_at(own & (AGAIN[role] | (role == Role.RANGE)))
+        rows = np.flatnonzero(own & (AGAIN[role] | (role == Role.RANGE)))
         if not len(rows):
             return np.full(len(engines), -1, np.int64)
-        known, rank = ranked(structure.number[rows].astype(np.int64))
+        known, rank = np.unique(structure.number[rows].astype(np.int64), return_inverse=True)
         ranks = len(known) + 1
         group = structure.engine[rows].astype(np.int64) * ranks + rank + 1
         order = group.argsort(kind="stable")
         rows, group = rows[order], group[order]
-        begins = true_at(changes(group))
+        begins = np.flatnonzero(changes(group))
         groups, firsts = group[begins], rows[begins]
         # The highest number up to the node's own of which there is one before the node.
         least = enclosing.astype(np.int64) * ranks
         highest = known.searchsorted(structure.number[engines], side="right")
         at = groups.searchsorted(least + highest, side="right") - 1
-        behind = true_at((at >= 0) & (firsts[at] > engines))
+        behind = np.flatnonzero((at >= 0) & (firsts[at] > engines))
         while len(behind):
             at[behind] -= 1
             behind = behind[(at[behind] >= 0) & (firsts[at[behind]] > engines[behind])]
-        found = true_at((at >= 0) & (groups[at] > least))
-        place = np.repeat(np.arange(len(begins)), sizes(begins, len(rows)))
+        found = np.flatnonzero((at >= 0) & (groups[at] > least))
+        place = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(rows)))
         last = (place * size + rows).searchsorted(at[found] * size + engines[found]) - 1
         askers = np.full(len(engines), -1, np.int64)
         askers[found] = rows[last]
@@ -137,9 +137,9 @@ class Anchors:
         Nodes of one graph run in falling order of their numbers, so what rises is another's.
         """
         over = self._differentiated()
-        places = true_at(over >= 0)
+        places = np.flatnonzero(over >= 0)
         over = over[places]
-        ends = true_at(np.append(over[1:] > over[:-1], True)) if len(over) else places
+        ends = np.flatnonzero(np.append(over[1:] > over[:-1], True)) if len(over) else places
         return places[ends], over[ends]
 
     def _place(self, row: int, engine: int) -> Anchor | None:
@@ -164,7 +164,7 @@ class Anchors:
         """
         calls, structure, forward = self._calls, self._structure, self._forward
         table = structure.evaluations
-        root = true_at((table.parent < 0) & (table.number >= 0))
+        root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
         if not len(root) or not len(self._outer_rows):
             # No sequence numbers in this trace: all that ran before a backward has one.
             last = calls.start[table.row].max(initial=-1)
@@ -173,7 +173,7 @@ class Anchors:
         at, rows = self._outer(table.number[root])
         owner = self._owners()
         pairs = rows * np.int64(len(table.row)) + table.root_pass[root[at]]
-        return self._counted(distinct(pairs), owner, recomputes)
+        return self._counted(np.unique(pairs), owner, recomputes)
 
     def _counted(
         self, pairs: Int64, owner: Int64, recomputes: Sequence[Recompute]
@@ -189,12 +189,12 @@ class Anchors:
             extra.append(2 * (place * many + one) + each.by_design)
         if not extra:
             return backwards, np.maximum(backwards, 1)
-        found = distinct(np.concatenate(extra))
+        found = np.unique(np.concatenate(extra))
         place, by_design = found // 2 // many, found % 2 > 0
-        new = ~among(owner[place] * many + found // 2 % many, pairs)
-        ran = tally(found[new] // 2)[0] // many
+        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
+        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
         passes = backwards + np.bincount(ran, minlength=len(backwards))
-        designed = tally(place[by_design & (backwards[place] == 0)])
+        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
         backwards[designed[0]] = designed[1]
         return backwards, np.maximum(passes, 1)
 
@@ -222,7 +222,7 @@ class Anchors:
     def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
         """Positions of those of these numbers that lead to the forward pass, and rows there."""
         at = self._outer_numbers.searchsorted(numbers, side="right") - 1
-        known = true_at(at >= 0)
+        known = np.flatnonzero(at >= 0)
         return known, self._outer_rows[at[known]]
 
     def _of_operators(self, values: Int64) -> Int64:
@@ -250,8 +250,8 @@ class Boundaries:
     def __init__(self, calls: Calls, structure: Structure) -> None:
         saver = np.array([name == words.INPUT_SAVER for name in calls.names], np.bool_)
         operator = OPERATORS[structure.role]
-        savers = true_at(saver[calls.name] & operator)
-        functions = true_at(structure.function == np.arange(len(calls)))
+        savers = np.flatnonzero(saver[calls.name] & operator)
+        functions = np.flatnonzero(structure.function == np.arange(len(calls)))
         rows = np.concatenate([savers, functions, functions + calls.size[functions] + 1])
         engine = structure.engine[np.concatenate([savers, functions, functions])]
         # In order of the engine range, and in each of the row.
@@ -269,6 +269,6 @@ class Boundaries:
         passed = self._place.searchsorted(first + operators, side="right")
         passed -= self._place.searchsorted(first)
         crossed: Int64 = passed.copy()
-        on = true_at(engine[1:] == engine[:-1])
+        on = np.flatnonzero(engine[1:] == engine[:-1])
         crossed[on + 1] -= passed[on]
         return crossed

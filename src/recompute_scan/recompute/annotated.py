@@ -16,7 +16,6 @@ from recompute_scan.annotations import (
     parse_recompute,
     parse_region,
 )
-from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -140,7 +139,7 @@ def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotati
     marked = {
         int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
     }
-    return [row for row in true_at(own).tolist() if row not in marked]
+    return [row for row in np.flatnonzero(own).tolist() if row not in marked]
 
 
 class MarkedCounts(Struct, frozen=True):
@@ -192,7 +191,7 @@ def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
     Within a reentrant checkpoint, whose first run has gradients off, some functions are called
     in the recompute alone, and so is what makes their arguments (fairscale).
     """
-    functions = true_at(structure.function == np.arange(len(structure.function)))
+    functions = np.flatnonzero(structure.function == np.arange(len(structure.function)))
     end = len(structure.function)
     function, recomputed = (
         np.append(after, end)[after.searchsorted(rows)] for after in (functions, matched)

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import places_of, true_at
+from recompute_scan.arrays import places_of
 from recompute_scan.model import Calls
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.lookalikes import lookalikes, patterns_of, repeats
@@ -102,7 +102,7 @@ def by_pass(blocks: Sequence[Block]) -> dict[int, list[Block]]:
 
 def forward_passes(counts: Counts) -> dict[int, Int64]:
     """Places of the counted operators of each forward pass, by its number."""
-    counted = true_at(counts.counted)
+    counted = np.flatnonzero(counts.counted)
     places = places_of(counts.batch[counted])
     return {batch: counted[mine] for batch, mine in places.items()}
 

@@ -9,7 +9,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from recompute_scan.annotations import IN_PARTS
-from recompute_scan.arrays import distinct
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -119,7 +118,7 @@ class FunctionsAround:
     def __init__(self, calls: Calls, structure: Structure, recomputes: Sequence[Recompute]) -> None:
         self._calls = calls
         self._function = structure.function
-        self._forward = distinct(np.concatenate([each.original for each in recomputes]))
+        self._forward = np.unique(np.concatenate([each.original for each in recomputes]))
         self._again = np.sort(np.concatenate([each.again for each in recomputes]))
 
     def first_runs(self, rows: Int64) -> list[str]:

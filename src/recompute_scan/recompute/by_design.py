@@ -30,7 +30,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -96,7 +95,7 @@ def find_by_design(
     outside: dict[str, Int64] = {}
     inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for name in functions:
-        rows = true_at((calls.name == code[name]) & operator)
+        rows = np.flatnonzero((calls.name == code[name]) & operator)
         engine = structure.engine[rows]
         outside[name] = rows[engine < 0]
         for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
@@ -184,7 +183,7 @@ def rows_of(found: Sequence[DesignedRun]) -> Int64:
 
 def left_unexplained(unexplained: Int64, found: Sequence[DesignedRun]) -> Int64:
     """The operators that no recompute explains, without those that run again by design."""
-    return unexplained[~among(unexplained, rows_of(found))]
+    return unexplained[~np.isin(unexplained, rows_of(found))]
 
 
 def with_design(
@@ -209,7 +208,7 @@ class _Launched:
     """The kernels that calls launched."""
 
     def __init__(self, trace: Trace, calls: Calls, kernels: Kernels) -> None:
-        known = true_at(kernels.launch >= 0)
+        known = np.flatnonzero(kernels.launch >= 0)
         order = known[kernels.launch[known].argsort(kind="stable")]
         self._calls = calls
         self._launch = kernels.launch[order]
@@ -300,7 +299,7 @@ def _forward_alone(
     name: str,
 ) -> bool:
     """Has the function's call work that its own gradient has not?"""
-    nodes = true_at((calls.name == code[f"{name}Backward"]) & (calls.kind == Kind.OP))
+    nodes = np.flatnonzero((calls.name == code[f"{name}Backward"]) & (calls.kind == Kind.OP))
     some = outside.tolist()
     if launched.any and launched.of(some)[0]:
         return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))

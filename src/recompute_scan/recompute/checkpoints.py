@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.evaluations import Evaluations
@@ -49,23 +48,23 @@ def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> Checkpo
     known = frozenset(words.CHECKPOINT_FUNCTIONS)
     functions = _called_functions(calls)
     going = _own_nodes(calls, evaluations, functions)
-    rows = true_at(evaluations.through >= 0)
+    rows = np.flatnonzero(evaluations.through >= 0)
     goes = evaluations.through[rows]
     rows, goes = rows[going[goes] >= 0], goes[going[goes] >= 0]
     found = np.array(
         [
             function
-            for function in distinct(going[goes]).tolist()
+            for function in np.unique(going[goes]).tolist()
             if _go_through_all(calls, evaluations, rows, goes, going == function)
         ],
         np.int64,
     )
     again = (evaluations.of[rows] == goes) & (calls.start[rows] >= evaluations.nested_at[goes])
-    in_parts = distinct(going[goes[again & among(going[goes], found)]])
+    in_parts = np.unique(going[goes[again & np.isin(going[goes], found)]])
     losses = [
         function
         for function in in_parts.tolist()
-        if _are_losses(calls, evaluations, true_at(going == function))
+        if _are_losses(calls, evaluations, np.flatnonzero(going == function))
     ]
     names = {calls.names[code] for code in found.tolist() if code not in losses}
     return CheckpointFunctions(
@@ -86,7 +85,7 @@ def _go_through_all(
     """
     order = goes.argsort(kind="stable")
     judged = []
-    for one in distinct(goes[mine[goes]])[:_ENOUGH].tolist():
+    for one in np.unique(goes[mine[goes]])[:_ENOUGH].tolist():
         first, stop = goes[order].searchsorted([one, one + 1])
         last = _last_work(calls, int(evaluations.maker[one]))
         judged.append(last is None or _hold(calls, rows[order[first:stop]], last))
@@ -159,6 +158,6 @@ def _are_losses(calls: Calls, evaluations: Evaluations, nodes: Int64) -> bool:
 def _is_loss(calls: Calls, own: int, node: int) -> bool:
     after: Bool = calls.start >= calls.end[own]
     after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
-    rows = true_at(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
-    names = {calls.names[name] for name in distinct(calls.name[rows]).tolist()}
+    rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
+    names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
     return not any(words.forward_only(name) or words.REDUCES.match(name) for name in names)

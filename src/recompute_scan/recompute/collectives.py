@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls, Kernels, StepSpan, step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -32,7 +31,7 @@ class Collectives(Struct, frozen=True):
     @property
     def repeated_gathers(self) -> Int64:
         """Gathers of parameters inside a recompute."""
-        return self.repeated[among(self.repeated, self.gathers)]
+        return self.repeated[np.isin(self.repeated, self.gathers)]
 
 
 def find_collectives(
@@ -54,7 +53,7 @@ def find_collectives(
         complete: For each step: does it count?
     """
     is_one = calls.matching(words.COLLECTIVE) & ~calls.matching(words.NO_COLLECTIVE)
-    rows = true_at(is_one[calls.name])
+    rows = np.flatnonzero(is_one[calls.name])
     parent = calls.parent[rows]
     rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
     step = step_of(list(steps), calls.start[rows])
@@ -64,7 +63,7 @@ def find_collectives(
     inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
     return Collectives(
         rows=rows,
-        repeated=distinct(np.concatenate([rows[:0], *inside])),
+        repeated=np.unique(np.concatenate([rows[:0], *inside])),
         gathers=rows[_gathers_parameters(calls, rows)],
     )
 
@@ -102,8 +101,8 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     bare = calls.matching(words.RECORD)[calls.name[rows]]
     if not bare.any():
         return bare
-    ranges = true_at(calls.matching(words.BACKEND)[calls.name])
-    launches = distinct(kernels.launch)
+    ranges = np.flatnonzero(calls.matching(words.BACKEND)[calls.name])
+    launches = np.unique(kernels.launch)
     last = rows + calls.size[rows]
     for work in (ranges, launches):
         bare &= work.searchsorted(rows) == work.searchsorted(last, side="right")
@@ -114,7 +113,7 @@ def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     """For each collective: is it a gather that FSDP started?"""
     gather, sharding = calls.matching(words.GATHER), calls.matching(words.SHARDING)
     found: Bool = np.zeros(len(rows), np.bool_)
-    for place in true_at(gather[calls.name[rows]]):
+    for place in np.flatnonzero(gather[calls.name[rows]]):
         above = int(calls.parent[rows[place]])
         while above >= 0 and not sharding[calls.name[above]]:
             above = int(calls.parent[above])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, distinct, sizes, true_at
+from recompute_scan.arrays import changes
 from recompute_scan.model import Calls, StepSpan, step_of
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.roles import Role, Structure
@@ -74,7 +74,7 @@ class Counts(Struct, frozen=True):
         enough = MATTERS * total
         if not total or weight[multiplicity == most].sum() >= enough:
             return float(most)
-        for value in distinct(multiplicity)[::-1]:
+        for value in np.unique(multiplicity)[::-1]:
             if weight[multiplicity >= value].sum() >= enough:
                 return float(value)
         return 0.0
@@ -122,7 +122,7 @@ def count(
     rows = alignment.forward
     passes = alignment.passes
     places, shares = alignment.places, _shares(calls, work, alignment)
-    checkpoints = true_at(~alignment.by_design)
+    checkpoints = np.flatnonzero(~alignment.by_design)
     asked = places[checkpoints]
     beyond = checkpoints[_turns(asked) >= passes[asked]]
     runs, by_design = (
@@ -208,8 +208,8 @@ def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
     if not len(time):
         return time.astype(np.float64)
     order = np.lexsort((time, dims, name))
-    first = true_at(changes(name[order], dims[order]))
-    size = sizes(first, len(time))
+    first = np.flatnonzero(changes(name[order], dims[order]))
+    size = np.diff(first, append=len(time))
     ordered = time[order]
     median = (ordered[first + (size - 1) // 2] + ordered[first + size // 2]) / 2
     typical = np.empty(len(time), np.float64)
@@ -228,7 +228,7 @@ def _shares(calls: Calls, work: Work, alignment: Alignment) -> Float64:
     total = np.add.reduceat(time, begins)
     factor = np.ones(len(begins))
     np.divide(span, total, out=factor, where=total > 0)
-    time *= np.repeat(np.maximum(factor, 1.0), sizes(begins, len(again)))
+    time *= np.repeat(np.maximum(factor, 1.0), np.diff(begins, append=len(again)))
     return time
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.nesting import nest_intervals
 from recompute_scan.recompute import vocabulary as words
@@ -98,7 +97,7 @@ def count_plainly(
     engines, nodes = _backward_ranges(trace)
     losses = words.nodes_of(structure.functions.losses)
     formula = np.array([name in losses for name in trace.names], np.bool_)
-    formulas = true_at(formula[trace.name] & (trace.kind == Kind.OP))
+    formulas = np.flatnonzero(formula[trace.name] & (trace.kind == Kind.OP))
     inside = _lie_in(trace, rows, engines)
     counted = _with_gradients(trace, rows, inside) & ~_lie_in(trace, rows, formulas)
     rows, inside = rows[counted], inside[counted]
@@ -113,14 +112,14 @@ def count_plainly(
     columns = [per_name(column) for column in (~inside, inside, hooked, forward, again)]
     tallies = [
         Tally(trace.names[code], *(column[code] for column in columns))
-        for code in distinct(trace.name[rows]).tolist()
+        for code in np.unique(trace.name[rows]).tolist()
     ]
     return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
 
 
 def _named(trace: Trace, wanted: Callable[[str], bool]) -> Int64:
     names = np.array([wanted(name) for name in trace.names], np.bool_)
-    return true_at(names[trace.name] & (trace.kind == Kind.OP))
+    return np.flatnonzero(names[trace.name] & (trace.kind == Kind.OP))
 
 
 def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
@@ -155,7 +154,7 @@ def _custom_calls(trace: Trace) -> Int64:
     """Rows of the calls of autograd functions: what has a node of its own name."""
     names = set(trace.names)
     custom = np.array([f"{name}Backward" in names for name in trace.names], np.bool_)
-    return true_at(custom[trace.name] & (trace.kind == Kind.OP))
+    return np.flatnonzero(custom[trace.name] & (trace.kind == Kind.OP))
 
 
 def _backward_ranges(trace: Trace) -> tuple[Int64, Int64]:
@@ -168,20 +167,20 @@ def _backward_ranges(trace: Trace) -> tuple[Int64, Int64]:
         engine = node = np.array([bool(words.BARE_NODE.match(name)) for name in trace.names])
     operator = trace.kind == Kind.OP
     return (
-        true_at(engine[trace.name] & operator),
-        true_at(node[trace.name] & operator),
+        np.flatnonzero(engine[trace.name] & operator),
+        np.flatnonzero(node[trace.name] & operator),
     )
 
 
 def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
     """For each row: does it start within one of these ranges of its thread?"""
     inside = np.zeros(len(rows), np.bool_)
-    for thread in distinct(trace.thread[ranges]).tolist():
+    for thread in np.unique(trace.thread[ranges]).tolist():
         mine = ranges[trace.thread[ranges] == thread]
         mine = mine[trace.ts[mine].argsort(kind="stable")]
         begin = trace.ts[mine]
         until = np.maximum.accumulate(begin + trace.dur[mine])
-        own = true_at(trace.thread[rows] == thread)
+        own = np.flatnonzero(trace.thread[rows] == thread)
         at = begin.searchsorted(trace.ts[rows[own]], side="right") - 1
         inside[own] = (at >= 0) & (trace.ts[rows[own]] < until[np.maximum(at, 0)])
     return inside
@@ -189,7 +188,7 @@ def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
 
 def _lie_deepest_in(trace: Trace, rows: Int64, nodes: Int64, engines: Int64) -> Bool:
     """For each row: of these ranges that hold it, is the innermost a node?"""
-    ranges = distinct(np.concatenate([nodes, engines]))
+    ranges = np.unique(np.concatenate([nodes, engines]))
     events = np.concatenate([ranges, rows])
     start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
     end[len(ranges) :] = start[len(ranges) :]  # operators as points hold nothing

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, changes, distinct, true_at
+from recompute_scan.arrays import changes
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
@@ -96,7 +96,7 @@ def find_evaluations(calls: Calls) -> Evaluations:
     named = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
     bare = not named.any()
     named = calls.matching(words.BARE_NODE) if bare else named
-    row = true_at(named[calls.name] & is_op)
+    row = np.flatnonzero(named[calls.name] & is_op)
     node, parent, of, in_node = _find_places(calls, row, is_op, bare)
     # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or that
     # of another node.
@@ -105,11 +105,11 @@ def find_evaluations(calls: Calls) -> Evaluations:
     special = np.zeros(len(calls), np.bool_)
     special[row] = True
     special[node[node >= 0]] = True
-    made = _find_making(calls, true_at(is_op & (calls.sequence >= 0) & ~special))
+    made = _find_making(calls, np.flatnonzero(is_op & (calls.sequence >= 0) & ~special))
     maker = _find_makers(calls, row, number, parent, of, made)
     fate, through = _find_fates(calls, row, maker, parent, of, made)
     made_in = np.arange(len(row))
-    held = true_at(fate == Fate.HELD)
+    held = np.flatnonzero(fate == Fate.HELD)
     made_in[through[held]] = of[held]
     for rows in calls.levels_up():  # a call stands for all that it holds
         some = rows[(fate[rows] > Fate.NONE) & ~special[rows]]
@@ -117,7 +117,7 @@ def find_evaluations(calls: Calls) -> Evaluations:
         np.maximum.at(fate, above, fate[some])
         np.maximum.at(through, above, through[some])
     fate[special], through[special] = Fate.NONE, -1
-    nested = true_at(parent >= 0)
+    nested = np.flatnonzero(parent >= 0)
     outer = parent[nested]
     nested_at = np.full(len(row), NEVER)
     np.minimum.at(nested_at, outer, calls.start[row[nested]])
@@ -152,7 +152,7 @@ def _find_places(
     """Of each evaluation the node and the one around it; of each call where it is among them."""
     codes = {name: code for code, name in enumerate(calls.names)}
     node_of = np.full(len(calls.names), -1, np.int64)
-    for code in distinct(calls.name[row]).tolist() if not bare else ():
+    for code in np.unique(calls.name[row]).tolist() if not bare else ():
         node_of[code] = codes.get(calls.names[code][len(words.ENGINE) :], -1)
     index = np.full(len(calls), -1, np.int32)
     index[row] = np.arange(len(row))
@@ -167,7 +167,7 @@ def _find_places(
         own = index[rows[begins]]
         parent[own] = around[begins]
         around[begins], inside[begins] = own, bare
-        here = true_at((around >= 0) & ~inside & ~begins & is_op[rows])
+        here = np.flatnonzero((around >= 0) & ~inside & ~begins & is_op[rows])
         here = here[calls.name[rows[here]] == node_of[calls.name[row[around[here]]]]]
         node[around[here]] = rows[here]
         inside[here] = True
@@ -183,7 +183,7 @@ def _find_making(calls: Calls, rows: Int64) -> Int64:
     """
     order = rows[np.lexsort((rows, calls.sequence[rows], calls.thread[rows]))]
     last = changes(calls.thread[order], calls.sequence[order])
-    ends = np.append(true_at(last)[1:], len(order)) - 1
+    ends = np.append(np.flatnonzero(last)[1:], len(order)) - 1
     final = order[ends[last.cumsum() - 1]]
     return np.sort(order[order + calls.size[order] >= final])
 
@@ -197,10 +197,12 @@ def _find_makers(
     made the node, else one outside all evaluations.
     """
     best, score = np.full(len(row), -1, np.int64), np.full(len(row), -1, np.int64)
-    asked = true_at(number >= 0)
-    made = made[among(calls.sequence[made], distinct(number[asked]).astype(calls.sequence.dtype))]
+    asked = np.flatnonzero(number >= 0)
+    made = made[
+        np.isin(calls.sequence[made], np.unique(number[asked]).astype(calls.sequence.dtype))
+    ]
     threads = calls.thread[made]
-    for thread in distinct(threads).tolist():
+    for thread in np.unique(threads).tolist():
         mine = made[threads == thread]  # in order of time
         order = np.concatenate((mine, row[asked]))
         numbers = np.concatenate((calls.sequence[mine].astype(np.int64), number[asked]))
@@ -224,7 +226,7 @@ def _find_fates(
 ) -> tuple[Int8, Int32]:
     fate, through = np.zeros(len(calls), np.int8), np.full(len(calls), -1, np.int32)
     fate[made[of[made] >= 0]] = Fate.DISCARDED
-    known = true_at(maker >= 0)
+    known = np.flatnonzero(maker >= 0)
     home, into = of[maker[known]].astype(np.int64), parent[known]
     value = np.where(into < 0, Fate.LATER, Fate.HELD)
     # A pass around the evaluation that it ran in, as of a forward pass inside a recompute.
@@ -262,12 +264,12 @@ def _find_passes(
     """
     if not len(row):
         return np.zeros(0, np.int64)
-    threads = distinct(calls.thread[row])
+    threads = np.unique(calls.thread[row])
     if (maker >= 0).any():
         asking = np.bincount(calls.thread[maker[maker >= 0]]).argmax()
         threads = np.append(threads, np.array([asking], threads.dtype))
-    ops = true_at(plain & among(calls.thread, threads))
-    ops = ops[among(of[ops], distinct(parent).astype(of.dtype))]
+    ops = np.flatnonzero(plain & np.isin(calls.thread, threads))
+    ops = ops[np.isin(of[ops], np.unique(parent).astype(of.dtype))]
     order = np.lexsort((calls.start[row], parent))
     both = np.concatenate((row[order], ops))
     group = np.concatenate((parent[order], of[ops].astype(np.int64)))
@@ -275,7 +277,7 @@ def _find_passes(
     is_op = sort >= len(row)
     seen = is_op.cumsum()[~is_op]  # operators before each evaluation, in order
     breaks = changes(parent[order], seen)
-    numbered = true_at(number[order] >= 0)
+    numbered = np.flatnonzero(number[order] >= 0)
     one = order[numbered]
     again = np.lexsort((numbered, calls.thread[row[one]], parent[one]))
     here, before = numbered[again[1:]], numbered[again[:-1]]
@@ -328,7 +330,7 @@ def under_a_mode(calls: Calls, rows: Int64) -> Bool:
 
     A dispatch mode sees an operator, and calls it again.
     """
-    child = true_at((calls.parent >= 0) & (calls.kind == Kind.OP))
+    child = np.flatnonzero((calls.parent >= 0) & (calls.kind == Kind.OP))
     echo = np.zeros(len(calls) + 1, np.int64)
     echo[child + 1] = calls.name[child] == calls.name[calls.parent[child]]
     before = echo.cumsum()
@@ -337,11 +339,11 @@ def under_a_mode(calls: Calls, rows: Int64) -> Bool:
 
 def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64) -> Int64:
     """Give operators of the forward pass the numbers of the nodes that they made, in place."""
-    numbered = true_at((of < 0) & (number >= 0) & (calls.kind == Kind.OP))
-    unnumbered = true_at(forward & (number < 0))
+    numbered = np.flatnonzero((of < 0) & (number >= 0) & (calls.kind == Kind.OP))
+    unnumbered = np.flatnonzero(forward & (number < 0))
     if not len(unnumbered) or not len(numbered):
         return _NO_ROWS
-    orphans = nodes[~among(number[nodes], number[numbered])]
+    orphans = nodes[~np.isin(number[nodes], number[numbered])]
     if not len(orphans):
         return _NO_ROWS
     unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
@@ -356,7 +358,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
     codes = calls.name[orphans]
     rows_of = {
         code: makers.get(words.plain(calls.names[code].partition("Backward")[0]), _NO_ROWS).tolist()
-        for code in distinct(codes).tolist()
+        for code in np.unique(codes).tolist()
     }
     told, place = [], 0
     found = zip(orphans.tolist(), codes.tolist(), first.tolist(), until.tolist(), strict=True)
@@ -373,10 +375,10 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
 
 def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
     """Rows of these calls and of all inside them, in order, by what their nodes are called."""
-    inside = true_at(calls.within(rows))
+    inside = np.flatnonzero(calls.within(rows))
     codes = calls.name[inside]
     found: dict[str, Int64] = {}
-    for code in distinct(codes).tolist():
+    for code in np.unique(codes).tolist():
         operator = words.plain(calls.names[code])
         same = np.concatenate([found.get(operator, _NO_ROWS), inside[codes == code]])
         found[operator] = np.sort(same)

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import places_of, true_at
+from recompute_scan.arrays import places_of
 from recompute_scan.model import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment, align
@@ -264,7 +264,7 @@ def highest_of_steps(facts: RecomputeFacts) -> dict[int, float | None]:
         return {step.span.index: step.highest for step in steps}
     counts = facts.counts
     highest: dict[int, float | None] = {}
-    counted = true_at(counts.counted)
+    counted = np.flatnonzero(counts.counted)
     for place, mine in places_of(counts.step[counted]).items():
         if place >= 0:
             highest[facts.steps[place].index] = counts.highest(counted[mine])

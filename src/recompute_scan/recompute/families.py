@@ -7,7 +7,6 @@ from collections import defaultdict
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import tally, true_at
 from recompute_scan.model import step_of
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
@@ -106,7 +105,7 @@ def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[st
     by_name = [words.family_of(name) for name in calls.names]
     found = [by_name[code] for code in calls.name[rows].tolist()]
     attention = np.array([kind == "attention" for _, kind in by_name], np.bool_)
-    for place in true_at(attention[calls.name[rows]]).tolist():
+    for place in np.flatnonzero(attention[calls.name[rows]]).tolist():
         inside = slice(int(rows[place]), int(rows[place]) + 1 + int(calls.size[rows[place]]))
         exact = {by_name[code] for code in calls.name[inside].tolist()}
         exact.discard(("attention", "attention"))
@@ -128,7 +127,7 @@ def _backward_nodes(facts: RecomputeFacts) -> dict[tuple[str, str], int]:
     step = step_of(list(facts.steps), calls.start[engines])
     engines = engines[(step >= 0) & facts.complete[np.maximum(step, 0)]]
     numbers: dict[tuple[str, str], int] = defaultdict(int)
-    for code, times in zip(*tally(calls.name[engines]), strict=True):
+    for code, times in zip(*np.unique(calls.name[engines], return_counts=True), strict=True):
         numbers[family_of_node(calls.names[code])] += int(times)
     return numbers
 

@@ -15,7 +15,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import distinct, true_at
 from recompute_scan.model import Calls, nest
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -75,7 +74,7 @@ def name_blocks(
 
 
 def _module_frames(trace: Trace) -> Int64:
-    rows = true_at(trace.kind == Kind.PYTHON)
+    rows = np.flatnonzero(trace.kind == Kind.PYTHON)
     is_module = np.array([bool(_NUMBERED.match(name)) for name in trace.names] or [False], np.bool_)
     return rows[is_module[trace.name[rows]]]
 
@@ -106,7 +105,7 @@ def spans_from_frames(
     )
     starts = _ForwardStarts(calls, alignment)
     spans = []
-    for row in true_at(boundaries[frames.name]):
+    for row in np.flatnonzero(boundaries[frames.name]):
         held = int(frames.parent[row])
         place = places[frames.name[row]]
         holds = _outer(frames, places, held) if place and _is_hook(place) else int(row)
@@ -158,8 +157,8 @@ class _ForwardStarts:
     def __init__(self, calls: Calls, alignment: Alignment) -> None:
         rows = alignment.forward
         self._by_thread = {
-            int(thread): true_at(calls.thread[rows] == thread)
-            for thread in distinct(calls.thread[rows])
+            int(thread): np.flatnonzero(calls.thread[rows] == thread)
+            for thread in np.unique(calls.thread[rows])
         }
         self._start = calls.start[rows]
 

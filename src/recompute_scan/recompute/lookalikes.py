@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import gaps, tally, true_at
 from recompute_scan.recompute.spans import Span
 from recompute_scan.trace.columns import Bool, Int64
 
@@ -47,7 +46,7 @@ def lookalikes(
     found: list[Span] = []
     first, last = int(here[0]), int(here[-1])
     for pattern in patterns:
-        starts = true_at(code[first : last + 1] == pattern[0]) + first
+        starts = np.flatnonzero(code[first : last + 1] == pattern[0]) + first
         if len(pattern) < SHORTEST_LOOKALIKE:
             starts = _in_row(starts, pattern, known, code)
         for start in starts:
@@ -70,7 +69,7 @@ def _in_row(starts: Int64, pattern: Int64, known: Sequence[Span], code: Int64) -
         starts = starts[code[starts + place] == kind]
     alike = starts.tolist()
     row = {span.first for span in known}.intersection(alike)
-    far = min(gaps(np.array(sorted(row), np.int64)).tolist(), default=length)
+    far = min(np.diff(np.array(sorted(row), np.int64)).tolist(), default=length)
     for order in (alike, alike[::-1]):
         last = -1 - far
         for start in order:
@@ -86,7 +85,7 @@ def repeats(code: Int64, here: Int64) -> list[Span]:
     best: tuple[int, int, int] | None = None  # operators covered, start, period
     for period in _likely_periods(part):
         equal = np.concatenate(([False], part[period:] == part[:-period], [False]))
-        edges = true_at(equal[1:] != equal[:-1])
+        edges = np.flatnonzero(equal[1:] != equal[:-1])
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             covered = (int(end - begin) // period + 1) * period
             if end - begin >= period and (best is None or covered > best[0]):
@@ -104,7 +103,7 @@ def _likely_periods(part: Int64) -> list[int]:
     """Distances at which operators of the rarest repeated kinds return, commonest first."""
     order = part.argsort(kind="stable")
     same = part[order][1:] == part[order][:-1]
-    distances = gaps(order)[same]
+    distances = np.diff(order)[same]
     distances = distances[distances >= SHORTEST_LOOKALIKE]
-    values, times = tally(distances)
+    values, times = np.unique(distances, return_counts=True)
     return [int(value) for value in values[np.argsort(-times, kind="stable")][:12]]

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, distinct, true_at
+from recompute_scan.arrays import changes
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.anchors import Anchor, Anchors, Boundaries
@@ -124,7 +124,7 @@ class Matcher:
                 structure.function[forward],
             )
         )
-        self._one_thread = len(distinct(calls.thread[forward])) <= 1
+        self._one_thread = len(np.unique(calls.thread[forward])) <= 1
         self.sequences = self._list_sequences(candidates, starts, code, boundaries)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
         self.anchors = Anchors(calls, structure, forward, engines)
@@ -140,7 +140,7 @@ class Matcher:
         order = np.lexsort((candidates, role, calls.start[structure.engine[candidates]]))
         rows, role = candidates[order], role[order]
         engine: Int64 = structure.engine[rows].astype(np.int64)
-        begins = true_at(changes(engine, role))
+        begins = np.flatnonzero(changes(engine, role))
         engines = engine[begins]
         lowest, highest = self._bounds(engines, starts)
         codes, function = code[rows], structure.function[rows]
@@ -184,7 +184,7 @@ class Matcher:
         """
         structure = self.structure
         brings_back = self._calls.matching(words.BRINGS_BACK)[self._calls.name[rows]]
-        others = true_at(~(brings_back & (structure.number[rows] < 0)))
+        others = np.flatnonzero(~(brings_back & (structure.number[rows] < 0)))
         # A sequence of nothing else is not cut at all.
         first = np.append(others, len(rows))[others.searchsorted(begins)]
         alone = first >= np.append(begins[1:], len(rows))
@@ -237,12 +237,12 @@ class Matcher:
         codes = self._sequence.codes[anchor.first : anchor.last + 1]
         wanted = node.operators.codes
         places = np.full(len(wanted), -1, np.int64)
-        for code in distinct(wanted).tolist():
-            here, there = true_at(wanted == code), true_at(codes == code)
+        for code in np.unique(wanted).tolist():
+            here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
             if len(here) > len(there):
                 return []
             places[here] = anchor.first + there[: len(here)]
-        cuts = [0, *(true_at(places[1:] < places[:-1]) + 1).tolist(), len(places)]
+        cuts = [0, *(np.flatnonzero(places[1:] < places[:-1]) + 1).tolist(), len(places)]
         return [
             SequenceMatch(
                 engine=node.engine,

@@ -12,7 +12,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -82,7 +81,7 @@ def first_of_block(structure: Structure, again: Int64) -> int:
     A function's node runs its block with gradients on, and brings the input back without.
     """
     inside = (structure.number[again] >= 0) | (structure.function[again] >= 0)
-    return int(true_at(inside)[0]) if inside.any() else 0
+    return int(np.flatnonzero(inside)[0]) if inside.any() else 0
 
 
 def _calls_around(calls: Calls, structure: Structure, row: int) -> list[int]:

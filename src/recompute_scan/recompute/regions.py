@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 
-from recompute_scan.arrays import among, distinct
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block, numbered, operators_of
 from recompute_scan.recompute.counts import Counts
@@ -104,7 +103,7 @@ def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | No
     shown = [region for region in regions if region.recompute_runs_per_backward == most]
     region = shown[len(shown) // 2]
     block = facts.layers[region.ordinal][-1]
-    rows = distinct(facts.counts.rows[block.places])
+    rows = np.unique(facts.counts.rows[block.places])
     lanes = [_lane(facts, "forward", "forward", rows)]
     runs = _recomputes(facts, rows)
     for number, again in enumerate(runs, 1):
@@ -153,7 +152,7 @@ def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:
     for recompute in facts.alignment.recomputes:
         if recompute.original.max() < first or recompute.original.min() > last:
             continue
-        mine = among(recompute.original, rows)
+        mine = np.isin(recompute.original, rows)
         if mine.any():
             found.append(recompute.again[mine])
     return found
@@ -186,7 +185,7 @@ def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
     until = min([*others, _step_end(facts, rows)])
     leaf = np.ones(len(engines), np.bool_)
     parents = structure.engine[np.maximum(calls.parent[engines], 0)]
-    leaf[among(engines, parents[calls.parent[engines] >= 0])] = False
+    leaf[np.isin(engines, parents[calls.parent[engines] >= 0])] = False
     mine = (calls.start[engines] >= last) & (calls.end[engines] <= until) & leaf
     return np.asarray(engines[mine])
 

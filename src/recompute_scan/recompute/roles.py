@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import among, distinct, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.checkpoints import CheckpointFunctions, find_checkpoint_functions
@@ -92,7 +91,7 @@ class Structure(Struct, frozen=True):
 
     def rows(self, role: int) -> Int64:
         """Rows with that role, in order."""
-        return true_at(self.role == role)
+        return np.flatnonzero(self.role == role)
 
 
 class Operators:
@@ -130,7 +129,7 @@ class Operators:
         self.graded = self.fate > Fate.NONE
         # With gradients on, what makes no node bears the number of the next that does.
         written = np.array([*functions.called.values()], calls.name.dtype)
-        self.numbered = (calls.sequence[rows] >= 0) & ~among(calls.name[rows], written)
+        self.numbered = (calls.sequence[rows] >= 0) & ~np.isin(calls.name[rows], written)
         self.in_backward = self.home >= 0
 
     @cached_property
@@ -188,7 +187,7 @@ class Operators:
         asked = (self.fate == Fate.DISCARDED) | (self.fate == Fate.HELD)
         table = self.table
         later = table.of[(table.fate == Fate.LATER) & (table.of >= 0)]
-        keeping = among(table.engine_pass, distinct(table.engine_pass[later]))
+        keeping = np.isin(table.engine_pass, np.unique(table.engine_pass[later]))
         asked &= ~np.append(keeping, False)[self.home] | _holds(self.calls, words.DETACH, self.rows)
         asked &= (self.fate == Fate.HELD) | ~self._of_gradient()
         return np.asarray(self.begin <= self.last((asked | self.moded) & ~self.beside))
@@ -206,9 +205,11 @@ class Operators:
         own = np.full(len(calls.names), -1, np.int64)
         for node, called in self._functions.called.items():
             own[node] = own[codes.get(f"{words.ENGINE}{calls.names[node]}", node)] = called
-        written = distinct(own[own >= 0])
-        functions = true_at(among(calls.name.astype(np.int64), written) & (calls.kind == Kind.OP))
-        own[~among(own, distinct(calls.name[functions].astype(np.int64)))] = -1
+        written = np.unique(own[own >= 0])
+        functions = np.flatnonzero(
+            np.isin(calls.name.astype(np.int64), written) & (calls.kind == Kind.OP)
+        )
+        own[~np.isin(own, np.unique(calls.name[functions].astype(np.int64)))] = -1
         function = np.append(own[calls.name[table.row]], -1)
         last = np.full(len(function), -1, np.int64)
         inside = functions[table.of[functions] >= 0]
@@ -220,8 +221,8 @@ class Operators:
         own_call: Int64 = last[self.home]
         own_call[few[self.home] & (calls.start[own_call] >= ends)] = -1
         found: Bool = (function[self.home] >= 0) & (own_call < 0)
-        behind = true_at((own_call >= 0) & (self.rows > own_call + calls.size[own_call]))
-        behind = behind[among(calls.name[self.rows[behind]].astype(np.int64), written)]
+        behind = np.flatnonzero((own_call >= 0) & (self.rows > own_call + calls.size[own_call]))
+        behind = behind[np.isin(calls.name[self.rows[behind]].astype(np.int64), written)]
         for place in behind.tolist():
             call = int(own_call[place])
             held = calls.name[call + 1 : call + 1 + calls.size[call]]
@@ -319,10 +320,10 @@ def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
     _add_updates(calls, evaluations, closures, optimizer)
     operator = forest.top & (calls.kind == Kind.OP) & ~optimizer
     number, told = numbers_of(calls, operator, evaluations)
-    rows = true_at(forest.top)
+    rows = np.flatnonzero(forest.top)
     moded = np.zeros(len(calls), np.bool_)
     if len(told):
-        asking = np.append(among(evaluations.number, number[told].astype(np.int64)), False)
+        asking = np.append(np.isin(evaluations.number, number[told].astype(np.int64)), False)
         some = rows[asking[evaluations.of[rows]] & (calls.sequence[rows] < 0)]
         moded[some] = under_a_mode(calls, some)
     operators = Operators(
@@ -389,7 +390,7 @@ def _find_outermost(
         above = calls.parent[rows].astype(np.intp)
         function[rows], outer[rows] = function[above], outer[above]
         opened[rows] = False
-        some = true_at(opened[above] | begins[rows])
+        some = np.flatnonzero(opened[above] | begins[rows])
         if not len(some):
             continue
         free = rows[some]
@@ -414,8 +415,8 @@ def _optimizers(calls: Calls) -> tuple[Int64, Bool]:
     without gradients, so that none of its operators has a sequence number.
     """
     optimizer = calls.matching(words.OPTIMIZER)[calls.name]
-    ranges = true_at(optimizer)
-    numbered = true_at((calls.sequence >= 0) & (calls.kind == Kind.OP))
+    ranges = np.flatnonzero(optimizer)
+    numbered = np.flatnonzero((calls.sequence >= 0) & (calls.kind == Kind.OP))
     first = numbered.searchsorted(ranges + 1)
     closures = ranges[first < numbered.searchsorted(ranges + 1 + calls.size[ranges])]
     optimizer[closures] = False
@@ -441,7 +442,7 @@ def _holding_backward(calls: Calls, evaluations: Evaluations) -> Bool:
     ``torch.compile`` puts ranges around the functions that it was given and what they call, with
     the backward passes that these start.
     """
-    rows = true_at((calls.size > 0) & (calls.sequence < 0))
+    rows = np.flatnonzero((calls.size > 0) & (calls.sequence < 0))
     first, last = (evaluations.row.searchsorted(rows + 1 + more) for more in (0, calls.size[rows]))
     held = np.zeros(len(calls), np.bool_)
     held[rows[last > first]] = True
@@ -457,15 +458,15 @@ def _broken_regions(calls: Calls) -> Bool:
     names = [words.COMPILED_REGION.match(name) for name in calls.names]
     region = np.array([name is not None for name in names], np.bool_)
     broken = np.zeros(len(calls), np.bool_)
-    rows = true_at(region[calls.name])
+    rows = np.flatnonzero(region[calls.name])
     if not len(rows):
         return broken
     compiled = calls.matching(words.COMPILED_FUNCTION)[calls.name]
-    hidden = calls.within(true_at(compiled))
+    hidden = calls.within(np.flatnonzero(compiled))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     told = np.append(0, np.cumsum(own | region[calls.name]))
     divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
-    frames = {match[1] for code in distinct(calls.name[divided]) if (match := names[code])}
+    frames = {match[1] for code in np.unique(calls.name[divided]) if (match := names[code])}
     same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
     return np.asarray(same[calls.name], np.bool_)
 

@@ -15,7 +15,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import true_at
 from recompute_scan.trace.columns import Int64, Ints
 
 # A run this short proves something only where it is expected to stand.
@@ -122,7 +121,7 @@ class ForwardSequence:
         here, there = slice(after.start, after.start + room), slice(run.stop, run.stop + room)
         fits = wanted.codes[here] == self.codes[there]
         fits &= self._crossed[there] <= wanted.crossed[here]
-        more = room if fits.all() else int(true_at(~fits)[0])
+        more = room if fits.all() else int(np.flatnonzero(~fits)[0])
         later = replace(
             after,
             start=after.start + more,
@@ -187,7 +186,7 @@ class ForwardSequence:
         differ = wanted.codes[first:end] != self.codes[place : position + 1]
         crosses = self._crossed[place + 1 : position + 1] > wanted.crossed[first + 1 : end]
         differ[:-1] |= crosses
-        breaks = true_at(differ)
+        breaks = np.flatnonzero(differ)
         if not len(breaks):
             return longest
         last = int(breaks[-1])
@@ -195,7 +194,7 @@ class ForwardSequence:
         function = wanted.function[first + last : end]
         if crosses[last : last + 1].any() and function[0] == function[1] >= 0:
             # A function that the sequence entered is run from its begin: not from here.
-            others = true_at(function != function[0])
+            others = np.flatnonzero(function != function[0])
             return len(others) and len(function) - int(others[0])
         return length
 

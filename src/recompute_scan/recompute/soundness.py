@@ -23,7 +23,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from recompute_scan.arrays import changes, distinct, places_of, ranked, sizes, true_at
+from recompute_scan.arrays import changes, places_of
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.counts import Counts
@@ -80,7 +80,7 @@ def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
     """
     recomputes: dict[int, list[int]] = {}
     names = _mixed(calls.name[counts.rows])
-    counted = true_at(counts.counted)
+    counted = np.flatnonzero(counts.counted)
     for places in places_of(counts.step[counted]).values():
         mine = counted[places]
         again = names[mine] * counts.runs[mine].astype(np.uint64)
@@ -94,7 +94,7 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     """Engine ranges without their node in them, and nodes in no such range; of how many."""
     operator = calls.kind == Kind.OP
     ranges = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
-    engines = true_at(ranges[calls.name] & operator & ~_unasked(calls, structure))
+    engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(calls, structure))
     if not len(engines):
         return 0, 0  # torch 1.8 to 1.10 opened none
     codes = {name: code for code, name in enumerate(calls.names)}
@@ -107,10 +107,10 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     )
     is_node = np.array([_NAMED.match(name) is not None for name in calls.names], np.bool_)
     is_node[node_of[node_of >= 0]] = True
-    nodes = true_at(is_node[calls.name] & operator)
+    nodes = np.flatnonzero(is_node[calls.name] & operator)
     above = calls.parent[nodes]
     inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
-    holding = distinct(above[inside])
+    holding = np.unique(above[inside])
     copies = np.array([name == _COPY_SLICES for name in calls.names], np.bool_)
     outside = ~inside & ~((above >= 0) & copies[calls.name[np.maximum(above, 0)]])
     return len(engines) - len(holding) + int(outside.sum()), len(engines)
@@ -130,7 +130,7 @@ def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
     nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
     own = calls.sequence.copy()
     own[structure.told] = structure.number[structure.told]
-    rows = true_at(
+    rows = np.flatnonzero(
         (calls.kind == Kind.OP)
         & (own >= 0)
         & (structure.role != Role.BACKWARD)
@@ -160,8 +160,8 @@ def _first_to_end(calls: Calls, rows: Int64, number: Ints) -> Int64:
     """
     rows = rows[np.lexsort((calls.end[rows], calls.name[rows], number[rows]))]
     rows = rows[changes(number[rows], calls.name[rows])]
-    begins = true_at(changes(number[rows]))
-    place = np.arange(len(rows)) - begins.repeat(sizes(begins, len(rows)))
+    begins = np.flatnonzero(changes(number[rows]))
+    place = np.arange(len(rows)) - begins.repeat(np.diff(begins, append=len(rows)))
     return rows[place < _MOST_NAMES]
 
 
@@ -173,11 +173,11 @@ def _belong_together(names: list[str], node: Ints, operator: Ints, asker: Ints) 
     """
     if not len(node):
         return np.zeros(0, np.bool_)
-    pairs, place = ranked(node.astype(np.int64) * len(names) + operator)
+    pairs, place = np.unique(node.astype(np.int64) * len(names) + operator, return_inverse=True)
     spelt = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
     many = int(asker[-1]) + 1  # they are in order
-    having = np.bincount(distinct(place * many + asker) // many, minlength=len(pairs))
-    first = true_at(changes(asker))
+    having = np.bincount(np.unique(place * many + asker) // many, minlength=len(pairs))
+    first = np.flatnonzero(changes(asker))
     of_node = np.bincount(node[first], minlength=len(names))
     usual = 2 * having > of_node[pairs // len(names)]
     return np.asarray((np.array(spelt, np.bool_) | usual)[place])
@@ -195,18 +195,20 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     """Operators that run inside what hardly another of their kind runs; of how many."""
     operator = calls.kind == Kind.OP
     looked_through = LOOKED_THROUGH[structure.role]
-    rows = true_at(operator & ~looked_through)
+    rows = np.flatnonzero(operator & ~looked_through)
     above = calls.parent[rows]
     within = (above >= 0) & operator[np.maximum(above, 0)]
     shapes = int(calls.dims.max(initial=0)) + 1
-    known, shaped = ranked(calls.name[rows].astype(np.int64) * shapes + calls.dims[rows])
+    known, shaped = np.unique(
+        calls.name[rows].astype(np.int64) * shapes + calls.dims[rows], return_inverse=True
+    )
     # A sum of numbers that stand for name and shapes: equal for equal ones, in any order.
     inside = np.zeros(len(calls), np.uint64)
     np.add.at(inside, above[within], _mixed(known)[shaped[within]])
     around = np.where(within, calls.name[np.maximum(above, 0)], -1).astype(np.int64)
     in_backward = structure.engine[rows] >= 0
     places = 2 * (len(calls.names) + 1)
-    _, kind = ranked(shaped * places + 2 * (around + 1) + in_backward)
+    _, kind = np.unique(shaped * places + 2 * (around + 1) + in_backward, return_inverse=True)
     all_of = np.bincount(kind, minlength=1)
     # Most kinds run the same inside throughout: only the others are looked at closely.
     held = inside[rows]
@@ -214,7 +216,7 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     one[kind] = held
     mixed_kind = np.zeros(len(all_of), np.bool_)
     mixed_kind[kind[held != one[kind]]] = True
-    mixed = true_at((mixed_kind & (all_of >= _KIND))[kind])
+    mixed = np.flatnonzero((mixed_kind & (all_of >= _KIND))[kind])
     kind, held = kind[mixed], held[mixed]
     _, both = np.unique(_mixed(kind) ^ held, return_inverse=True)
     alike = np.bincount(both, minlength=1)[both]
@@ -224,7 +226,7 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
 
 def _shapes_missing(calls: Calls) -> tuple[int, int]:
     """Operators without shapes where most of the same name have them; of how many."""
-    rows = true_at(calls.kind == Kind.OP)
+    rows = np.flatnonzero(calls.kind == Kind.OP)
     name, shaped = calls.name[rows], calls.dims[rows] > 0
     of_name = np.bincount(name, minlength=1)
     with_shapes = np.bincount(name[shaped], minlength=len(of_name))

@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import IN_PARTS
-from recompute_scan.arrays import among
 from recompute_scan.model import Calls
 from recompute_scan.recompute.align import Alignment
 from recompute_scan.recompute.annotated import (
@@ -178,7 +177,7 @@ def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list
         return list(alignment.recomputes)
     found = []
     for recompute in alignment.recomputes:
-        block = ~among(recompute.original, own)
+        block = ~np.isin(recompute.original, own)
         found.append(
             replace(
                 recompute,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import median, true_at
+from recompute_scan.arrays import median
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.blocks import Block, by_pass, forward_passes
@@ -60,7 +60,7 @@ def _attend(calls: Calls, counts: Counts, here: Int64, covered: Bool) -> bool:
     kinds = {name: words.family_of(name) for name in {*names}}
     products = [at for at, name in enumerate(names) if kinds[name][0] == "gemm"]
     found = 0
-    for at in true_at(~covered).tolist():
+    for at in np.flatnonzero(~covered).tolist():
         family, kind = kinds[names[at]]
         if family == "softmax":
             # Attention in parts: of two products, with the softmax of the first between them.
@@ -79,7 +79,7 @@ def _beside(
     starts = here.searchsorted(sorted(block.span.first for block in blocks))
     stops = here.searchsorted(sorted(block.span.last + 1 for block in blocks))
     length = max(SHORTEST_LOOKALIKE, round(_PART * median(stops - starts)))
-    cuts = true_at(covered[1:] != covered[:-1]) + 1
+    cuts = np.flatnonzero(covered[1:] != covered[:-1]) + 1
     rest = [one for one in np.split(np.arange(len(here)), cuts) if not covered[one[0]]]
     pieces = [one for one in rest if len(one) >= length]
     # A model that is called twice has its stem and its head twice, around each row of blocks.

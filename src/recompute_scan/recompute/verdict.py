@@ -8,7 +8,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.arrays import among, true_at
 from recompute_scan.model import Calls
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.align import Alignment
@@ -46,13 +45,13 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
     if not len(mine):
         return None
     # A node can hold the recompute that it asked for: that is not compiled into it.
-    asked = among(structure.engine, mine) & (structure.role == Role.RECOMPUTE)
+    asked = np.isin(structure.engine, mine) & (structure.role == Role.RECOMPUTE)
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
     whole = int(calls.duration[structure.roots].sum())
     forward = np.array(
         [words.only_forward(name) and name != "aten::addmm" for name in calls.names], np.bool_
     )
-    rows = true_at(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
+    rows = np.flatnonzero(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
     rows = rows[structure.role[structure.top[rows]] == Role.FORMULA]
     return Compiled(
         nodes=len(mine),
@@ -243,7 +242,7 @@ def _whole(counts: Counts, block: Block, heavy: Bool) -> bool:
     if not again.any():
         return False
     hole = np.zeros(len(places), np.bool_)
-    hole[: int(true_at(again)[-1])] = ~again[: int(true_at(again)[-1])]
+    hole[: int(np.flatnonzero(again)[-1])] = ~again[: int(np.flatnonzero(again)[-1])]
     mine = heavy[places]
     return all(
         np.count_nonzero(hole & kind) <= HOLES * np.count_nonzero(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import median, true_at
+from recompute_scan.arrays import median
 from recompute_scan.model import Calls, Kernels
 from recompute_scan.recompute import vocabulary as words
 from recompute_scan.recompute.roles import OperatorCodes, Structure
@@ -84,7 +84,7 @@ class Ran:
             return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
         name = self._calls.name
         last, first_run = again[ends], original[ends]
-        for at in true_at(~whole & (name[last] == name[first_run])):
+        for at in np.flatnonzero(~whole & (name[last] == name[first_run])):
             ran[ends[at]] &= self._ended(int(last[at]), int(first_run[at]))
         return ran
 
@@ -128,7 +128,7 @@ def _twins_before(calls: Calls, neutral: Bool) -> Int32:
     """
     mode = np.array([name == words.DISPATCH_MODE for name in calls.names], np.bool_)[calls.name]
     above = np.maximum(calls.parent, 0)
-    beyond = true_at(mode[above] & (calls.parent[above] >= 0))
+    beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
     above[beyond] = calls.parent[above[beyond]]
     twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
     before = np.zeros(len(calls) + 1, np.int32)
