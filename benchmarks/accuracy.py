@@ -39,7 +39,7 @@ from benchmarks._frame import Table, benchmark, folder_option, kept_in, some, wo
 from benchmarks.damage import print_damaged
 from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_of
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.study import study
 from recompute_scan.result import Result
 
 # What torch.nn.attention.SDPBackend calls them, since 2.3.

@@ -21,10 +21,10 @@ import msgspec
 from tests.tuned import numbers
 
 from benchmarks._frame import TRACES, Table, benchmark, folder_option, wanted, words
-from recompute_scan.analysis import loading, pipeline
+from recompute_scan.analysis import inputs, pipeline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import ScanError
-from recompute_scan.recompute import facts
+from recompute_scan.recompute import study as facts
 from recompute_scan.result import to_json
 
 
@@ -48,7 +48,7 @@ def remember(*, studied: bool) -> None:
 
     def load_one(address: Any, *rest: Any) -> Any:
         if str(address) not in loaded:
-            loaded[str(address)] = loading.load_one(address, *rest)
+            loaded[str(address)] = inputs.load_one(address, *rest)
         return loaded[str(address)]
 
     def study(trace: Any, *rest: Any) -> Any:

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 import recompute_scan
 from benchmarks._frame import benchmark
 from benchmarks._machine import machine
-from recompute_scan.record.compat import generator_name
+from recompute_scan.record.torch_versions import generator_name
 
 
 class _Layer(nn.Module):

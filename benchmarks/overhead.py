@@ -42,7 +42,7 @@ from torch import Tensor, nn
 import recompute_scan
 from benchmarks._frame import Floats, Table, benchmark, interval, some
 from benchmarks._machine import machine
-from recompute_scan.record.probe import Probe
+from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.recording import Recording
 from recompute_scan.record.steps import StepCounter, StepHooks
 

@@ -21,7 +21,7 @@ from tests.report.pages import page, ranks
 
 from benchmarks._frame import Table, benchmark
 from benchmarks._machine import machine
-from recompute_scan.report.html import render_html
+from recompute_scan.report.render import render_html
 
 _PAINT = "performance.getEntriesByType('paint').find(e => e.name.startsWith('first-c'))?.startTime"
 _VERDICT = "document.querySelector('#verdict-title').getBoundingClientRect().bottom"

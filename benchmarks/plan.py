@@ -42,10 +42,9 @@ from tests.plan.scripts import CASES, PlanCase, arrange, build
 
 from benchmarks._frame import Table, benchmark, told, words
 from benchmarks._machine import processor
-from recompute_scan.cost.activation_plan import Planner, Wish
-from recompute_scan.cost.arrangement import Arrangements
-from recompute_scan.cost.moments import PART, RECOMPUTE, SELECTIVE, Choices
-from recompute_scan.rehearsal import whole_places
+from recompute_scan.cost.arrangement import PART, RECOMPUTE, SELECTIVE, Arrangements, Choices
+from recompute_scan.cost.plan import Planner, Wish
+from recompute_scan.result.run_record import whole_places
 
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
 _MOST_TRIED = 3**8

@@ -50,8 +50,8 @@ from benchmarks._machine import processor
 from benchmarks._prediction_cases import CASES, HELD_APART, Case, Step, build
 from recompute_scan.cost.price import keep_last, price
 from recompute_scan.cost.reruns import Keep
-from recompute_scan.recompute.facts import RecomputeFacts, study
-from recompute_scan.record.probe import Probe
+from recompute_scan.recompute.study import RecomputeFacts, study
+from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.profiler import ProfilerWindow
 from recompute_scan.record.steps import StepTimer
 from recompute_scan.trace import load

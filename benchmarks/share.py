@@ -26,7 +26,7 @@ from tests.share.canaries import NAMED, WORD, as_json, found_in, planted
 from benchmarks._frame import TRACES, Table, benchmark, some
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.bundle import pack
-from recompute_scan.bundle.same import differences
+from recompute_scan.bundle.pack import differences
 from recompute_scan.errors import InputError
 
 

@@ -26,18 +26,16 @@ from docs.badges import badges
 from docs.rooms import rooms
 from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
-from recompute_scan.analysis import tables
-from recompute_scan.api import Events, Scan
+from recompute_scan.api import EVENTS, FAMILIES, REGIONS, Events, Scan
 from recompute_scan.cli import NAMES, cli
-from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES, names
-from recompute_scan.diagnose.logs import lines_of, read_log
+from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, lines_of, names, read_log
 from recompute_scan.events import event_schema
-from recompute_scan.frameworks.signature import Signature
+from recompute_scan.frameworks.detect import Signature
 from recompute_scan.pages import causes_of, failure_page
 from recompute_scan.record.recording import Recording, record
-from recompute_scan.report.html import render_html
+from recompute_scan.report.render import render_html
 from recompute_scan.result import from_json, json_schema
-from recompute_scan.result.comparison import json_schema as comparison_schema
+from recompute_scan.result.compare import json_schema as comparison_schema
 
 DOCS = Path(__file__).parent
 LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
@@ -129,7 +127,7 @@ They take the arguments of `rs.record` and have a `scan` when the training is ov
 imported only when its class is used.
 
 ```python
-from recompute_scan.callbacks import RecomputeScanCallback
+from recompute_scan.integrations import RecomputeScanCallback
 from transformers import Trainer
 
 callback = RecomputeScanCallback(steps=2, warmup=2, timing_steps=0)
@@ -139,7 +137,7 @@ print(callback.scan.verdict)
 
 ```python
 from lightning.pytorch import Trainer
-from recompute_scan.callbacks import RecomputeScanLightningCallback
+from recompute_scan.integrations import RecomputeScanLightningCallback
 
 callback = RecomputeScanLightningCallback(steps=2, warmup=2, timing_steps=0, folder="out/lightning")
 Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
@@ -150,7 +148,7 @@ With accelerate, use a tracker and log once per step, at its end.
 
 ```python
 from accelerate import Accelerator
-from recompute_scan.callbacks import RecomputeScanTracker
+from recompute_scan.integrations import RecomputeScanTracker
 
 tracker = RecomputeScanTracker(steps=2, warmup=2, timing_steps=0)
 accelerator = Accelerator(log_with=[tracker])
@@ -170,9 +168,9 @@ _TABLES = """\
 pandas tables, a new one at each call. What is not known is missing (`NaN`, `<NA>`), never 0.
 """
 _COLUMNS = {
-    "Scan.regions, one row a block in forward order, index `ordinal`": tables.REGIONS,
-    "Scan.families, one row a family of operators, index `family`": tables.FAMILIES,
-    "Events.events, one row an event in the order of the file, index `event`": tables.EVENTS,
+    "Scan.regions, one row a block in forward order, index `ordinal`": REGIONS,
+    "Scan.families, one row a family of operators, index `family`": FAMILIES,
+    "Events.events, one row an event in the order of the file, index `event`": EVENTS,
 }
 
 _DIAGNOSES = """\

@@ -22,8 +22,8 @@ from playwright.sync_api import sync_playwright
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.report.compared import render_comparison_html
-from recompute_scan.report.html import render_html
-from recompute_scan.result.comparison import compare
+from recompute_scan.report.render import render_html
+from recompute_scan.result.compare import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "img"

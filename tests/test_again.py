@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cli.again import commands_after
-from recompute_scan.run_info import NextCommand
+from recompute_scan.cli.next_commands import commands_after
+from recompute_scan.result.run_record import NextCommand
 
 
 @pytest.mark.parametrize(

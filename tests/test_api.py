@@ -17,10 +17,10 @@ import pandas as pd
 import pytest
 
 import recompute_scan as rs
-from recompute_scan.analysis import tables
+from recompute_scan.api import EVENTS, FAMILIES, REGIONS
 from recompute_scan.errors import InputError
 from recompute_scan.record.recording import record
-from recompute_scan.report.picture import FAMILY_FILLS, PART_FILLS
+from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS
 from recompute_scan.result import Result, to_json
 from tests.recompute.training import checkpointed_step, marked_step
 from tests.report.page_reader import Page
@@ -120,7 +120,7 @@ def test_callbacks_take_what_record_takes() -> None:
     """Read from the source: the frameworks that they are for take long to import."""
     wanted = inspect.signature(record).parameters
     for name in ("huggingface_callback", "lightning_callback", "accelerate_tracker"):
-        source = files("recompute_scan.callbacks").joinpath(f"{name}.py").read_text("utf-8")
+        source = files("recompute_scan.integrations").joinpath(f"{name}.py").read_text("utf-8")
         (begun,) = (
             one
             for one in ast.walk(ast.parse(source))
@@ -241,7 +241,7 @@ def test_the_tables_are_as_documented(tmp_path: Path) -> None:
     for file in (full, empty):
         scan = rs.analyze(file)
         made = (scan.regions, scan.families, scan.trace.events)
-        documented = (tables.REGIONS, tables.FAMILIES, tables.EVENTS)
+        documented = (REGIONS, FAMILIES, EVENTS)
         for frame, columns in zip(made, documented, strict=True):
             assert list(frame.columns) == [column.name for column in columns]
             types = [str(kind) for kind in frame.dtypes]

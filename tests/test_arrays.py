@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as arrays_of
 
-from recompute_scan.arrays import changes, median, places_of, split
+from recompute_scan.numpy_tools import changes, median, places_of, split
 
 _FEW = arrays_of(np.int64, st.integers(0, 40), elements=st.integers(-9, 9))
 

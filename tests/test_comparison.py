@@ -12,10 +12,10 @@ from msgspec import structs
 
 import recompute_scan as rs
 from recompute_scan.cli import main
+from recompute_scan.report.blocks import WIDTH, columns
 from recompute_scan.report.compared import render_comparison_html, render_comparison_text
-from recompute_scan.report.page import WIDTH, columns
 from recompute_scan.result import Result
-from recompute_scan.result.comparison import SCHEMA, Comparison, compare, json_schema, to_json
+from recompute_scan.result.compare import SCHEMA, Comparison, compare, json_schema, to_json
 from tests.report.page_reader import Page
 from tests.report.sample_results import (
     HOSTILE,

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from recompute_scan import pages
-from recompute_scan.diagnose.causes import names
+from recompute_scan.diagnose.outcome import names
 
 DOCS = Path(__file__).parents[1] / "docs"
 

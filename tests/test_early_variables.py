@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from recompute_scan.cli.early import set_early
+from recompute_scan.cli.run import set_early
 from tests.record.runs import plain_environment
 
 

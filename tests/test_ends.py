@@ -10,7 +10,7 @@ import pytest
 from recompute_scan.analysis.ranks import ends_in
 from recompute_scan.crash import Crash, Frame, Raised, RankEnd
 from recompute_scan.diagnose.outcome import crash_of, findings_of
-from recompute_scan.run_info import (
+from recompute_scan.result.run_record import (
     RunInfo,
     accept_so_far,
     run_info_name,

@@ -54,7 +54,7 @@ def analysed(package: Path, trace: Path) -> str:
 def test_a_finding_is_one_module_and_one_line(package: Path) -> None:
     module = package / "findings" / "all_recomputed.py"
     module.write_text(example("A finding"), encoding="utf-8")
-    listed(package / "findings" / "rules.py", "all_recomputed", before="untrained_weights")
+    listed(package / "findings" / "registry.py", "all_recomputed", before="memory")
     result = json.loads(analysed(package, TRACE))
     (found,) = [one for one in result["findings"] if one["code"] == "RS099"]
     assert found["name"] == "all-recomputed"
@@ -68,8 +68,8 @@ def test_a_finding_is_one_module_and_one_line(package: Path) -> None:
 def test_a_framework_is_one_module_and_one_line(package: Path, tmp_path: Path) -> None:
     heading = "A framework's way to switch checkpointing on"
     (package / "frameworks" / "acme.py").write_text(example(heading), encoding="utf-8")
-    listed(package / "frameworks" / "known.py", "acme", before="timm")
-    asked = "from recompute_scan.frameworks.known import recognise, packages\n"
+    listed(package / "frameworks" / "registry.py", "acme", before="timm")
+    asked = "from recompute_scan.frameworks.registry import recognise, packages\n"
     asked += "print(recognise('acme/blocks.py:forward').title, 'acme' in packages())"
     assert printed(package, "-c", asked) == "Acme's save_memory True\n"
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recompute_scan.trace.columns import Kind, Trace
-from recompute_scan.trace.limits import Limits
+from recompute_scan.trace.columns import Kind, Limits, Trace
 
 
 def is_toy(head: bytes) -> bool:
@@ -108,8 +107,8 @@ def test_a_trace_source(copy: Path, tmp_path: Path) -> None:
 
 def test_a_launcher(copy: Path) -> None:
     asks = (
-        "from recompute_scan.joining import joined\n"
-        "from recompute_scan.record.launch.launcher import rank_facts\n"
+        "from recompute_scan.startup import joined\n"
+        "from recompute_scan.record.launch import rank_facts\n"
         "for module in ('toylauncher', 'train'):\n"
         "    print(joined(['python', '-m', module], [], []) is None)\n"
         "facts = rank_facts()\n"

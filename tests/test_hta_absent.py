@@ -10,7 +10,7 @@ import pytest
 import recompute_scan as rs
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import UsageError
-from recompute_scan.report.text import render_text
+from recompute_scan.report.render import render_text
 
 TRACE = Path(__file__).parents[1] / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.joining import MAIN, VARIABLE, joined
+from recompute_scan.startup import MAIN, VARIABLE, joined
 
 OPTIONS = '{"steps": 2, "output": "a b"}'
 TOOLS = ["/venv/bin", "/venv/lib/python3.11"]

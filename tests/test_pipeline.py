@@ -13,9 +13,9 @@ from msgspec import structs
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
-from recompute_scan.report.html import render_html
+from recompute_scan.report.render import render_html
 from recompute_scan.result import json_schema, to_json
-from recompute_scan.run_info import RunInfo, Source, write_run_info
+from recompute_scan.result.run_record import RunInfo, Source, write_run_info
 from tests.recompute.training import (
     checkpointed_step,
     marked_step,

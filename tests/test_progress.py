@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cli import progress
-from recompute_scan.how_far import Pieces, how_far, reading, telling
+from recompute_scan.cli import output
+from recompute_scan.progress import Pieces, how_far, reading, telling
 from recompute_scan.trace import load
 from recompute_scan.trace.kineto.reader import Reader
 from tests.record.test_terminal import shown
@@ -34,9 +34,9 @@ class Clock:
         return self.now
 
 
-def begun(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> progress.Bar:
-    monkeypatch.setattr(progress.Bar, "_keep_drawing", lambda _: None)  # drawn by hand here
-    drawn = progress.Bar(clock)
+def begun(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> output.Bar:
+    monkeypatch.setattr(output.Bar, "_keep_drawing", lambda _: None)  # drawn by hand here
+    drawn = output.Bar(clock)
     drawn.begin()
     return drawn
 
@@ -75,13 +75,13 @@ def test_a_next_line_and_a_result_take_the_place_of_the_bar(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "_BAR", begun(Clock(), monkeypatch))
-    progress.progress("reading one.json")
-    monkeypatch.setattr(progress, "_AFTER_S", 0.0)
-    progress._BAR.draw()
+    monkeypatch.setattr(output, "_BAR", begun(Clock(), monkeypatch))
+    output.progress("reading one.json")
+    monkeypatch.setattr(output, "_AFTER_S", 0.0)
+    output._BAR.draw()
     assert len(shown(terminal.getvalue())) == 2
-    progress.progress("reading two.json")
-    progress.clear()
+    output.progress("reading two.json")
+    output.clear()
     assert shown(terminal.getvalue()) == [
         "recompute-scan: reading one.json",
         "recompute-scan: reading two.json",
@@ -91,10 +91,10 @@ def test_a_next_line_and_a_result_take_the_place_of_the_bar(
 def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(progress, "_AFTER_S", 0.0)
-    progress.progress("reading")
-    progress._BAR.draw()
-    progress.clear()
+    monkeypatch.setattr(output, "_AFTER_S", 0.0)
+    output.progress("reading")
+    output._BAR.draw()
+    output.clear()
     assert stream.getvalue() == ""
 
 

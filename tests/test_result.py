@@ -12,14 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from recompute_scan import crash as crash_module
-from recompute_scan import deciding, faithful
-from recompute_scan import result as result_module
+from recompute_scan import crash, result
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
-from recompute_scan.report.html import render_html
-from recompute_scan.report.text import render_markdown, render_text
-from recompute_scan.result import SCHEMA, Result, from_json, json_schema, to_json
+from recompute_scan.report.render import render_html, render_markdown, render_text
+from recompute_scan.result import (
+    SCHEMA,
+    Result,
+    decisions,
+    fidelity,
+    from_json,
+    json_schema,
+    to_json,
+)
 from tests.effort import examples
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import as_bytes, document, thread
@@ -162,6 +167,6 @@ def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
 
 def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
-        homes = (result_module, crash_module, faithful, deciding)
+        homes = (result, crash, fidelity, decisions)
         module = next(home for home in homes if hasattr(home, name))
         assert getattr(module, name).__struct_config__.frozen, name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.analysis import loading
+from recompute_scan.analysis import inputs
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
 from tests.record.runs import LAYERS, record_script, run_plain, write_script
@@ -87,7 +87,7 @@ def profiled(folder: Path, script: str) -> Result:
 @pytest.fixture(params=[500_000, 0], ids=["few frames", "many frames"])
 def frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All frames are read where they are few, those of one step where they are many."""
-    monkeypatch.setattr(loading, "_FEW_FRAMES", request.param)
+    monkeypatch.setattr(inputs, "_FEW_FRAMES", request.param)
 
 
 @pytest.mark.usefixtures("frames")

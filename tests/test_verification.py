@@ -11,11 +11,10 @@ import pytest
 from msgspec import structs
 
 from recompute_scan.intervals import median_interval, ratio_interval
-from recompute_scan.report.measured import measured_sentences, measured_title
+from recompute_scan.report.layout import measured_sentences, measured_title
 from recompute_scan.result import Checkpoint, Result, Verified, WithPlan
-from recompute_scan.run_info import Measurements, RunInfo, step_has_fix
-from recompute_scan.trials import Trial
-from recompute_scan.verification import verified
+from recompute_scan.result.run_record import Measurements, RunInfo, step_has_fix
+from recompute_scan.verification import Trial, verified
 from tests.report import sample_results
 
 REMOVED = (Checkpoint(1, "reentrant", "torch-checkpoint", "train.py:3"),)

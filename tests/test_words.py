@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import main
-from recompute_scan.diagnose.causes import names
-from recompute_scan.findings.rules import RULES
-from recompute_scan.lint.said import RULES as LINT_RULES
+from recompute_scan.diagnose.outcome import names
+from recompute_scan.findings.registry import RULES
+from recompute_scan.lint.rules import RULES as LINT_RULES
 
 Output = pytest.CaptureFixture[str]
 

@@ -19,7 +19,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import Trace
 from tests.trace.kineto_reading import parse
 

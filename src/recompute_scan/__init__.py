@@ -13,7 +13,7 @@ from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
     from recompute_scan.api import Scan, analyze, compare, load_result
-    from recompute_scan.guarding.standing import guard
+    from recompute_scan.guarding.guard import guard
     from recompute_scan.record.recording import record
 
 __all__ = ["Scan", "__version__", "analyze", "compare", "guard", "load_result", "record", "step"]
@@ -22,7 +22,7 @@ _WHERE = {
     "Scan": "api",
     "analyze": "api",
     "compare": "api",
-    "guard": "guarding.standing",
+    "guard": "guarding.guard",
     "load_result": "api",
 }
 

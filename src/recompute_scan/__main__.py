@@ -19,7 +19,7 @@ from recompute_scan.cli import main
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--trial"]:
-        from recompute_scan.record.verify.trial import run_here
+        from recompute_scan.record.trial import run_here
 
         sys.exit(run_here(sys.argv[2:]))
     sys.exit(main())

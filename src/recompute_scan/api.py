@@ -1,28 +1,196 @@
-"""The Python interface: the command line's answers as objects, with tables and figures."""
+"""Scans, results and figures for people who use Python.
+
+The Python interface: the command line's answers as objects, with tables and figures.
+
+Results and traces as pandas tables. What each column holds is data here, and documented from it.
+
+Times of results are ms, of events ns; counts are per step unless a name says otherwise. What is
+not known is missing (``NaN``, ``<NA>``), never 0.
+
+Plotly figures for notebooks. This is the only module that imports plotly.
+
+Plotly reads a small markup (``<b>``, ``<a href>``, ``<br>``) and LaTeX between dollar signs in
+every label, so each name goes through :func:`label` first.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recompute_scan.analysis import tables
-from recompute_scan.analysis.loading import load_each
+import numpy as np
+import plotly.graph_objects as go
+from msgspec import Struct
+
+from recompute_scan import units
+from recompute_scan.analysis.inputs import load_each
 from recompute_scan.analysis.pipeline import analyse, result_at
 from recompute_scan.errors import InputError
 from recompute_scan.files import content
-from recompute_scan.result import Cost, Finding, Result, Verdict, from_json, to_json
-from recompute_scan.result.comparison import Comparison
-from recompute_scan.result.comparison import compare as compare_results
-from recompute_scan.trace.columns import Trace
+from recompute_scan.report import summary, words
+from recompute_scan.report.blocks import block_label
+from recompute_scan.report.figures import COLOURS, PARTS, cost_bars, family_colours, short_name
+from recompute_scan.report.templating import visible
+from recompute_scan.result import (
+    Checkpoint,
+    Cost,
+    Finding,
+    ProofOp,
+    Result,
+    Verdict,
+    from_json,
+    to_json,
+)
+from recompute_scan.result.compare import Comparison
+from recompute_scan.result.compare import compare as compare_results
+from recompute_scan.trace.calls import find_steps, nest, step_of
+from recompute_scan.trace.columns import KIND_NAMES, Ints, Trace
 from recompute_scan.workers import Workers
 
 if TYPE_CHECKING:
     import pandas as pd
-    import plotly.graph_objects as go
+
+
+class Column(Struct, frozen=True):
+    """One column: its name, pandas dtype, unit (empty where there is none) and meaning."""
+
+    name: str
+    dtype: str
+    unit: str
+    about: str
+
+
+REGIONS = (
+    Column("module", "string", "", "name in the model, such as `model.layers.0`"),
+    Column("module_class", "string", "", "class of the module"),
+    Column("signature", "string", "", "what the block runs, in short: its operators' families"),
+    Column("forward_runs_per_step", "float64", "runs", "forward passes through it in one step"),
+    Column("recompute_runs_per_backward", "float64", "runs", "recomputes in each backward pass"),
+    Column("mean_recompute", "float64", "runs", "the same, weighted by the time of its operators"),
+    Column("forward_ms_per_step", "float64", "ms", "time of its forward passes"),
+    Column("recompute_ms_per_step", "float64", "ms", "time of all its recomputes"),
+    Column("redundant_ms_per_step", "float64", "ms", "time of the recomputes beyond the first"),
+    Column("checkpoints", "string", "", "mechanism and variant of each, outermost first, by ` > `"),
+)
+FAMILIES = (
+    Column("kind", "string", "", "`attention`, `gemm`, `norm`, …"),
+    Column("forward_per_step", "float64", "calls", "calls in the forward pass"),
+    Column("recomputed_per_step", "float64", "calls", "calls in recomputes"),
+    Column("backward_per_step", "float64", "calls", "calls of the backward formula"),
+    Column("recompute_ms_per_step", "float64", "ms", "time of its recomputes"),
+)
+EVENTS = (
+    Column("name", "category", "", "as the profiler wrote it; not escaped"),
+    Column("kind", "category", "", "`op`, `annotation`, `runtime`, `kernel`, `copy` or `other`"),
+    Column("process", "category", "", "process, or the device it ran on, as text"),
+    Column("thread", "category", "", "thread, or the device's stream, as text"),
+    Column("stream", "Int64", "", "the device's stream; missing on the host"),
+    Column("start_ns", "int64", "ns", "on the trace's own clock"),
+    Column("duration_ns", "int64", "ns", "0 or more"),
+    Column("step", "Int64", "", "number of the profiler's step that it starts in"),
+    Column("sequence", "Int64", "", "autograd's number, shared by a forward call and its backward"),
+    Column("correlation", "Int64", "", "shared by a launch and the kernel that it launched"),
+    Column("shapes", "category", "", "shapes of the inputs, as JSON text"),
+    Column("types", "category", "", "types of the inputs, as JSON text"),
+)
+
+
+def region_table(result: Result) -> pd.DataFrame:
+    """One row a block, in forward order, indexed by ``ordinal``; columns: :data:`REGIONS`."""
+    values = {
+        column.name: [getattr(region, column.name) for region in result.regions]
+        for column in REGIONS
+        if column.name != "checkpoints"
+    }
+    values["checkpoints"] = [_stack(region.checkpoints) for region in result.regions]
+    ordinals = np.array([region.ordinal for region in result.regions], np.int64)
+    return _table(REGIONS, values, "ordinal", ordinals)
+
+
+def family_table(result: Result) -> pd.DataFrame:
+    """One row a family of operators, indexed by ``family``; columns: :data:`FAMILIES`."""
+    values = {
+        column.name: [getattr(family, column.name) for family in result.families]
+        for column in FAMILIES
+    }
+    return _table(FAMILIES, values, "family", [family.family for family in result.families])
+
+
+def event_table(trace: Trace) -> pd.DataFrame:
+    """One row an event, in the order of the file, indexed by ``event``; columns: :data:`EVENTS`."""
+    import pandas as pd  # noqa: PLC0415 - costs more than most analyses
+
+    def coded(codes: Ints, texts: Sequence[str | None]) -> pd.Categorical:
+        # Names may be said twice (of two threads, say), categories may not.
+        distinct = list(dict.fromkeys(text for text in texts if text is not None))
+        places = {text: place for place, text in enumerate(distinct)}
+        table = np.array([-1 if text is None else places[text] for text in texts], np.int64)
+        taken = table[codes] if len(codes) else np.zeros(0, np.int64)
+        return pd.Categorical.from_codes(taken, categories=pd.Index(distinct, dtype="str"))
+
+    def known(numbers: Ints) -> pd.Series[Any]:
+        column: pd.Series[Any] = pd.Series(numbers.astype(np.int64), dtype="Int64")
+        column[numbers < 0] = pd.NA
+        return column
+
+    steps = find_steps(nest(trace))
+    place = step_of(steps, trace.ts)
+    numbers = np.array([step.index for step in steps] or [-1], np.int64)
+    signatures = [_parts(text) for text in trace.signatures]
+    values: dict[str, Any] = {
+        "name": coded(trace.name, trace.names),
+        "kind": coded(trace.kind, list(KIND_NAMES)),
+        "process": coded(trace.thread, [process for process, _ in trace.threads]),
+        "thread": coded(trace.thread, [thread for _, thread in trace.threads]),
+        "stream": known(trace.stream),
+        "start_ns": trace.ts.astype(np.int64),
+        "duration_ns": trace.dur.astype(np.int64),
+        "step": known(np.where(place >= 0, numbers[place], -1)),
+        "sequence": known(trace.sequence),
+        "correlation": known(trace.correlation),
+        "shapes": coded(trace.dims, [shapes for shapes, _ in signatures]),
+        "types": coded(trace.dims, [types for _, types in signatures]),
+    }
+    return _table(EVENTS, values, "event", np.arange(len(trace)))
+
+
+def _table(
+    columns: Sequence[Column], values: Mapping[str, Any], index: str, labels: Any
+) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415
+
+    rows = pd.Index(labels, name=index)
+    frame: pd.DataFrame = pd.DataFrame({column.name: values[column.name] for column in columns})
+    typed: pd.DataFrame = frame.astype({column.name: column.dtype for column in columns})
+    typed.index = rows
+    return typed
+
+
+def _parts(signature: str) -> tuple[str | None, str | None]:
+    """Shapes and types: the first two of some JSON values, one behind the other."""
+    decoder, begin = json.JSONDecoder(), 0
+    parts: list[str | None] = []
+    while begin < len(signature) and len(parts) < 2:
+        try:
+            end = decoder.raw_decode(signature, begin)[1]
+        except (ValueError, RecursionError):
+            end = len(signature)
+        parts.append(signature[begin:end])
+        begin = end
+    shapes, types, *_ = (*parts, None, None)
+    return shapes, types
+
+
+def _stack(checkpoints: Sequence[Checkpoint]) -> str:
+    """``fsdp-wrapper non-reentrant > hf-gradient-checkpointing reentrant``."""
+    return " > ".join(
+        " ".join(filter(None, (one.mechanism, one.variant))) or "checkpoint" for one in checkpoints
+    )
 
 
 PathLike = str | os.PathLike[str]
@@ -96,10 +264,10 @@ class Events:
     def events(self) -> pd.DataFrame:
         """One row per event, in the order of the file, indexed by ``event``.
 
-        Columns: :data:`recompute_scan.analysis.tables.EVENTS`. Times are ns on the trace's own
+        Columns: :data:`recompute_scan.api.EVENTS`. Times are ns on the trace's own
         clock. Python frames are not in it.
         """
-        return tables.event_table(self.columns)
+        return event_table(self.columns)
 
 
 @dataclass(frozen=True)
@@ -145,18 +313,18 @@ class Scan:
     def regions(self) -> pd.DataFrame:
         """One row per block, in forward order, indexed by ``ordinal`` (0, 1, …).
 
-        Columns: :data:`recompute_scan.analysis.tables.REGIONS`. Times are ms, per step.
+        Columns: :data:`recompute_scan.api.REGIONS`. Times are ms, per step.
         """
-        return tables.region_table(self.result)
+        return region_table(self.result)
 
     @property
     def families(self) -> pd.DataFrame:
         """One row per family of operators, indexed by ``family`` (text).
 
-        Columns: :data:`recompute_scan.analysis.tables.FAMILIES`. Counts and times (ms) are per
+        Columns: :data:`recompute_scan.api.FAMILIES`. Counts and times (ms) are per
         step.
         """
-        return tables.family_table(self.result)
+        return family_table(self.result)
 
     @cached_property
     def trace(self) -> Events:
@@ -186,20 +354,14 @@ class Scan:
 
     def timeline_figure(self) -> go.Figure:
         """One layer's operators in the forward pass and in each recompute, one above the other."""
-        from recompute_scan.report.plots import timeline_figure  # noqa: PLC0415
-
         return timeline_figure(self.result)
 
     def cost_figure(self) -> go.Figure:
         """Where a step's time goes, before and after the fix."""
-        from recompute_scan.report.plots import cost_figure  # noqa: PLC0415
-
         return cost_figure(self.result)
 
     def regions_figure(self) -> go.Figure:
         """How often each layer was recomputed, in forward order, with what is redundant of it."""
-        from recompute_scan.report.plots import regions_figure  # noqa: PLC0415
-
         return regions_figure(self.result)
 
     def to_hta(self) -> Any:
@@ -226,13 +388,13 @@ class Scan:
 
     def to_html(self) -> str:
         """The report: one self-contained page."""
-        from recompute_scan.report.html import render_html  # noqa: PLC0415
+        from recompute_scan.report.render import render_html  # noqa: PLC0415
 
         return render_html(self.result)
 
     def to_markdown(self) -> str:
         """A summary for an issue tracker."""
-        from recompute_scan.report.text import render_markdown  # noqa: PLC0415
+        from recompute_scan.report.render import render_markdown  # noqa: PLC0415
 
         return render_markdown(self.result)
 
@@ -248,11 +410,195 @@ class Scan:
         return f"<Scan{where * bool(self.traces)}: {self.verdict}{recomputes}>"
 
     def __str__(self) -> str:
-        from recompute_scan.report.text import render_text  # noqa: PLC0415
+        from recompute_scan.report.render import render_text  # noqa: PLC0415
 
         return render_text(self.result, color=False)
 
     def _repr_html_(self) -> str:
-        from recompute_scan.report.html import render_brief_html  # noqa: PLC0415
+        from recompute_scan.report.render import render_brief_html  # noqa: PLC0415
 
         return render_brief_html(self.result)
+
+
+PART_COLOURS = {
+    "forward": "#8a97a6",
+    "recompute": "#c98e00",
+    "redundant": "#b3261e",
+    "backward": "#5d6876",
+    "optimizer": "#b3bcc7",
+    "other": "#dbe0e6",
+}
+FAMILY_COLOURS = ("#2c62bd", "#12868d", "#a86b34", "#6a4ea5", "#8a941f", "#9aa2ad")
+_HEIGHT_OF_ROW = 26
+_REDUNDANT = ", redundant"
+_NO_RUNS = "No block's runs can be shown operator by operator"
+_LONGEST_IN_A_BOX = 14
+
+
+def label(name: str, limit: int = 60) -> str:
+    """A name as plotly text: shortened, unseen characters spelled out, no markup, no LaTeX."""
+    quoted = visible(name, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return quoted.replace("$", "&#36;")
+
+
+def _in_a_box(op: ProofOp) -> str:
+    """What is written on an operator: its name, or its family where that is long."""
+    name = short_name(op)
+    return label(name if len(name) <= _LONGEST_IN_A_BOX else words.family_words(op.family), 30)
+
+
+def timeline_figure(result: Result) -> go.Figure:
+    """One block, run by run: its operators in the forward pass, each recompute and the backward.
+
+    Every lane starts at 0 on one scale in ms; redundant ones are hatched in red. An empty figure
+    that says so where the result holds no proof.
+    """
+    proof = result.proof
+    if proof is None or not proof.lanes:
+        ran = any(region.recompute_runs_per_backward for region in result.regions)
+        return _empty(_NO_RUNS if ran else "No block was seen to run again")
+    figure = go.Figure()
+    begun = next((step.start_us for step in result.steps if step.index == proof.step), None)
+    lanes = [
+        f"{place + 1}. {label(lane.label)}{_REDUNDANT * (lane.kind == 'redundant')}"
+        for place, lane in enumerate(proof.lanes)
+    ]
+    for family, colour in family_colours(proof).items():
+        found = [
+            (place, (op.start_us - lane.start_us) / 1000, op)
+            for place, lane in enumerate(proof.lanes)
+            for op in lane.ops
+            if op.family == family
+        ]
+        figure.add_bar(
+            orientation="h",
+            name=label(words.family_words(family), 30),
+            y=[lanes[place] for place, _, _ in found],
+            base=[at for _, at, _ in found],
+            x=[op.duration_us / 1000 for _, _, op in found],
+            text=[_in_a_box(op) for _, _, op in found],
+            textposition="inside",
+            textangle=0,
+            insidetextanchor="middle",
+            customdata=[
+                [
+                    label(op.name, 100),
+                    units.ms(op.duration_us / 1000),
+                    ""
+                    if begun is None
+                    else f", {units.ms((op.start_us - begun) / 1000)} into the step",
+                ]
+                for _, _, op in found
+            ],
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
+            marker={
+                "color": FAMILY_COLOURS[min(colour, COLOURS - 1)],
+                "line": {"color": "white", "width": 0.5},
+                "pattern": {
+                    "shape": [
+                        "/" * (proof.lanes[place].kind == "redundant") for place, _, _ in found
+                    ],
+                    "fgcolor": PART_COLOURS["redundant"],
+                    "fillmode": "overlay",
+                    "size": 7,
+                    "solidity": 0.35,
+                },
+            },
+        )
+    again = sum(lane.kind in ("recompute", "redundant") for lane in proof.lanes)
+    region = next((item for item in result.regions if item.ordinal == proof.region), None)
+    name = label(block_label(region)) if region else f"block {proof.region}"
+    figure.update_layout(barmode="overlay", height=180 + 2 * _HEIGHT_OF_ROW * len(lanes))
+    figure.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1])
+    title = f"{name}: one forward pass and {units.plural(again, 'recompute')} of it in step"
+    return _finish(figure, f"{title} {proof.step}", "ms since the start of each run")
+
+
+def cost_figure(result: Result) -> go.Figure:
+    """Where one step's time goes, in ms: now, and after the fix where one saves time."""
+    bars = cost_bars(result)
+    if result.cost is None or bars is None:
+        return _empty("What a step spends its time on is not known")
+    rows = {"after the fix": bars.after, "now": bars.before}
+    shown = [name for name, parts in rows.items() if parts]
+    scale = result.cost.step_ms / sum(part.width for part in bars.before) if bars.before else 0.0
+    figure = go.Figure()
+    for kind in PARTS:
+        widths = {
+            name: next((part.width for part in rows[name] if part.kind == kind), 0.0)
+            for name in shown
+        }
+        figure.add_bar(
+            orientation="h",
+            name=words.PART_WORDS[kind],
+            y=shown,
+            x=[widths[name] * scale for name in shown],
+            marker_color=PART_COLOURS[kind],
+            hovertemplate="%{fullData.name}: %{x:.3f} ms<extra>%{y}</extra>",
+        )
+    figure.update_layout(barmode="stack", height=260, legend={"traceorder": "normal"})
+    figure.update_yaxes(type="category")
+    title = summary.fix_sentence(result) or f"A step takes {units.ms(result.cost.step_ms)}"
+    return _finish(figure, title, "ms in one step")
+
+
+def regions_figure(result: Result) -> go.Figure:
+    """How often each block ran again in its backward pass, in forward order."""
+    if not result.regions:
+        return _empty("No block was found in this trace")
+    figure = go.Figure()
+    places = list(range(len(result.regions)))
+    recomputes = [region.recompute_runs_per_backward for region in result.regions]
+    needed = [min(value, 1.0) for value in recomputes]
+    rows = [
+        [
+            label(block_label(region), 100),
+            units.times(region.recompute_runs_per_backward),
+            units.ms(region.recompute_ms_per_step),
+            units.ms(region.redundant_ms_per_step),
+        ]
+        for region in result.regions
+    ]
+    redundant = [value - first for value, first in zip(recomputes, needed, strict=True)]
+    for name, kind, values in (
+        ("first recompute", "recompute", needed),
+        ("redundant", "redundant", redundant),
+    ):
+        figure.add_bar(
+            name=name,
+            x=places,
+            y=values,
+            customdata=rows,
+            marker_color=PART_COLOURS[kind],
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]} recomputes a backward pass"
+            "<br>%{customdata[2]} in recomputes, %{customdata[3]} redundant per "
+            "step<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", height=360, bargap=0.15)
+    figure.update_yaxes(title_text="recomputes a backward pass", rangemode="tozero")
+    if len(places) <= 40:
+        texts = [label(block_label(region), 30) for region in result.regions]
+        figure.update_xaxes(tickmode="array", tickvals=places, ticktext=texts)
+    highest = units.times(max(recomputes))
+    return _finish(figure, f"Recomputes of each block: up to {highest}", "block, in forward order")
+
+
+def _finish(figure: go.Figure, title: str, across: str) -> go.Figure:
+    figure.update_layout(
+        title={"text": title},
+        template="plotly_white",
+        legend={"orientation": "h", "y": -0.35},
+        margin={"l": 20, "r": 20, "t": 60, "b": 20},
+    )
+    figure.update_xaxes(title_text=across)
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def _empty(text: str) -> go.Figure:
+    figure: Any = go.Figure()
+    figure.update_layout(title={"text": text}, template="plotly_white", height=160)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return figure

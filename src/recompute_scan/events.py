@@ -85,7 +85,7 @@ class WarningTold(EventLine, frozen=True, tag="warning"):
 
 
 class ChangeTold(EventLine, frozen=True, tag="change"):
-    """The guard has noticed a change: fields as in ``recompute_scan.guarding.changes.Change``."""
+    """The guard has noticed a change: fields as in ``recompute_scan.guarding.judge.Change``."""
 
     kind: str
     step: int

@@ -23,6 +23,7 @@ from recompute_scan.trace.columns import Kind, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+
 # Kineto's own names, which HTA looks for.
 _CATEGORIES = {
     Kind.OP: "cpu_op",

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES
-from recompute_scan.diagnose.classify import how_checked
-from recompute_scan.frameworks.signature import Signature
+from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, how_checked
+from recompute_scan.frameworks.detect import Signature
 
 _HEAD = """\
 A failure that `recompute-scan run` recognises when the script raises or hangs, and

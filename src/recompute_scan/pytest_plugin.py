@@ -1,16 +1,28 @@
-"""Fixtures for pytest, so that a model's own tests keep its checkpoints cheap and right.
+"""Fixtures for pytest: record a training and hold its checkpoints to account.
+
+Fixtures for pytest, so that a model's own tests keep its checkpoints cheap and right.
 
 Loaded by pytest itself (entry point ``pytest11``). Nothing but pytest is imported until a test
 asks for one.
+
+Record calls of a function, as ``run`` records the steps of a script.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
+
+from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.record.isolation import Guard
+from recompute_scan.record.profiler import ProfilerWindow
+from recompute_scan.record.session import install_self_test
+from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.run_record import RunInfo, write_run_info
 
 Assert = Callable[..., None]
 
@@ -26,15 +38,13 @@ def assert_no_redundant_recompute(tmp_path: Path) -> Iterator[Assert]:
     again more than ``max_recompute`` times in a backward pass (0: not at all), and where that
     cannot be told. Make the model inside the test, so that the call sites are seen.
     """
-    from recompute_scan.record.calls import CallRecorder  # noqa: PLC0415 - it imports torch
-
     with CallRecorder(Path.cwd()) as recorder:
 
         def check(step: Callable[[], Any], *, max_recompute: float = 1.0) -> None:
             __tracebackhide__ = True
             from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
             from recompute_scan.check import Policy, judge  # noqa: PLC0415
-            from recompute_scan.check.render import text  # noqa: PLC0415
+            from recompute_scan.check.formats import text  # noqa: PLC0415
 
             trace = tmp_path / "recompute-scan-step.json.gz"
             recorder.record(step, trace)
@@ -58,15 +68,13 @@ def assert_recompute_is_faithful(tmp_path: Path) -> Iterator[Assert]:
     twice, and where that cannot be told, as with compiled code. Make the model inside the test,
     so that the call sites are seen.
     """
-    from recompute_scan.record.calls import CallRecorder  # noqa: PLC0415 - it imports torch
-
     with CallRecorder(Path.cwd()) as recorder:
 
         def check(step: Callable[[], Any]) -> None:
             __tracebackhide__ = True
             from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
             from recompute_scan.check import Policy, judge  # noqa: PLC0415
-            from recompute_scan.check.render import text  # noqa: PLC0415
+            from recompute_scan.check.formats import text  # noqa: PLC0415
 
             recorder.record_run(step, tmp_path)
             policy = Policy(doubled=False, wrong_gradients=True)
@@ -75,3 +83,97 @@ def assert_recompute_is_faithful(tmp_path: Path) -> Iterator[Assert]:
                 pytest.fail(text(outcome), pytrace=False)
 
         yield check
+
+
+class CallRecorder:
+    """Annotates checkpointed calls from its beginning to its end, and records steps when told.
+
+    Made before the model is, it sees who switched checkpointing on. On the CPU only: what runs
+    again does not depend on the device.
+
+    Args:
+        folder: Call sites are shown relative to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._guard = Guard()
+        self._probe = Probe(folder, self._guard)
+
+    def __enter__(self) -> CallRecorder:
+        install_self_test(self._probe)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._probe.remove()
+
+    def compare(self, step: Callable[[], object], *, warmup: int = 1) -> Fidelity:
+        """How the recomputes of a step compare with their forward.
+
+        Args:
+            step: One training step: a forward pass and its backward.
+            warmup: Calls before the one that is compared.
+        """
+        for _ in range(warmup):
+            step()
+        self._probe.begin()
+        self._probe.comparison.compare()
+        try:
+            step()
+        finally:
+            found = self._probe.comparison.compared()
+        return found
+
+    def record_run(self, step: Callable[[], object], folder: Path) -> None:
+        """Compare a step, record two more, and leave a run's folder with what both show.
+
+        Args:
+            step: One training step: a forward pass and its backward.
+            folder: Where the trace and the run record go.
+        """
+        found = self.compare(step)
+        trace = folder / "trace-rank0.json.gz"
+        self.record(step, trace, warmup=0)
+        info = RunInfo(
+            rank=0,
+            world_size=1,
+            status="complete",
+            exit_status=0,
+            device="cpu",
+            warmup_steps=1,
+            timed_steps_ms=(),
+            profiled_steps=2,
+            trace=trace.name,
+            stacks=None,
+            sources=self._probe.sites.sources(),
+            fidelity=found,
+        )
+        write_run_info(folder, info)
+
+    def record(
+        self, step: Callable[[], object], trace: Path, *, warmup: int = 1, steps: int = 2
+    ) -> None:
+        """Call ``step`` some times and write a trace of the last ones.
+
+        Args:
+            step: One training step: a forward pass and its backward.
+            trace: The file to write, gzipped Kineto JSON.
+            warmup: Calls before anything is recorded.
+            steps: Calls to record.
+        """
+        for _ in range(warmup):
+            step()
+        self._probe.begin()
+        window = ProfilerWindow(lead=0, steps=steps, device="cpu", stacks=False)
+        window.start()
+        try:
+            for _ in range(steps):
+                step()
+                window.step()
+        finally:
+            window.stop()
+        window.export(trace)

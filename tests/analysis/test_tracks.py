@@ -16,7 +16,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.analysis.tracks import PROCESS, add_tracks
 from recompute_scan.cli import main
 from recompute_scan.errors import UsageError
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.study import study
 from recompute_scan.trace import load
 from tests.sources.nsys_builder import Export
 

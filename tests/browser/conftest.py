@@ -20,7 +20,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from recompute_scan.report.html import render_html
+from recompute_scan.report.render import render_html
 from recompute_scan.result import Result
 from tests.report.pages import page as page_of
 

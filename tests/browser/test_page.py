@@ -14,8 +14,8 @@ from msgspec import structs
 from playwright.sync_api import Page
 from pypdf import PdfReader
 
-from recompute_scan.report.attachments import proof_trace, regions_csv
-from recompute_scan.report.text import render_markdown
+from recompute_scan.report.render import render_markdown
+from recompute_scan.report.templating import proof_trace, regions_csv
 from recompute_scan.result import from_json
 from tests.browser.conftest import Open
 from tests.report.pages import PAGES, RESULTS

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.callbacks import RecomputeScanTracker
+from recompute_scan.integrations import RecomputeScanTracker
 from tests.callbacks.counted import Counter
 from tests.record.residue import left_behind
 

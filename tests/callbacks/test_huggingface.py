@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 import recompute_scan as rs
-from recompute_scan.callbacks import RecomputeScanCallback
+from recompute_scan.integrations import RecomputeScanCallback
 from tests.callbacks.counted import Counter
 from tests.record.residue import left_behind
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.callbacks import RecomputeScanLightningCallback
+from recompute_scan.integrations import RecomputeScanLightningCallback
 from tests.callbacks.counted import Counter
 from tests.record.residue import left_behind
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recompute_scan.record.probe import Probe
+from recompute_scan.record.checkpoint_calls import Probe
 
 
 @contextmanager

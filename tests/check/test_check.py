@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.check import Policy, Ruling, judge
-from recompute_scan.check.baseline import baseline_json, parse_baseline
-from recompute_scan.check.render import RENDERINGS
+from recompute_scan.check.formats import RENDERINGS
+from recompute_scan.check.policy import baseline_json, parse_baseline
 from recompute_scan.cli import main
 from recompute_scan.result import Checkpoint, Cost, Finding, Result, from_json, to_json
 

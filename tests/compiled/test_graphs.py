@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.analysis.compiler_logs import logs_alone
-from recompute_scan.compiled.checkpoints_of_code import checkpoints_around
-from recompute_scan.compiled.partitions import graph_breaks, read_partitions
-from recompute_scan.compiled.printed_graph import PrintedNode, parse_graph
-from recompute_scan.compiled.repeated import find_repeats, has_price
-from recompute_scan.compiled.structured import read_records, read_text_log, write_record
+from recompute_scan.compiled.code import checkpoints_around
+from recompute_scan.compiled.graphs import (
+    PrintedNode,
+    find_repeats,
+    graph_breaks,
+    has_price,
+    parse_graph,
+    read_partitions,
+)
+from recompute_scan.compiled.logs import logs_alone, read_records, read_text_log, write_record
 from recompute_scan.trace import Limits
 
 _FORWARD = """

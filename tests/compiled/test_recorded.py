@@ -12,9 +12,9 @@ import pytest
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.record.compiled_graphs import CompiledGraphs
-from recompute_scan.record.guard import Guard
+from recompute_scan.record.isolation import Guard
 from recompute_scan.result import Result, from_json
-from recompute_scan.run_info import compiled_name
+from recompute_scan.result.run_record import compiled_name
 
 _LAYERS = Path(__file__).parents[1] / "versions" / "compiled_layers.py"
 _SCRIPT = """

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.cost.communication import Communication, add_up, repeated_communication
+from recompute_scan.cost.phases import Communication, add_up, repeated_communication
 from recompute_scan.cost.price import price
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import Kind, load
 from tests.recompute.training import checkpointed_step, gradients, run, training_step
 from tests.trace_builder import Call, annotation, launch, op, studied, thread

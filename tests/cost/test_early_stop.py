@@ -16,13 +16,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from recompute_scan.cost.autograd import TYPICAL, scale
 from recompute_scan.cost.clock import join
-from recompute_scan.cost.context import find_context
-from recompute_scan.cost.hooks import TYPICAL, scale
-from recompute_scan.cost.predict import predict, prepare
-from recompute_scan.cost.removal import Removal
-from recompute_scan.cost.simulation import simulate
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.cost.removal import Removal, find_context
+from recompute_scan.cost.simulate import predict, prepare, simulate
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from tests.cases.case import Case, record
 from tests.cases.equal import layered

@@ -16,10 +16,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.cost.flops import count_flops
-from recompute_scan.cost.formulas import Inputs, count_call, number_type, parse_inputs
-from recompute_scan.cost.peaks import _PEAKS, peak_of
-from recompute_scan.recompute.facts import study
+from recompute_scan.cost.flops import (
+    _PEAKS,
+    Inputs,
+    count_call,
+    count_flops,
+    number_type,
+    parse_inputs,
+    peak_of,
+)
+from recompute_scan.recompute.study import study
 from recompute_scan.result import Flops
 from recompute_scan.trace import load
 from tests.recompute.training import gradients, run, training_step

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.cost.hooks import TYPICAL, scale
-from recompute_scan.cost.predict import Base, predict, prepare
+from recompute_scan.cost.autograd import TYPICAL, scale
+from recompute_scan.cost.simulate import Base, predict, prepare
 from tests.cost.test_early_stop import recorded
 
 BLOCKS = 2

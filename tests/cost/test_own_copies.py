@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recompute_scan.cost.context import find_context
-from recompute_scan.cost.hooks import Hooks
-from recompute_scan.cost.removal import Removal
-from recompute_scan.model import Calls
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.cost.autograd import Hooks
+from recompute_scan.cost.removal import Removal, find_context
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
+from recompute_scan.trace.calls import Calls
 from tests.cases.case import Build, Case, TrainingStep, record
 from tests.cases.frameworks import Under
 from tests.cases.functions import _Offloads, _plain, torchs

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from recompute_scan.cost.context import find_context
-from recompute_scan.model import Calls
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.cost.removal import find_context
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
+from recompute_scan.trace.calls import Calls
 from tests.cases.recorded import recorded
 
 BLOCKS, STEPS = 4, 3

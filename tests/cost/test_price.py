@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from recompute_scan.cost.phases import device_phases, host_phases, sum_covered
-from recompute_scan.cost.predict import prepare
 from recompute_scan.cost.price import price
-from recompute_scan.recompute.facts import study
+from recompute_scan.cost.simulate import prepare
+from recompute_scan.recompute.study import study
 from recompute_scan.result import Cost
 from recompute_scan.trace import load
 from tests.cases.recorded import recorded

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from recompute_scan.annotations import ANNOTATING
+from recompute_scan.cost.autograd import Hooks
 from recompute_scan.cost.clock import TimeEdit, join
-from recompute_scan.cost.context import annotation_edits, find_context
-from recompute_scan.cost.hooks import Hooks
-from recompute_scan.cost.predict import predict, prepare
-from recompute_scan.cost.removal import Removal
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.cost.removal import Removal, annotation_edits, find_context
+from recompute_scan.cost.simulate import predict, prepare
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from tests.cases.recorded import recorded
 from tests.recompute.training import gradients, marked_step, run, training_step

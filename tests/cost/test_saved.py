@@ -12,10 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from recompute_scan.cost.saved import saved_by
-from recompute_scan.model import nest
+from recompute_scan.cost.autograd import saved_by
 from recompute_scan.recompute.roles import classify
 from recompute_scan.trace import load
+from recompute_scan.trace.calls import nest
 
 WIDTH = 16
 Made = Callable[[Tensor], Tensor]

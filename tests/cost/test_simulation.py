@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompute_scan.cost.clock import Edits, TimeEdit, join
-from recompute_scan.cost.graph import build_graph
-from recompute_scan.cost.simulation import simulate, simulate_unchanged
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.cost.simulate import simulate, simulate_unchanged
+from recompute_scan.cost.timeline import build_graph
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from tests.cost.simulator import (
     Do,

@@ -20,7 +20,7 @@ class Highs:
 sys.modules["highspy"] = types.SimpleNamespace(Highs=Highs)
 """
 MAKE = """\
-from recompute_scan.cost.solver import silent_solver
+from recompute_scan.cost.arrangement import silent_solver
 libc.printf(b"by C\\n")
 print("by Python")
 silent_solver(1.0)
@@ -42,6 +42,6 @@ def test_the_banner_is_left_out_and_all_else_passes_in_order() -> None:
 
 def test_a_closed_standard_output_is_no_hindrance() -> None:
     close = "import os\nos.close(1)\n"
-    make = "from recompute_scan.cost.solver import silent_solver\nsilent_solver(1.0)\n"
+    make = "from recompute_scan.cost.arrangement import silent_solver\nsilent_solver(1.0)\n"
     done = subprocess.run([sys.executable, "-c", close + make], env=plain_environment())
     assert done.returncode == 0

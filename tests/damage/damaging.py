@@ -14,7 +14,7 @@ import msgspec
 
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.errors import ScanError
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.study import study
 from tests.cases.groups import highest
 from tests.cases.truth import read_truth
 from tests.damage import ways

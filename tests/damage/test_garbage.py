@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompute_scan.trace import Limits
-from recompute_scan.trace.kineto import brackets, repair
+from recompute_scan.trace.kineto import repair, schema
 from tests.effort import examples
 
 PIECES = [
@@ -33,7 +33,7 @@ def work(data: bytes) -> tuple[int, int]:
     """Bytes that were looked at for the ends of events, and bytes that were mended."""
     looked_at: list[int] = []
     mended: list[int] = []
-    end_of, mend = brackets.object_end, repair.mend
+    end_of, mend = schema.object_end, repair.mend
 
     def counted_end(data: bytes, start: int = 0, most: int = 1 << 20) -> int:
         end = end_of(data, start, most)
@@ -45,7 +45,7 @@ def work(data: bytes) -> tuple[int, int]:
         return mend(data, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(brackets, "object_end", counted_end)
+        patched.setattr(schema, "object_end", counted_end)
         patched.setattr(repair, "mend", counted_mend)
         repair.Mender("trace.json", Limits(), {}).mended(data)
     return sum(looked_at), sum(mended)

@@ -12,8 +12,8 @@ import pytest
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
-from recompute_scan.recompute.facts import RecomputeFacts, study
-from recompute_scan.trace import formats
+from recompute_scan.recompute.study import RecomputeFacts, study
+from recompute_scan.trace import sources
 from tests.damage.damaging import answer, damaged, events_of, labelled
 from tests.damage.ways import KNOWN, LATER, WAYS
 from tests.effort import some
@@ -184,7 +184,7 @@ def test_public_traces_of_every_age_are_held_sound_or_known_not_to_be() -> None:
     flagged = {}
     for label in labelled():
         if label.path.parent.name == "public":
-            facts = study(formats.read(io.BytesIO(label.path.read_bytes()), label.name))
+            facts = study(sources.read(io.BytesIO(label.path.read_bytes()), label.name))
             if lost(facts):
                 flagged[label.name] = set(lost(facts))
     assert flagged == {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recompute_scan.diagnose.classify import Findings, diagnose_log
-from recompute_scan.diagnose.logs import lines_of, read_log
+from recompute_scan.diagnose.outcome import Findings, diagnose_log, lines_of, read_log
 
 FOLDER = Path(__file__).with_name("corpus")
 KNOWN = sorted((FOLDER / "known").glob("*.log"))

@@ -43,8 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from recompute_scan.diagnose.classify import Findings, diagnose_log
-from recompute_scan.diagnose.logs import lines_of, read_log
+from recompute_scan.diagnose.outcome import Findings, diagnose_log, lines_of, read_log
 from tests.diagnose.corpus import answer
 
 FOLDER = Path(__file__).with_name("corpus") / "public"

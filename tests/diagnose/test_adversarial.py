@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from recompute_scan.crash import Frame, Raised, RankEnd
-from recompute_scan.diagnose.classify import diagnose_log
-from recompute_scan.diagnose.logs import lines_of, read_log
-from recompute_scan.diagnose.outcome import findings_of
-from recompute_scan.diagnose.reentrant import NO_INPUT_GRAD
+from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
+from recompute_scan.diagnose.outcome import diagnose_log, findings_of, lines_of, read_log
 
 LIB = "/opt/conda/lib/python3.11/site-packages"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.diagnose.causes import HANGS, SIGNATURES, names
+from recompute_scan.diagnose.outcome import HANGS, SIGNATURES, names
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
 
 

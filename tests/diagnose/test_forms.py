@@ -12,8 +12,7 @@ import textwrap
 
 import pytest
 
-from recompute_scan.diagnose.classify import diagnose_log
-from recompute_scan.diagnose.logs import lines_of, read_log
+from recompute_scan.diagnose.outcome import diagnose_log, lines_of, read_log
 from tests.diagnose.corpus import answer
 from tests.diagnose.test_adversarial import (
     CHECKPOINT,

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES
-from recompute_scan.diagnose.classify import Diagnosis
-from recompute_scan.diagnose.outcome import finding_of
-from recompute_scan.frameworks import gradients
-from recompute_scan.frameworks.signature import Signature
+from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, Diagnosis, finding_of
+from recompute_scan.frameworks.base import RANDOM_STATE
+from recompute_scan.frameworks.detect import Signature
 
 Step = Callable[[nn.Sequential, Tensor], Tensor]
 ALL = (*SIGNATURES, *IN_RUNS, *HANGS)
@@ -35,7 +33,7 @@ def touches_gradients(fix: str) -> bool:
 def test_a_fix_that_touches_gradients_says_what_it_does_to_them(known: Signature) -> None:
     assert bool(known.gradients) is touches_gradients(known.fix)
     if "preserve_rng_state=False" in known.fix:
-        assert known.gradients == gradients.RANDOM_STATE
+        assert known.gradients == RANDOM_STATE
         assert "nothing in" in known.fix
     fix = finding_of(Diagnosis(known, "high", ())).fix
     assert fix is not None

@@ -12,7 +12,7 @@ CODE = """
 import os, signal, sys
 from pathlib import Path
 from recompute_scan.record.watchdog import Watchdog
-from recompute_scan.record.launch.launcher import rank_facts
+from recompute_scan.record.launch import rank_facts
 
 watchdog = Watchdog(Path(sys.argv[1]), 0, lambda: 0, lambda end: None)
 watchdog.start()

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.crash import Frame, Raised
-from recompute_scan.diagnose.classify import diagnose_log
-from recompute_scan.diagnose.logs import LONGEST_LINE, Log, lines_of, read_log
+from recompute_scan.diagnose.outcome import LONGEST_LINE, Log, diagnose_log, lines_of, read_log
 from tests.diagnose.corpus import KNOWN, answer, diagnosed, expected
 
 PLAIN = """\

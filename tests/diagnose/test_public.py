@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from recompute_scan.diagnose.causes import HANGS, IN_RUNS, SIGNATURES
+from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES
 from tests.diagnose.public import HALVES, PublicLog, public_logs, scores, written_logs
 
 PUBLIC = public_logs()

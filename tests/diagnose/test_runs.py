@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from recompute_scan.result import json_schema
-from recompute_scan.run_info import read_run_info, run_info_name
+from recompute_scan.result.run_record import read_run_info, run_info_name
 from tests.diagnose.cases import CASES, FORMS, HUNG, REPAIRED, Case, Ended, run_case
 from tests.record.runs import run_plain, write_script
 

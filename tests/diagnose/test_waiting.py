@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recompute_scan.crash import Frame, RankEnd
-from recompute_scan.diagnose.places import user_place
-from recompute_scan.diagnose.waiting import Timeout, of_ranks, of_timeouts
+from recompute_scan.diagnose.hangs import Timeout, of_ranks, of_timeouts
+from recompute_scan.diagnose.tracebacks import user_place
 
 LIB = "/opt/conda/lib/python3.11/site-packages"
 C10D = f"{LIB}/torch/distributed/distributed_c10d.py"

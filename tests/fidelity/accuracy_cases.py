@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from recompute_scan.record.probe import Probe
+from recompute_scan.record.checkpoint_calls import Probe
 from tests.cases.case import Build, Case
 from tests.cases.frameworks import under
 from tests.cases.model import Oracle

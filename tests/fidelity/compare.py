@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recompute_scan.faithful import Fidelity
-from recompute_scan.record.probe import Probe
+from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.result.fidelity import Fidelity
 from tests.fidelity.cases import Case
 from tests.fidelity.truth import build, step
 

@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recompute_scan.fidelity.fingerprint import (
-    Fingerprint,
-    Prints,
-    _weighted_sums,
-    fingerprint,
-    unseen,
-)
-from recompute_scan.fidelity.kept_between import ModuleState
-from recompute_scan.fidelity.region_runs import ForwardRun
+from recompute_scan.fidelity.runs import ForwardRun
+from recompute_scan.fidelity.state import ModuleState
+from recompute_scan.fidelity.tensors import Fingerprint, Prints, _weighted_sums, fingerprint, unseen
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recompute_scan.fidelity.kept_between import python_states
+from recompute_scan.fidelity.state import python_states
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.fidelity.comparing import cost_of_keeping
+from recompute_scan.fidelity.comparison import cost_of_keeping
 
 ROUNDS = 400
 

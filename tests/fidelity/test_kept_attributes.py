@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from recompute_scan.faithful import KeptState
+from recompute_scan.result.fidelity import KeptState
 from tests.fidelity.cases import Case, Own, net
 from tests.fidelity.compare import compare, wrong
 from tests.fidelity.models import MODELS

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.record.guard import Guard
-from recompute_scan.record.probe import Probe
-from recompute_scan.record.verify.bypass import Bypass, PlainFunctions
+from recompute_scan.record.bypass import Bypass, PlainFunctions
+from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.record.isolation import Guard
 from tests.fidelity.cases import Case, D
 from tests.fidelity.compare import compare, gradients, wrong
 from tests.fidelity.truth import build, measure, step

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.record.probe import Probe
+from recompute_scan.record.checkpoint_calls import Probe
 
 
 @contextmanager

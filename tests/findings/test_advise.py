@@ -9,21 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.advise import (
-    RunFacts,
-    advise_removal,
-    keep_and_drop,
-    switch_of,
-    title_of,
-)
+from recompute_scan.advise import RunFacts, advise_removal, keep_and_drop, switch_of, title_of
 from recompute_scan.advise.edit import change_diff, edited
-from recompute_scan.advise.setting import advise_fewer
-from recompute_scan.cost.footprint import Levels
-from recompute_scan.frameworks.known import MECHANISMS, find_mechanism, recognise
-from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.advise.settings import advise_fewer
+from recompute_scan.cost.memory import Levels
+from recompute_scan.frameworks.base import Edit
+from recompute_scan.frameworks.registry import MECHANISMS, find_mechanism, recognise
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
 from recompute_scan.result import Checkpoint
-from recompute_scan.run_info import Source
+from recompute_scan.result.run_record import Source
 
 CALL = "model.enable()"
 DELETE = (Edit("enable", "delete"),)

@@ -8,13 +8,12 @@ import torch._functorch.config
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import confidence
-from recompute_scan.analysis.without_trace import bare_result
-from recompute_scan.findings.base import NotApplicable
-from recompute_scan.findings.compiled_recompute import check
-from recompute_scan.findings.evidence import Evidence
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.analysis.ranks import bare_result
+from recompute_scan.findings.base import Evidence, NotApplicable
+from recompute_scan.findings.compiled import check
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.report.commands import how_to_record
+from recompute_scan.recompute.study import RecomputeFacts, study
+from recompute_scan.report.summary import how_to_record
 from recompute_scan.result import Finding, Step
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step

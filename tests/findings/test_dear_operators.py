@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan.deciding import DecidedOperator, WatchedPolicy
 from recompute_scan.findings.base import NotApplicable
-from recompute_scan.findings.rules import RULES
+from recompute_scan.findings.registry import RULES
 from recompute_scan.result import Finding
+from recompute_scan.result.decisions import DecidedOperator, WatchedPolicy
 
 MB = 1 << 20
 KEPT = DecidedOperator(
@@ -33,7 +33,7 @@ def found(code: str, *operators: DecidedOperator, step_ms: float = 100.0) -> lis
     cost = SimpleNamespace(step_ms=step_ms)
     evidence = SimpleNamespace(decided=(policy,), sources={}, confidence="high", cost=cost)
     (rule,) = (one for one in RULES if one.code == code)
-    answer = rule.check(cast(Any, evidence))
+    answer = rule.check(cast("Any", evidence))
     assert isinstance(answer, list)
     return answer
 
@@ -82,4 +82,4 @@ def test_small_ones_are_passed_over(code: str) -> None:
 def test_without_a_step_time_they_do_not_apply(code: str) -> None:
     (rule,) = (one for one in RULES if one.code == code)
     evidence = SimpleNamespace(decided=(), cost=None)
-    assert isinstance(rule.check(cast(Any, evidence)), NotApplicable)
+    assert isinstance(rule.check(cast("Any", evidence)), NotApplicable)

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from recompute_scan.advise import place
 from recompute_scan.analysis.answer import result_of
-from recompute_scan.analysis.ranks import Piece, merge
-from recompute_scan.analysis.without_trace import result_of_comparison
+from recompute_scan.analysis.ranks import Piece, merge, result_of_comparison
 from recompute_scan.check.policy import Policy, judge
-from recompute_scan.faithful import (
+from recompute_scan.findings.registry import settle
+from recompute_scan.result import Finding, Result
+from recompute_scan.result.fidelity import (
     ComparedGradients,
     ComparedRegion,
     Difference,
@@ -21,9 +22,7 @@ from recompute_scan.faithful import (
     KeptState,
     Operation,
 )
-from recompute_scan.findings.rules import settle
-from recompute_scan.result import Finding, Result
-from recompute_scan.run_info import RunInfo
+from recompute_scan.result.run_record import RunInfo
 from tests.fidelity.cases import CASES
 from tests.fidelity.compare import compare
 from tests.recompute.training import plain_step

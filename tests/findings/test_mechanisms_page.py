@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recompute_scan.frameworks.known import MECHANISMS
-from recompute_scan.frameworks.mechanism import Mechanism
+from recompute_scan.frameworks.base import Mechanism
+from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"

@@ -12,12 +12,12 @@ from msgspec import structs
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.findings.evidence import Evidence
-from recompute_scan.findings.rules import check_all, check_ranks
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.findings.base import Evidence
+from recompute_scan.findings.registry import check_all, check_ranks
 from recompute_scan.recompute.regions import list_regions
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Finding, Rank, Result
-from recompute_scan.run_info import SwitchedOn
+from recompute_scan.result.run_record import SwitchedOn
 from tests.cases.distributed import record_ranks
 from tests.recompute.training import (
     checkpointed_step,

@@ -10,18 +10,17 @@ from msgspec import structs
 
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.cost.price import price
-from recompute_scan.diagnose.causes import names
-from recompute_scan.findings import memory_headroom
-from recompute_scan.findings import rules as rule_list
-from recompute_scan.findings.base import NotApplicable, Rule
-from recompute_scan.findings.evidence import Evidence
-from recompute_scan.findings.rules import RULES, check_all
-from recompute_scan.frameworks.known import MECHANISMS
-from recompute_scan.lint.said import RULES as LINT_RULES
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.diagnose.outcome import names
+from recompute_scan.findings import registry
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.findings.memory import check_memory_headroom
+from recompute_scan.findings.registry import RULES, check_all
+from recompute_scan.frameworks.registry import MECHANISMS
+from recompute_scan.lint.rules import RULES as LINT_RULES
 from recompute_scan.recompute.regions import list_regions
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Finding
-from recompute_scan.run_info import Source
+from recompute_scan.result.run_record import Source
 from tests.cost.test_price import gpu_step
 from tests.recompute.training import checkpointed_step, marked_step, plain_step
 from tests.trace_builder import Call, op, step, studied, thread
@@ -70,7 +69,7 @@ def test_a_gpu_that_idles_is_not_taken_for_a_cpu() -> None:
     assert cost is not None
     assert cost.device == "cpu"
     on_gpu, on_cpu = (
-        memory_headroom.check(structs.replace(evidence(facts), cost=cost))
+        check_memory_headroom(structs.replace(evidence(facts), cost=cost))
         for facts in (idle, marked(recomputes=2))
     )
     assert isinstance(on_gpu, NotApplicable)
@@ -145,7 +144,7 @@ def test_a_broken_rule_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch)
 
     unbroken = list(statuses(marked(recomputes=2)).values())
     rules = (Rule("RS900", "broken-rule", broken), *RULES)
-    monkeypatch.setattr(rule_list, "RULES", rules)
+    monkeypatch.setattr(registry, "RULES", rules)
     findings, checked = check_all(evidence(marked(recomputes=2)))
     assert [finding.code for finding in findings] == ["RS001"]
     assert (checked[0].status, checked[0].why) == ("error", "KeyError: 'no such layer'")

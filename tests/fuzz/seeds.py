@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 
 from recompute_scan.analysis.answer import result_of
-from recompute_scan.check.baseline import Baseline
-from recompute_scan.faithful import Sampled
-from recompute_scan.guarding.changes import Stored
-from recompute_scan.rehearsal import Rehearsal
+from recompute_scan.check.policy import Baseline
+from recompute_scan.guarding.judge import Stored
 from recompute_scan.result import Result, to_json
-from recompute_scan.run_info import RunInfo, encode_run_info
+from recompute_scan.result.fidelity import Sampled
+from recompute_scan.result.run_record import Rehearsal, RunInfo, encode_run_info
 from tests.fuzz.filled import filled
 from tests.sources import nsys_builder
 from tests.sources.test_snapshots import generated

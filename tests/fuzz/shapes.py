@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from recompute_scan.compiled.compiled_answer import graphs_from
-from recompute_scan.compiled.structured import read_records
+from recompute_scan.compiled.code import graphs_from
+from recompute_scan.compiled.logs import read_records
 from recompute_scan.errors import ScanError
 from tests.fuzz.target import log, outcome, whole_of_any_size
 from tests.fuzz.wider import wider_files, wider_logs, wider_texts, wider_traces

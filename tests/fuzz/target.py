@@ -15,32 +15,27 @@ from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse, result_at
-from recompute_scan.analysis.snapshots import result_of_snapshots, snapshots_at
-from recompute_scan.analysis.without_trace import result_without_trace
+from recompute_scan.analysis.ranks import result_of_snapshots, result_without_trace, snapshots_at
 from recompute_scan.check import Policy, judge
-from recompute_scan.check.baseline import parse_baseline
-from recompute_scan.diagnose.classify import diagnose_log
-from recompute_scan.diagnose.logs import lines_of, read_log
-from recompute_scan.diagnose.outcome import finding_of
+from recompute_scan.check.policy import parse_baseline
+from recompute_scan.diagnose.outcome import diagnose_log, finding_of, lines_of, read_log
 from recompute_scan.errors import ScanError
-from recompute_scan.faithful import read_sampled, sampled_name
-from recompute_scan.frameworks.mechanism import Edit
-from recompute_scan.guarding.changes import read_stored, write_stored
+from recompute_scan.frameworks.base import Edit
+from recompute_scan.guarding.judge import read_stored, write_stored
 from recompute_scan.lint import lint
-from recompute_scan.lint.lint_formats import RENDERINGS, diff
-from recompute_scan.lint.pins import pinned_beside
+from recompute_scan.lint.library_calls import pinned_beside
+from recompute_scan.lint.output import RENDERINGS, diff
 from recompute_scan.project_file import check_settings, lint_settings
-from recompute_scan.recompute.facts import study
-from recompute_scan.rehearsal import read_rehearsals
+from recompute_scan.recompute.study import study
 from recompute_scan.report.finding_words import explanation
-from recompute_scan.report.html import render_html
-from recompute_scan.report.text import render_text
+from recompute_scan.report.render import render_html, render_text
 from recompute_scan.result import Result, from_json, to_json
-from recompute_scan.run_info import Source, parse_run_info
+from recompute_scan.result.fidelity import read_sampled, sampled_name
+from recompute_scan.result.run_record import Source, parse_run_info, read_rehearsals
 from recompute_scan.trace import Limits, Trace
 from recompute_scan.trace.nsys.export import load_nsys
-from recompute_scan.trace.remote import _stays, is_remote, shown
-from recompute_scan.trials import compare_gradients
+from recompute_scan.trace.streams import _stays, is_remote, shown
+from recompute_scan.verification import compare_gradients
 from tests.trace.kineto_reading import read
 
 # Small, so that a bomb is refused before anybody calls it a hang.
@@ -173,7 +168,7 @@ def gradients(data: bytes) -> str:
 
 def config(data: bytes) -> str:
     """A configuration file, a statement and a class that may hold a setting."""
-    from recompute_scan.record.given import Made, given_at  # noqa: PLC0415 - brings torch
+    from recompute_scan.record.configuration import Made, given_at  # noqa: PLC0415 - brings torch
 
     names = {"gradient_checkpointing", "use_reentrant"}
     with tempfile.NamedTemporaryFile(suffix=".yaml", dir=_MEMORY) as file:

@@ -18,12 +18,12 @@ import msgspec
 
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.check.baseline import Baseline
+from recompute_scan.check.policy import Baseline
 from recompute_scan.result import Result
-from recompute_scan.run_info import RunInfo
-from recompute_scan.trace.formats import read as read_any
-from recompute_scan.trace.limits import DEFAULT_LIMITS
+from recompute_scan.result.run_record import RunInfo
+from recompute_scan.trace.columns import DEFAULT_LIMITS
 from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.sources import read as read_any
 from tests.fuzz.filled import filled
 from tests.fuzz.seeds import training
 from tests.sources import nsys_builder

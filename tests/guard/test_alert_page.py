@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from recompute_scan.guarding.changes import Change
-from recompute_scan.guarding.telling import alert_page
+from recompute_scan.guarding.alerts import alert_page
+from recompute_scan.guarding.judge import Change
 
 
 class Seen(HTMLParser):

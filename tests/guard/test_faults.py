@@ -20,7 +20,7 @@ import pytest
 
 import recompute_scan
 from recompute_scan import guarding
-from recompute_scan.guarding import checkpoint_hooks, running
+from recompute_scan.guarding import counters, guard
 
 OURS = str(Path(guarding.__file__).parent)
 SCRIPT = """
@@ -59,7 +59,7 @@ class Faults:
         if not code.co_filename.startswith(OURS):
             return None
         module = Path(code.co_filename).stem
-        if module == "checkpoint_hooks" and code.co_name in ("passing", "counting"):
+        if module == "counters" and code.co_name in ("passing", "counting"):
             return self.line_of_a_door if self.line and code.co_name == "passing" else None
         name = f"{module}:{code.co_firstlineno}:{code.co_name}"
         self.entered[name] = None
@@ -90,7 +90,7 @@ class Runs:
         sys.settrace(faults)
         try:
             folder = self._folder / str(self._number)
-            _, ended = running.run_guarded(str(self._script), False, [], folder)
+            _, ended = guard.run_guarded(str(self._script), False, [], folder)
         finally:
             sys.settrace(None)
         return self._capsys.readouterr().out, ended.exit_status
@@ -101,7 +101,7 @@ def runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Runs]:
     often = partial(recompute_scan.guard, learning=5, sample_every=2, sample_share=None)
-    monkeypatch.setattr(running, "guard", often)
+    monkeypatch.setattr(guard, "guard", often)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     yield Runs(tmp_path, capsys)
     assert "tests.guard.nets" in sys.modules
@@ -109,7 +109,7 @@ def runs(
 
 def lines_of_ours() -> list[int]:
     """Lines of the door that are ours alone."""
-    tree = ast.parse(inspect.getsource(checkpoint_hooks))
+    tree = ast.parse(inspect.getsource(counters))
     (passing,) = (
         one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "passing"
     )

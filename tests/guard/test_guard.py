@@ -13,7 +13,7 @@ from torch import nn
 
 import recompute_scan
 from recompute_scan.errors import InputError, RunError, UsageError
-from recompute_scan.guarding.standing import StandingGuard
+from recompute_scan.guarding.guard import StandingGuard
 from tests.guard import nets
 from tests.guard.nets import Net, train_step
 from tests.guard.regressions import REGRESSIONS, Regression

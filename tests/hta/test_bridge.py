@@ -13,8 +13,7 @@ from hta.analyzers.breakdown_analysis import BreakdownAnalysis
 import recompute_scan as rs
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.hta_bridge import break_down, to_hta
-from recompute_scan.report.html import render_html
-from recompute_scan.report.text import render_markdown, render_text
+from recompute_scan.report.render import render_html, render_markdown, render_text
 from recompute_scan.trace import Kind, Trace, load
 from tests.recompute.training import training_step
 from tests.trace_builder import launch, loaded, op, thread

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli, main
 from recompute_scan.lint import lint
-from recompute_scan.lint.said import RULES
+from recompute_scan.lint.rules import RULES
 from recompute_scan.pages import titles
 from recompute_scan.project_file import lint_settings
 from tests.lint.cases import CASES, Case, answer

@@ -64,8 +64,8 @@ def test_the_diff_mends_what_is_certain(
 def test_a_block_is_never_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = _HEAD + "def f():\n    " + _ON_REENTRANT + "f()\n"
     (tmp_path / "t.py").write_text(script.replace("f()\n", "f()\n", 1))
-    from recompute_scan.lint.lint_formats import diff  # noqa: PLC0415
-    from recompute_scan.lint.said import Found  # noqa: PLC0415
+    from recompute_scan.lint.output import diff  # noqa: PLC0415
+    from recompute_scan.lint.rules import Found  # noqa: PLC0415
 
     monkeypatch.chdir(tmp_path)
     at = script.splitlines().index("    " + _ON_REENTRANT.rstrip()) + 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.cost.peaks import Machine
+from recompute_scan.cost.flops import Machine
 from recompute_scan.result import Checked, Finding, Memory, Result
 from tests.recompute.training import training_step
 from tests.trace_builder import Call, document, launch, node, op, thread

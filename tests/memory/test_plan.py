@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.cost.footprint import Footprint, Held, measure_memory
-from recompute_scan.cost.headroom import Problem, best, build_problem, curve
-from recompute_scan.recompute.facts import study
+from recompute_scan.cost.memory import (
+    Footprint,
+    Held,
+    Problem,
+    best,
+    build_problem,
+    curve,
+    measure_memory,
+)
+from recompute_scan.recompute.study import study
 from recompute_scan.trace import load
 from recompute_scan.trace.allocations import Allocations, allocations, read_allocations
 from tests.effort import examples

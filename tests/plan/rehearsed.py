@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from recompute_scan.cost.arrangement import Arrangements
-from recompute_scan.cost.moments import PART, SELECTIVE, Choices
-from recompute_scan.cost.rehearsed import arrangements
-from recompute_scan.how_far import Pieces
-from recompute_scan.record.arrange.proving import Rehearsals
-from recompute_scan.record.run_options import RunOptions
-from recompute_scan.rehearsal import Rehearsal
+from recompute_scan.cost.arrangement import PART, SELECTIVE, Arrangements, Choices
+from recompute_scan.cost.plan import arrangements
+from recompute_scan.progress import Pieces
+from recompute_scan.record.options import RunOptions
+from recompute_scan.record.proof import Rehearsals
+from recompute_scan.result.run_record import Rehearsal
 from tests.plan.scripts import CASES
 
 SCRIPT = Path(__file__).with_name("scripts.py").resolve()

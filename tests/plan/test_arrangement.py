@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan.cost.activation_plan import Planner, read_wish
 from recompute_scan.cost.arrangement import Arrangements
-from recompute_scan.cost.rehearsed import arrangements
+from recompute_scan.cost.plan import Planner, arrangements, read_wish
 from recompute_scan.errors import RunError, UsageError
-from recompute_scan.rehearsal import ArmMeasured, Candidate, Hold, ModuleRun, Rehearsal, Storage
+from recompute_scan.result.run_record import (
+    ArmMeasured,
+    Candidate,
+    Hold,
+    ModuleRun,
+    Rehearsal,
+    Storage,
+)
 
 
 def rehearsal(

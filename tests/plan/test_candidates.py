@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor, nn
 
-from recompute_scan.record.arrange.candidates import Chosen, candidates
+from recompute_scan.record.arrange import Chosen, candidates
 
 
 class Part(nn.Module):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from recompute_scan.record.arrange.heap import Heap
+from recompute_scan.record.measure import Heap
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it of a thread")
 

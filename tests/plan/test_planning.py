@@ -18,19 +18,17 @@ import torch
 from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recompute_scan.advise.setting import listed, setting_for
-from recompute_scan.cost.activation_plan import Planner, Wish
-from recompute_scan.cost.arm_times import arm_of_way
-from recompute_scan.cost.moments import OFFLOAD
-from recompute_scan.cost.rehearsed import arrangements
+from recompute_scan.advise.settings import listed, setting_for
+from recompute_scan.cost.arrangement import OFFLOAD
+from recompute_scan.cost.plan import Planner, Wish, arm_of_way, arrangements
 from recompute_scan.errors import RunError
-from recompute_scan.how_far import Pieces
-from recompute_scan.record.arrange import proving
-from recompute_scan.record.arrange.arranging import draws
-from recompute_scan.record.arrange.rehearsing import arm_of, counts, steps_needed
-from recompute_scan.record.run_options import RunOptions
-from recompute_scan.rehearsal import ArmWanted
+from recompute_scan.progress import Pieces
+from recompute_scan.record import proof as proving
+from recompute_scan.record.arrange import draws
+from recompute_scan.record.options import RunOptions
+from recompute_scan.record.rehearsal import arm_of, counts, steps_needed
 from recompute_scan.result import Checkpoint, PlannedModule, from_json
+from recompute_scan.result.run_record import ArmWanted
 from tests.plan.oracle import peak_of
 from tests.plan.rehearsed import SCRIPT, all_choices, arranged, some_choices
 from tests.plan.scripts import CASES, arrange, build

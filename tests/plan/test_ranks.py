@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cost.arm_times import arm_of_way
-from recompute_scan.rehearsal import read_rehearsals
+from recompute_scan.cost.plan import arm_of_way
 from recompute_scan.result import from_json
+from recompute_scan.result.run_record import read_rehearsals
 
 # Each rank prints for every step how often each of its layers ran in the backward pass.
 SCRIPT = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.study import RecomputeFacts
 from tests.recompute.training import (
     SHAPE,
     early_stopped,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.annotations import RegionAnnotation, recompute_name, region_name
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.recompute.boundaries import Span, forest
 from recompute_scan.recompute.regions import list_regions
-from recompute_scan.recompute.spans import Span, forest
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace import load
 from tests.cases.case import record

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.report.text import render_text
+from recompute_scan.report.render import render_text
 from recompute_scan.result import Result
 from tests.cases import designs
 from tests.cases.designs import RUNS, Block

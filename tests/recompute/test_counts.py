@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.study import RecomputeFacts
 from tests.recompute.training import (
     checkpointed_step,
     gradients,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from recompute_scan import trace as traces
-from recompute_scan.recompute.facts import study
+from recompute_scan import trace
 from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.study import study
 from recompute_scan.result import from_json
 from tests.cases import device
 from tests.cases.nesting import CASES
@@ -57,7 +57,7 @@ def test_the_backward_pass_is_on_a_thread_of_its_own(tmp_path: Path) -> None:
     right(run("-m", "benchmarks", "accuracy", *QUICK, "--group", "core", "--device", device.NAME,
               "--times", "ns", "--keep", tmp_path))  # fmt: skip
     for name in QUICK:
-        facts = study(traces.load(tmp_path / f"{name}.json.gz"))
+        facts = study(trace.load(tmp_path / f"{name}.json.gz"))
         calls, structure = facts.calls, facts.structure
         forward = calls.thread[structure.rows(Role.FORWARD)]
         roots = calls.thread[structure.roots]
@@ -120,7 +120,7 @@ with rs.record(steps=2, warmup=1, timing_steps=2, folder="out") as recording:
         recording.step()
 """
 _CALLBACK = """\
-from recompute_scan.callbacks import HuggingFaceCallback
+from recompute_scan.integrations import HuggingFaceCallback
 callback = HuggingFaceCallback(steps=2, warmup=1, timing_steps=2, folder="out")
 callback.on_train_begin()
 for _ in range(8):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan import trace as traces
-from recompute_scan.recompute.facts import study
+from recompute_scan import trace
+from recompute_scan.recompute.study import study
 from tests.cases.case import record
 from tests.cases.frameworks import FRAMEWORKS
 from tests.cases.marked import annotating
@@ -24,7 +24,7 @@ def test_the_answer_is_the_truth(package: str, tmp_path: Path) -> None:
         for marked in (False, True):
             with annotating() if marked else contextlib.nullcontext():
                 truth = record(case, tmp_path / "trace.json.gz")
-            facts = study(traces.load(tmp_path / "trace.json.gz"))
+            facts = study(trace.load(tmp_path / "trace.json.gz"))
             highest = max(max(layer) for layer in truth.multiplicity())
             assert facts.judgement.verdict == (case.verdict or "full"), case.name
             assert facts.judgement.highest == highest, case.name

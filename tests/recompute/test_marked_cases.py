@@ -11,7 +11,7 @@ from benchmarks._frame import call
 from benchmarks.accuracy import main
 
 from recompute_scan import trace as traces
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.study import study
 from tests.cases.case import Case, record
 from tests.cases.distributed import leave_group
 from tests.cases.groups import GROUPS, HIDDEN

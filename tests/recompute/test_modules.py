@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.recompute.facts import RecomputeFacts
 from recompute_scan.recompute.regions import list_regions
+from recompute_scan.recompute.study import RecomputeFacts
 from tests.cases.loops import train
 from tests.cases.model import Checkpoints, Oracle, Variant
 from tests.recompute.training import gradients, marked_step, run

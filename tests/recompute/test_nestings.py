@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from recompute_scan import trace as traces
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.recompute.study import RecomputeFacts, study
 from tests.cases.trees import Tree, equal_layers, random_tree, run_tree, shown
 
 STEPS = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recompute_scan.model import nest
 from recompute_scan.recompute.roles import Role, classify
+from recompute_scan.trace.calls import nest
 from tests.trace_builder import Call, loaded, node, op, step, thread
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.recompute.facts import RecomputeFacts, study
 from recompute_scan.recompute.regions import list_regions
+from recompute_scan.recompute.study import RecomputeFacts, study
 from tests.cases.recorded import recorded
 from tests.effort import examples
 from tests.trace.kineto_reading import parse

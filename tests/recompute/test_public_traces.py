@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.result import Result
 from recompute_scan.trace import Kind, load
 

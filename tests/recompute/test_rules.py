@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan import trace as traces
-from recompute_scan.model import nest
-from recompute_scan.recompute import facts, roles
+from recompute_scan import trace
+from recompute_scan.recompute import roles, study
 from recompute_scan.recompute.roles import RULES, Rule, classify
+from recompute_scan.trace.calls import nest
 from tests.cases.recorded import BY_NAME, recorded
 
 ROOT = Path(__file__).parents[2]
@@ -93,8 +93,8 @@ def trace_of(case: str, folder: Path) -> Path:
 
 
 def answer(path: Path, rules: tuple[Rule, ...], patch: pytest.MonkeyPatch) -> tuple[object, ...]:
-    patch.setattr(facts, "classify", lambda calls: classify(calls, rules))
-    found = facts.study(traces.load(path))
+    patch.setattr(study, "classify", lambda calls: classify(calls, rules))
+    found = study.study(trace.load(path))
     counts, judgement = found.counts, found.judgement
     return (
         judgement.verdict,
@@ -117,7 +117,7 @@ def test_the_case_that_a_rule_names_fails_without_it(
 
 
 def test_the_last_rule_leaves_no_operator_without_a_role() -> None:
-    calls = nest(traces.load(recorded("no_checkpoint")[0]))
+    calls = nest(trace.load(recorded("no_checkpoint")[0]))
     formula = classify(calls).role == roles.Role.FORMULA
     bare = classify(calls, RULES[:-1]).role == roles.Role.INNER
     assert (bare & formula).any()
@@ -136,7 +136,7 @@ def test_what_runs_again_is_counted_as_by_hand(
     by_design: int,
     tmp_path: Path,
 ) -> None:
-    found = facts.study(traces.load(trace_of(script.__name__, tmp_path)))
+    found = study.study(trace.load(trace_of(script.__name__, tmp_path)))
     linear = [name == "aten::linear" for name in found.counts.names(found.calls, slice(None))]
     assert found.counts.runs[linear].sum() == again * STEPS
     assert found.counts.designed[linear].sum() == by_design * STEPS
@@ -144,7 +144,7 @@ def test_what_runs_again_is_counted_as_by_hand(
 
 
 def test_gradient_caching_runs_again_by_design(tmp_path: Path) -> None:
-    found = facts.study(traces.load(trace_of("gradient_caching", tmp_path)))
+    found = study.study(trace.load(trace_of("gradient_caching", tmp_path)))
     linear = [name == "aten::linear" for name in found.counts.names(found.calls, slice(None))]
     assert found.judgement.verdict == "partial"
     assert found.counts.runs[linear].tolist() == [1] * 3 * STEPS

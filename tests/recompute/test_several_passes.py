@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.cost.footprint import levels_of
-from recompute_scan.recompute.facts import study
+from recompute_scan.cost.memory import levels_of
+from recompute_scan.recompute.study import study
 from recompute_scan.result import Result
 from recompute_scan.trace import load
 from tests.cases.marked import annotating

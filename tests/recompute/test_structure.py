@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recompute_scan.model import Calls, nest
 from recompute_scan.recompute.roles import Role, Structure, classify
+from recompute_scan.trace.calls import Calls, nest
 from tests.recompute.training import gradients, reentrant, reentrant_backward, run
 from tests.trace_builder import (
     ENGINE,

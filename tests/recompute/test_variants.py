@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.study import study
 from recompute_scan.result import Region
 from recompute_scan.trace import load
 from tests.cases.case import Case, record

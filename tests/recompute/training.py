@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recompute_scan.annotations import RegionAnnotation, recompute_name, region_name
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.study import RecomputeFacts
 from tests.trace_builder import Call, Thread, annotation, node, op, optimizer, step, studied, thread
 
 LAYER = ("layer_norm", "linear", "gelu", "linear")

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from recompute_scan.errors import ScanError
-from recompute_scan.record.launch.runner import record
-from recompute_scan.record.run_options import RunOptions
+from recompute_scan.record.children import record
+from recompute_scan.record.options import RunOptions
 
 
 def main() -> int:

@@ -24,10 +24,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from recompute_scan.deciding import Policies
-from recompute_scan.findings.rules import RULES
-from recompute_scan.record.guard import Guard
-from recompute_scan.record.probe import Probe
+from recompute_scan.findings.registry import RULES
+from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.record.isolation import Guard
+from recompute_scan.result.decisions import Policies
 
 aten = torch.ops.aten
 SAVE, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
@@ -230,7 +230,7 @@ def codes(found: Policies) -> tuple[str, ...]:
     """The findings that need no trace, by their codes."""
     evidence = SimpleNamespace(decided=found.policies, sources={}, confidence="high", cost=None)
     rules = [rule for rule in RULES if rule.code in ("RS501", "RS502", "RS504")]
-    said = [rule.check(cast(Any, evidence)) for rule in rules]
+    said = [rule.check(cast("Any", evidence)) for rule in rules]
     return tuple(one.code for answer in said if isinstance(answer, list) for one in answer)
 
 

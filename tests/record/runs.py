@@ -14,7 +14,7 @@ from typing import Any
 
 import recompute_scan
 from recompute_scan.annotations import RegionAnnotation, parse_recompute, parse_region
-from recompute_scan.run_info import RunInfo, read_run_info, run_info_name
+from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name
 
 DRIVER = Path(__file__).with_name("driver.py")
 

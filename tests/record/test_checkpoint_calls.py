@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.checkpoint_calls import CheckpointCalls
-from recompute_scan.record.guard import Guard
-from recompute_scan.record.patches import Patches
+from recompute_scan.record.isolation import Guard, Patches
 from recompute_scan.record.region_ranges import CheckpointCall
 
 

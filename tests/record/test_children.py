@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.run_info import run_records_in
+from recompute_scan.result.run_record import run_records_in
 from tests.record.runs import LAYERS, plain_environment, write_script
 
 SCRIPT = (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from recompute_scan.record.launch import collect
-from recompute_scan.run_info import RunInfo, read_run_info, run_info_name, write_run_info
+from recompute_scan.record import launch
+from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name, write_run_info
 
 TRACE = bytes(range(256)) * 9000  # more than one piece
 
@@ -46,9 +46,9 @@ def visible(folder: Path) -> list[str]:
 def test_a_private_folder_is_sent(nodes: tuple[Path, Path]) -> None:
     first, second = nodes
     store = HashStore()
-    collect.mark_folder(first, store, 0)
-    collect.send(second, store, account(1))
-    assert collect.receive(first, store, 2) == ()
+    launch.mark_folder(first, store, 0)
+    launch.send(second, store, account(1))
+    assert launch.receive(first, store, 2) == ()
     assert (first / "trace-rank1.json.gz").read_bytes() == TRACE
     assert read_run_info(first / run_info_name(1)) == account(1)
     assert visible(first) == ["run-rank1.json", "trace-rank1.json.gz"]
@@ -57,22 +57,22 @@ def test_a_private_folder_is_sent(nodes: tuple[Path, Path]) -> None:
 def test_a_shared_folder_is_not(nodes: tuple[Path, Path]) -> None:
     _, second = nodes
     store = HashStore()
-    collect.mark_folder(second, store, 0)
-    collect.send(second, store, account(1))
+    launch.mark_folder(second, store, 0)
+    launch.send(second, store, account(1))
     assert json.loads(store.get("rank1")) == {"files": [], "left": None}
     write_run_info(second, account(1))
-    assert collect.receive(second, store, 2) == ()
+    assert launch.receive(second, store, 2) == ()
 
 
 def test_what_is_too_large_is_said_to_lie_where_it_is(
     nodes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = nodes
-    monkeypatch.setattr(collect, "MOST_BYTES", len(TRACE) - 1)
+    monkeypatch.setattr(launch, "MOST_BYTES", len(TRACE) - 1)
     store = HashStore()
-    collect.mark_folder(first, store, 0)
-    collect.send(second, store, account(1))
-    (said,) = collect.receive(first, store, 2)
+    launch.mark_folder(first, store, 0)
+    launch.send(second, store, account(1))
+    (said,) = launch.receive(first, store, 2)
     assert "rank 1" in said
     assert f":{second}: copy them into {first}" in said
     assert visible(first) == ["run-rank1.json"]
@@ -83,12 +83,12 @@ def test_names_that_are_no_rank_s_files_are_not_written(nodes: tuple[Path, Path]
     store = HashStore()
     store.set("rank1/../x/0", "no")
     store.set("rank1", json.dumps({"files": [["../x", 1]], "left": None}))
-    assert collect.receive(first, store, 2) == ()
+    assert launch.receive(first, store, 2) == ()
     assert not (first.parent / "x").exists()
 
 
 def test_a_rank_that_never_comes_is_not_waited_for_for_ever(
     nodes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "_TIMEOUT_S", 0.2)
-    assert collect.receive(nodes[0], HashStore(), 2) == ()
+    monkeypatch.setattr(launch, "_TIMEOUT_S", 0.2)
+    assert launch.receive(nodes[0], HashStore(), 2) == ()

@@ -13,15 +13,15 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch._C import _distributed_c10d as c10d
 
-from recompute_scan.record import compat
-from recompute_scan.record.caught import Arguments
+from recompute_scan.record import torch_versions
+from recompute_scan.record.origins import Arguments
 
 SPREAD = "_checkpoint_without_reentrant_generator"
 PACKED = "_checkpoint_without_reentrant_generator_impl"
 
 
 def _as_imported_now() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compat_again", compat.__file__)
+    spec = importlib.util.spec_from_file_location("compat_again", torch_versions.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,20 +33,20 @@ def test_the_question_whether_torch_compiles_has_another_place_up_to_2_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if hasattr(torch.compiler, "is_compiling"):
-        assert compat.is_compiling is torch.compiler.is_compiling
+        assert torch_versions.is_compiling is torch.compiler.is_compiling
         monkeypatch.delattr(torch.compiler, "is_compiling")
     # The compiler knows this very function; one that calls it would be traced instead.
     assert _as_imported_now().is_compiling is torch._utils.is_compiling
-    assert compat.is_compiling() is False
+    assert torch_versions.is_compiling() is False
 
 
 def test_the_generator_that_checkpoint_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = compat.generator_name()
+    name = torch_versions.generator_name()
     assert name is not None
     original, called = getattr(torch_checkpoint, name), []
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Any:
-        called.append((function, compat.inputs(args)[-1]))
+        called.append((function, torch_versions.inputs(args)[-1]))
         return original(function, *args, **kwargs)
 
     monkeypatch.setattr(torch_checkpoint, name, generator)
@@ -64,16 +64,16 @@ def test_since_2_14_another_generator_is_called(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch_checkpoint, SPREAD, spread)
     monkeypatch.delattr(torch_checkpoint, PACKED, raising=False)
-    assert compat.generator_name() == SPREAD
-    assert compat.inputs((True, 1, 2)) == (True, 1, 2)
+    assert torch_versions.generator_name() == SPREAD
+    assert torch_versions.inputs((True, 1, 2)) == (True, 1, 2)
 
     monkeypatch.setattr(torch_checkpoint, PACKED, packed, raising=False)
-    assert compat.generator_name() == PACKED
-    assert compat.inputs(((1, 2), {"mask": 3})) == (1, 2, 3)
+    assert torch_versions.generator_name() == PACKED
+    assert torch_versions.inputs(((1, 2), {"mask": 3})) == (1, 2, 3)
 
     monkeypatch.delattr(torch_checkpoint, PACKED)
     monkeypatch.delattr(torch_checkpoint, SPREAD)
-    assert compat.generator_name() is None
+    assert torch_versions.generator_name() is None
 
 
 def test_settings_are_read_from_both_forms_of_the_generator(
@@ -111,7 +111,7 @@ def test_early_stop_by_switch_and_by_argument(
     monkeypatch: pytest.MonkeyPatch, switch: bool | None, argument: bool | None, stops: bool
 ) -> None:
     monkeypatch.setattr(torch_checkpoint, "_enable_checkpoint_early_stop", switch)
-    assert compat.early_stop(argument) is stops
+    assert torch_versions.early_stop(argument) is stops
 
 
 class _WithoutCheck:
@@ -127,9 +127,9 @@ def test_a_store_is_asked_for_a_key_without_waiting(tmp_path: Path) -> None:
         mine.set("word", "1234")
         mine.set("empty", "")
         for asked in (mine, _WithoutCheck(mine)):
-            assert compat.holds(asked, "word")
-            assert not compat.holds(asked, "wait1")
-            assert not compat.holds(asked, "wait1")  # asking leaves nothing there
+            assert torch_versions.holds(asked, "word")
+            assert not torch_versions.holds(asked, "wait1")
+            assert not torch_versions.holds(asked, "wait1")  # asking leaves nothing there
         assert mine.get("word") == b"1234"
 
 
@@ -140,22 +140,22 @@ def test_lines_of_kineto_are_known_by_their_beginning() -> None:
         b"ERROR:2026-01-02 03:04:05 6:6 CudaDeviceProperties.cpp:27] cudaGetDeviceCount failed\n",
         b"ERROR:2026-01-02 03:04:05 6:6 DeviceProperties.cpp:56] gpuGetDeviceCount failed\n",
     ):
-        assert compat.KINETO_LINE.match(line)
+        assert torch_versions.KINETO_LINE.match(line)
     for line in (
         b"step 1  STAGE: two\n",
         b"ERROR:2026-01-02 03:04:05 6:6 CuptiActivityProfiler.cpp:1] no memory\n",
     ):
-        assert not compat.KINETO_LINE.match(line)
+        assert not torch_versions.KINETO_LINE.match(line)
 
 
 def test_flight_recorders_are_those_that_this_build_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: "new", raising=False)
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: "old", raising=False)
-    assert [dump() for dump in compat.flight_recorders()] == ["new", "old"]
+    assert [dump() for dump in torch_versions.flight_recorders()] == ["new", "old"]
     monkeypatch.delattr(c10d, "_dump_fr_trace_json")
-    assert [dump() for dump in compat.flight_recorders()] == ["old"]
+    assert [dump() for dump in torch_versions.flight_recorders()] == ["old"]
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    assert compat.flight_recorders() == ()
+    assert torch_versions.flight_recorders() == ()
 
 
 @pytest.mark.parametrize(
@@ -173,4 +173,4 @@ def test_before_2_7_1_stacks_crash_on_python_3_13(
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(sys, "version_info", python)
-    assert compat.stacks_crash() is crash
+    assert torch_versions.stacks_crash() is crash

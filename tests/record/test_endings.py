@@ -101,8 +101,8 @@ import json, os, sys, time
 sys.path.insert(0, HERE)
 import torch, torch.distributed, torch.utils.checkpoint
 from pathlib import Path
-from recompute_scan.record.launch.runner import record
-from recompute_scan.record.run_options import RunOptions
+from recompute_scan.record.children import record
+from recompute_scan.record.options import RunOptions
 import tiny
 trainer = tiny.Trainer()
 trainer.step()

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import recompute_scan
-from recompute_scan.record import ranges
-from recompute_scan.record.launch.runner import record
-from recompute_scan.record.run_options import RemovalOptions, RunOptions
-from recompute_scan.run_info import RunInfo
+from recompute_scan.record.children import record
+from recompute_scan.record.options import RemovalOptions, RunOptions
+from recompute_scan.record.profiler import _left
+from recompute_scan.result.run_record import RunInfo
 
 OURS = str(Path(recompute_scan.__file__).parent)
 OUTSIDE = ("guard.py", "execute.py")
@@ -104,7 +104,7 @@ def traced(faults: Faults) -> Iterator[SimpleNamespace]:
         sys.settrace(before)
         sys.path.pop()
         del sys.modules[EXCHANGE]
-        ranges._left.clear()  # what a fault may leave open closes with the step
+        _left.clear()  # what a fault may leave open closes with the step
 
 
 def run(folder: Path, faults: Faults, *, removing: bool = False) -> tuple[RunInfo, list[Any]]:

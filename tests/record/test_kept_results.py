@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cli.target import launcher_in
+from recompute_scan.cli.run import launcher_in
 from recompute_scan.files import append, write_whole
-from recompute_scan.record.run_folder import beside, prepare, take_place
+from recompute_scan.record.options import beside, prepare, take_place
 from tests.record.runs import LAYERS, plain_environment
 
 TRAINS = (

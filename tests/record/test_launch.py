@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.record.launch.launcher import RankFacts, rank_facts, wait_for_ranks
-from recompute_scan.run_info import RunInfo, write_run_info
+from recompute_scan.record.launch import RankFacts, rank_facts, wait_for_ranks
+from recompute_scan.result.run_record import RunInfo, write_run_info
 from tests.record.runs import LAYERS, record_script, run_plain, write_script
 
 TORCHRUN = (
@@ -90,7 +90,7 @@ def test_launch_passes_the_status_on(tmp_path: Path, status: int) -> None:
     start = write_script(
         tmp_path,
         """\
-        from recompute_scan.record.launch.launcher import launch
+        from recompute_scan.record.launch import launch
         options = ["--timing-steps", "0", "--steps", "1", "--keep-going", "-o", "out"]
         print("status", launch(2, ["run", *options, "train.py"]))
         """,

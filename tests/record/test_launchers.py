@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.joining import VARIABLE
+from recompute_scan.startup import VARIABLE
 from tests.record.runs import LAYERS, write_script
 from tests.record.test_launch import FSDP, TORCHRUN
 

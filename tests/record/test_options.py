@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from recompute_scan.record.caught import Arguments, counts_runs, generator_function
+from recompute_scan.record.origins import Arguments, counts_runs, generator_function
 
 
 def scripted(module: nn.Module) -> nn.Module:

@@ -10,8 +10,7 @@ from types import FrameType, ModuleType
 import pytest
 import torch
 
-from recompute_scan.record.call_sites import CallSites
-from recompute_scan.record.ownership import Owner, Ownership, is_library
+from recompute_scan.record.attribution import CallSites, Owner, Ownership, is_library
 
 SITE = "lib/python3/site-packages"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan.faithful import Sampled
-from recompute_scan.report.measured import measured_sentences
+from recompute_scan.report.layout import measured_sentences
 from recompute_scan.result import GradientDistance, Gradients, Region, from_json
-from recompute_scan.trials import Trial, named_regions, without_in_parts, worst_of
+from recompute_scan.result.fidelity import Sampled
+from recompute_scan.verification import Trial, named_regions, without_in_parts, worst_of
 from tests.report import sample_results
 from tests.test_verification import STEADY, trial
 

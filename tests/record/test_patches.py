@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.record.patches import Patches, after_import
+from recompute_scan.record.isolation import Patches, after_import
 
 
 class Base:

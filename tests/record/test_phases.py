@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.record.scope import Plan, Seen, shortfall
+from recompute_scan.record.steps import Plan, Seen, shortfall
 from tests.record.runs import (
     LAYERS,
     Recorded,

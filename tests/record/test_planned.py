@@ -10,10 +10,10 @@ import torch
 from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.record.arrange.rehearsing import free_bytes
-from recompute_scan.record.run_options import RemovalOptions, RunOptions
-from recompute_scan.record.verify import rounds as module
-from recompute_scan.record.verify.trial import run_trial
+from recompute_scan.record import verify
+from recompute_scan.record.options import RemovalOptions, RunOptions
+from recompute_scan.record.rehearsal import free_bytes
+from recompute_scan.record.trial import run_trial
 from recompute_scan.result import Finding, Memory, MemoryPlan, Result
 from tests.record.runs import LAYERS, write_script
 from tests.report import sample_results
@@ -134,13 +134,13 @@ def test_the_plan_is_run_with_the_fix(tmp_path: Path, monkeypatch: pytest.Monkey
     """Each layer has two checkpoints: the fix takes one from all, the plan both from two."""
     write_script(tmp_path, script("outer"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "_MOST_SWITCHING", 0)  # how long it takes does not matter here
-    monkeypatch.setattr(module, "_MOST_ROUNDS", 2)
+    monkeypatch.setattr(verify, "_MOST_SWITCHING", 0)  # how long it takes does not matter here
+    monkeypatch.setattr(verify, "_MOST_ROUNDS", 2)
     chosen = options(tmp_path)
     assert run_trial(chosen, None, tmp_path / "printed.txt") == 0
     result = with_plan(analyse([chosen.output]), 1, 2)
-    assert len(module.to_remove(result)) == 1
-    section = module.verify(result, chosen, None, without_checkpointing=False).verified
+    assert len(verify.to_remove(result)) == 1
+    section = verify.verify(result, chosen, None, without_checkpointing=False).verified
 
     runs = chosen.output / "verify"
     assert {run.name: counted(run / "output.txt") for run in runs.iterdir()} == {
@@ -164,13 +164,13 @@ def test_the_plan_is_run_with_the_fix(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_no_plan_is_tried_whose_layers_names_do_not_tell() -> None:
     result = with_plan(sample_results.full(), 1, 2)
-    assert [region.ordinal for region in module.planned_regions(result)] == [1, 2]
-    assert module.planned_regions(replace(result, findings=())) == ()
+    assert [region.ordinal for region in verify.planned_regions(result)] == [1, 2]
+    assert verify.planned_regions(replace(result, findings=())) == ()
     first, second, *others = result.regions
     for name in (None, second.module):
         regions = (replace(first, module=name), second, *others)
         in_plan = with_plan(replace(result, findings=(), regions=regions), 0)
-        assert module.planned_regions(in_plan) == ()
+        assert verify.planned_regions(in_plan) == ()
 
 
 def test_what_torch_keeps_of_a_larger_arrangement_counts_as_free(

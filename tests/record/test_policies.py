@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from recompute_scan.deciding import Policies
-from recompute_scan.record.guard import Guard
-from recompute_scan.record.probe import Probe
+from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.record.isolation import Guard
+from recompute_scan.result.decisions import Policies
 from tests.record.policies import AGAIN, CASES, SAVE, Case, aten, compare, in_threads, step, watch
 
 

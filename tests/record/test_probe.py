@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.utils.checkpoint as torch_checkpoint
 
-from recompute_scan.record.probe import Probe
+from recompute_scan.record.checkpoint_calls import Probe
 from tests.record.runs import LAYERS, Trace, record_script, record_target, run_plain
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli
 from recompute_scan.errors import UsageError
-from recompute_scan.record.launch.membership import LastStep
-from recompute_scan.record.scope import chosen
-from recompute_scan.run_info import RunInfo, read_run_info
+from recompute_scan.record.launch import LastStep
+from recompute_scan.record.steps import chosen
+from recompute_scan.result.run_record import RunInfo, read_run_info
 from tests.record.runs import LAYERS, plain_environment, write_script
 
 # Every step needs every rank. Rank 1 has a profiler of its own on, for the first seven steps.

@@ -9,12 +9,12 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from recompute_scan.record.run_options import RunOptions
-from recompute_scan.record.verify import gauges
-from recompute_scan.record.verify import rounds as module
+from recompute_scan.record import verify
+from recompute_scan.record.measure import _sampled
+from recompute_scan.record.options import RunOptions
 from recompute_scan.result import Result
-from recompute_scan.run_info import write_run_info
-from recompute_scan.trials import Trial
+from recompute_scan.result.run_record import write_run_info
+from recompute_scan.verification import Trial
 from tests.report import sample_results
 from tests.test_verification import REMOVED, STEADY, scaled, trial, with_fix
 
@@ -50,14 +50,14 @@ def ran(
             return plan
         return with_fix(*scaled(fixed[number - 1])) if name == FIX else trial(*STEADY)
 
-    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.setattr(verify, "_run", run)
     write_run_info(tmp_path, trial(*STEADY).records[0])
     options = RunOptions("train.py", is_module=False, args=(), output=tmp_path, measure=True)
     recorded = doubled() if removed else replace(sample_results.doubled(), findings=())
     if plan is not None:
         found = replace(sample_results.FINDING, code="RS301", fix=None)
         recorded = replace(recorded, findings=(*recorded.findings, found))
-    result = module.verify(recorded, options, None, without_checkpointing=without_checkpointing)
+    result = verify.verify(recorded, options, None, without_checkpointing=without_checkpointing)
     assert started[:2] == FOR_GRADIENTS
     return started[2:], result
 
@@ -189,5 +189,5 @@ def test_models_of_one_class_have_a_name_each() -> None:
     pair = [Twin(), Twin()]
     for twin in pair:
         twin.inner(torch.ones(2)).sum().backward()
-    names = [one.name for one in gauges._sampled() if "Twin.inner.weight" in one.name]
+    names = [one.name for one in _sampled() if "Twin.inner.weight" in one.name]
     assert names == ["Twin.inner.weight", "Twin.inner.weight (2)"]

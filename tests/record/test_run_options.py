@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cost.peaks import Machine
-from recompute_scan.record.run_options import RemovalOptions, RunOptions, decode, encode
-from recompute_scan.record.ways import Handed
-from recompute_scan.run_info import NextCommand
+from recompute_scan.cost.flops import Machine
+from recompute_scan.record.finish import Handed
+from recompute_scan.record.options import RemovalOptions, RunOptions, decode, encode
+from recompute_scan.result.run_record import NextCommand
 
 REMOVAL = RemovalOptions("m", "train.py:3", "reentrant", depth=2, modules=("layers.0",))
 

@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper_module
 
 import recompute_scan as rs
-from recompute_scan.record import compat, selftest
-from recompute_scan.record.probe import Probe
+from recompute_scan.record import session, torch_versions
+from recompute_scan.record.checkpoint_calls import Probe
 
 
 def install(folder: Path) -> Probe:
     probe = Probe(folder)
     try:
-        selftest.install(probe)
+        session.install_self_test(probe)
     finally:
         probe.remove()
     return probe
@@ -33,7 +33,7 @@ def install(folder: Path) -> Probe:
 
 def hide_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.14 did: what is replaced remains, and `checkpoint` calls another."""
-    name = compat.generator_name()
+    name = torch_versions.generator_name()
     assert name is not None
     original = getattr(torch_checkpoint, name)
     monkeypatch.setattr(torch_checkpoint, "_another_generator", original, raising=False)
@@ -59,8 +59,8 @@ def hide_function(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_torch_is_caught(tmp_path: Path) -> None:
-    assert selftest.uncaught(selftest._direct()) == ()
-    assert selftest.uncaught(selftest._wrappers(wrapper_module)) == ()
+    assert session.uncaught(session._direct()) == ()
+    assert session.uncaught(session._wrappers(wrapper_module)) == ()
     probe = install(tmp_path)
     assert probe.warnings == []
     assert probe.entered == {}
@@ -80,7 +80,7 @@ def test_a_function_that_is_not_called(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_neither_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = compat.generator_name()
+    name = torch_versions.generator_name()
     assert name is not None
     monkeypatch.delattr(torch_checkpoint, name)
     monkeypatch.delattr(torch_checkpoint, "CheckpointFunction")
@@ -136,7 +136,7 @@ def test_checkpoints_of_other_threads_pass(monkeypatch: pytest.MonkeyPatch) -> N
         done.append(True)
 
     done: list[bool] = []
-    assert selftest.uncaught({"none": meanwhile}) == ("none",)
+    assert session.uncaught({"none": meanwhile}) == ("none",)
     assert done == [True]
 
 
@@ -210,7 +210,7 @@ def test_neither_compiler_nor_wrapper_is_imported_nor_threads_started(tmp_path: 
         "import sys, threading, torch\n"
         "from pathlib import Path\n"
         "from recompute_scan.record import selftest\n"
-        "from recompute_scan.record.probe import Probe\n"
+        "from recompute_scan.record.checkpoint_calls import Probe\n"
         "before = set(sys.modules)\n"
         "tasks = len(list(Path('/proc/self/task').iterdir()))\n"
         "probe = Probe(Path.cwd())\n"
@@ -234,13 +234,13 @@ def test_the_wrapper_is_tried_when_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
-    real = selftest.uncaught
+    real = session.uncaught
 
     def noting(kinds: dict[str, Any]) -> tuple[str, ...]:
         tried.extend(kinds)
         return real(kinds)
 
-    monkeypatch.setattr(selftest, "uncaught", noting)
+    monkeypatch.setattr(session, "uncaught", noting)
     install(tmp_path)
     assert tried == [
         "reentrant",

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from recompute_scan.record.call_sites import CallSites
+from recompute_scan.record.attribution import CallSites
+from recompute_scan.record.configuration import variables
 from recompute_scan.record.execute import run_program
-from recompute_scan.record.given import variables
-from recompute_scan.record.module_names import (
+from recompute_scan.record.modules import (
     ModuleIndex,
     ModuleName,
     covered_modules,

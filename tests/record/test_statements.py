@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.record.call_sites import statement_at
+from recompute_scan.record.attribution import statement_at
 
 SOURCE = """\
 import torch

@@ -13,7 +13,7 @@ import warnings
 
 import pytest
 
-from recompute_scan.record.quiet import Progress, without_grad_warnings, without_kineto_noise
+from recompute_scan.record.profiler import Progress, without_grad_warnings, without_kineto_noise
 from recompute_scan.terminal import fresh_line
 
 

@@ -13,8 +13,7 @@ import jsonschema
 import pytest
 
 from recompute_scan.result import Result, Verified, from_json, json_schema
-from recompute_scan.trials import Trial
-from recompute_scan.verification import verified
+from recompute_scan.verification import Trial, verified
 from tests.record.runs import LAYERS, plain_environment, record_script, write_script
 from tests.report import sample_results
 

@@ -25,8 +25,8 @@ checkpoint(_weights, torch.ones(2, 2), use_reentrant=False).sum().backward()
 _optimizer.step()
 del _weights, _optimizer
 
-from recompute_scan.record.launch.runner import record
-from recompute_scan.record.run_options import RunOptions
+from recompute_scan.record.children import record
+from recompute_scan.record.options import RunOptions
 
 
 def _wait(child: int) -> int:

@@ -20,12 +20,12 @@ from recompute_scan import report
 from recompute_scan.bundle import issue
 from recompute_scan.report import words
 from recompute_scan.result import MEASURED, Result
-from recompute_scan.result.comparison import Comparison
+from recompute_scan.result.compare import Comparison
 
 Condition = Callable[[Result], object]
 ROOT = Path(report.__file__).parent
 # What prints something else than a result: a comparison, a log, a figure for a notebook.
-_OTHERS = {"compared.py", "compare.html", "finding_words.py", "plots.py", "sheet.py", "html.py"}
+_OTHERS = {"compared.py", "compare.html", "finding_words.py"}
 # What a comparison says, and when.
 COMPARED: dict[str, Callable[[Comparison], object]] = {
     "The step times cannot be compared.": lambda c: c.obstacles,

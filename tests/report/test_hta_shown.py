@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from recompute_scan.report.html import render_html
-from recompute_scan.report.text import render_markdown, render_text
+from recompute_scan.report.render import render_html, render_markdown, render_text
 from recompute_scan.result import Result, from_json, to_json
 from tests.report.page_reader import Page
 from tests.report.sample_results import HTA, clean, doubled

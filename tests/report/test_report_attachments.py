@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from recompute_scan.report.attachments import cell, proof_trace, regions_csv
+from recompute_scan.report.templating import cell, proof_trace, regions_csv
 from recompute_scan.result import Proof
 from tests.report.sample_results import HOSTILE, doubled, hostile, partial
 

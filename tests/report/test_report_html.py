@@ -11,13 +11,13 @@ from importlib.resources import files
 import pytest
 from msgspec import structs
 
-from recompute_scan.faithful import ComparedRegion, Fidelity, KeptState
 from recompute_scan.report import words
-from recompute_scan.report.commands import diff_lines
-from recompute_scan.report.html import render_html
-from recompute_scan.report.sections.block_by_block import region_rows
-from recompute_scan.report.side_by_side import timeline
+from recompute_scan.report.figures import timeline
+from recompute_scan.report.render import render_html
+from recompute_scan.report.sections.layers import region_rows
+from recompute_scan.report.summary import diff_lines
 from recompute_scan.result import Result, from_json, to_json
+from recompute_scan.result.fidelity import ComparedRegion, Fidelity, KeptState
 from tests.report.page_reader import Page
 from tests.report.sample_results import (
     HOSTILE,

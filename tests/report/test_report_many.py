@@ -6,18 +6,13 @@ import pytest
 from msgspec import structs
 
 from recompute_scan.report.compared import step_bars
-from recompute_scan.report.html import render_html
-from recompute_scan.report.sections.block_by_block import (
-    MOST_COLUMNS,
-    MOST_KINDS,
-    MOST_ROWS,
-    by_step,
-)
-from recompute_scan.report.sections.rank_by_rank import rank_groups
-from recompute_scan.report.side_by_side import MOST_BOXES
+from recompute_scan.report.figures import MOST_BOXES
+from recompute_scan.report.render import render_html
+from recompute_scan.report.sections.layers import MOST_COLUMNS, MOST_KINDS, MOST_ROWS, by_step
+from recompute_scan.report.sections.run import rank_groups
 from recompute_scan.report.summary import ranks_sentence
 from recompute_scan.result import Result
-from recompute_scan.result.comparison import compare
+from recompute_scan.result.compare import compare
 from tests.report.page_reader import Page
 from tests.report.pages import RESULTS, large, page, ranks, traced
 from tests.report.sample_results import doubled, full, inconclusive

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from recompute_scan.report.escape import (
+from recompute_scan.report.render import render_markdown
+from recompute_scan.report.templating import (
     markdown_code,
     markdown_fence,
     markdown_prose,
     script_json,
     visible,
 )
-from recompute_scan.report.text import render_markdown
 from recompute_scan.result import Result
 from recompute_scan.terminal import inert
 from tests.report.sample_results import (

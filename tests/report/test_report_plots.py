@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from recompute_scan.report.plots import cost_figure, label, regions_figure, timeline_figure
+from recompute_scan.api import cost_figure, label, regions_figure, timeline_figure
 from tests.report.sample_results import HOSTILE, clean, doubled, full, hostile, inconclusive, many
 
 FIGURES = [timeline_figure, cost_figure, regions_figure]

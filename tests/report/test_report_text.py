@@ -8,11 +8,11 @@ import click
 import pytest
 from msgspec import structs
 
-from recompute_scan.report.escape import sentence, visible
-from recompute_scan.report.page import WIDTH, columns, wrap
-from recompute_scan.report.text import render_text
+from recompute_scan.report.blocks import WIDTH, columns, wrap
+from recompute_scan.report.render import render_text
+from recompute_scan.report.templating import sentence, visible
 from recompute_scan.result import CrossCheck, PlainCount, Result
-from recompute_scan.run_info import NextCommand
+from recompute_scan.result.run_record import NextCommand
 from tests.report.pages import recorded
 from tests.report.sample_results import (
     DIFF,

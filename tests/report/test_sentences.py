@@ -14,8 +14,7 @@ from msgspec import structs
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.report import words
 from recompute_scan.report.compared import render_comparison_html, render_comparison_text
-from recompute_scan.report.html import render_html
-from recompute_scan.report.text import render_markdown, render_text
+from recompute_scan.report.render import render_html, render_markdown, render_text
 from recompute_scan.report.words import Said
 from recompute_scan.result import (
     Attention,
@@ -28,7 +27,7 @@ from recompute_scan.result import (
     PlainCount,
     Result,
 )
-from recompute_scan.result.comparison import Comparison, compare
+from recompute_scan.result.compare import Comparison, compare
 from recompute_scan.result.document import MemorySnapshot
 from tests.report import sample_results as samples
 from tests.report import sentences

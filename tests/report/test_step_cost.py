@@ -9,10 +9,9 @@ from examples.read_results import step_figures, step_lines
 from msgspec import structs
 
 import recompute_scan as rs
-from recompute_scan.report.html import render_html
-from recompute_scan.report.measured import measured_sentences
-from recompute_scan.report.sections.step_cost import step_time_sentences
-from recompute_scan.report.text import render_markdown, render_text
+from recompute_scan.report.layout import measured_sentences
+from recompute_scan.report.render import render_html, render_markdown, render_text
+from recompute_scan.report.sections.cost import step_time_sentences
 from recompute_scan.result import from_json, to_json
 from tests.report.sample_results import doubled, measurement, verified
 

@@ -19,12 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from recompute_scan.annotations import REGION, parse_region, region_name
-from recompute_scan.compiled.structured import BREAK
+from recompute_scan.compiled.logs import BREAK
 from recompute_scan.events import SCHEMA, EventLine
-from recompute_scan.faithful import Sampled, sampled_name
-from recompute_scan.guarding.changes import Stored
-from recompute_scan.rehearsal import Rehearsal
-from recompute_scan.run_info import RunInfo
+from recompute_scan.guarding.judge import Stored
+from recompute_scan.result.fidelity import Sampled, sampled_name
+from recompute_scan.result.run_record import Rehearsal, RunInfo
 
 WORD = "zqcanary"
 # Decimal digits that stand in process numbers, times and the like.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from recompute_scan.bundle.known_names import ENDINGS
+from recompute_scan.bundle.names import ENDINGS
 
 
 def operators() -> dict[str, list[str]]:

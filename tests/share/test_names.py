@@ -9,12 +9,10 @@ from importlib.resources import files
 import pytest
 
 from recompute_scan.annotations import RegionAnnotation, parse_region, region_name
-from recompute_scan.bundle.clean import clean_environment, device_name
-from recompute_scan.bundle.known_names import names_of
-from recompute_scan.bundle.names import ATTENTION, Names
-from recompute_scan.bundle.paths import Places
+from recompute_scan.bundle.names import ATTENTION, Names, Places, names_of
+from recompute_scan.bundle.redact import clean_environment, device_name
 from recompute_scan.recompute.attention.kernels import FAMILIES, attention_role
-from recompute_scan.recompute.families import family_of_node
+from recompute_scan.recompute.regions import family_of_node
 from recompute_scan.recompute.vocabulary import ENGINE, family_of
 from recompute_scan.trace import Kind
 from tests.share.operators import operators, words

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan import trace as traces
+from recompute_scan import trace
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.model import link_kernels, nest
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.study import study
 from recompute_scan.trace import Kind, load
+from recompute_scan.trace.calls import link_kernels, nest
 from recompute_scan.trace.nsys.export import load_nsys
 from tests.cases.recorded import recorded
 from tests.sources.nsys_builder import DOMAIN, MARK, START_END, Export, from_trace
@@ -187,7 +187,7 @@ def test_a_recording_of_kernels_alone_is_inconclusive_with_its_reason(
         "CUPTI_ACTIVITY_KIND_KERNEL",
         [export.kernel("flash_fwd_kernel", 100 * n, 100 * n + 50, n) for n in launches],
     )
-    monkeypatch.setattr(traces, "load", load_nsys)
+    monkeypatch.setattr(trace, "load", load_nsys)
     result = analyse([export.path])
     assert result.verdict == "inconclusive"
     assert result.reason is not None

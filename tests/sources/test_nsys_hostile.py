@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from recompute_scan.errors import InputError
-from recompute_scan.recompute.facts import study
+from recompute_scan.recompute.study import study
 from recompute_scan.trace import Kind
-from recompute_scan.trace.limits import Limits
+from recompute_scan.trace.columns import Limits
 from recompute_scan.trace.nsys import is_sqlite, refuse_report
 from recompute_scan.trace.nsys.export import load_nsys
 from tests.sources.nsys_builder import Export

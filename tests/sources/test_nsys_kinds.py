@@ -11,7 +11,7 @@ import pytest
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
-from recompute_scan.report.commands import how_to_record
+from recompute_scan.report.summary import how_to_record
 from recompute_scan.result import Result
 from recompute_scan.trace.nsys.export import load_nsys
 from tests.sources.nsys_builder import SCHEMA, Export

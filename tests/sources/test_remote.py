@@ -17,9 +17,8 @@ from urllib.parse import quote, unquote
 import pytest
 
 from recompute_scan.errors import InputError, MissingExtra
-from recompute_scan.trace import remote
-from recompute_scan.trace.limits import Limits
-from recompute_scan.trace.remote import is_remote, list_remote, open_remote, shown
+from recompute_scan.trace.columns import Limits
+from recompute_scan.trace.streams import _stays, _Stream, is_remote, list_remote, open_remote, shown
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -334,7 +333,7 @@ def test_a_server_that_drips_is_given_up(
         def close(self) -> None:
             pass
 
-    with closing(remote._Stream(Dripping(), "http://host/x.json?key=word")) as stream:
+    with closing(_Stream(Dripping(), "http://host/x.json?key=word")) as stream:
         if patient:
             assert len(stream.readall()) == 99 * bytes_each
             return
@@ -401,4 +400,4 @@ def test_within_a_host_redirects_are_followed(odd: str, target: str) -> None:
     ],
 )
 def test_what_the_same_host_is(before: str, after: str, stays: bool) -> None:
-    assert remote._stays(before, after) == stays
+    assert _stays(before, after) == stays

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.analysis.snapshots import kind_of_stack
+from recompute_scan.analysis.ranks import kind_of_stack
 from recompute_scan.errors import InputError
-from recompute_scan.report.html import render_html
-from recompute_scan.report.text import render_text
+from recompute_scan.report.render import render_html, render_text
 from recompute_scan.result import from_json, to_json
-from recompute_scan.trace.limits import Limits
-from recompute_scan.trace.snapshots.history import StackFrame, parse_snapshot
+from recompute_scan.trace.allocations import StackFrame, parse_snapshot
+from recompute_scan.trace.columns import Limits
 
 _RAN: list[str] = []
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 
-from recompute_scan.collecting import paused
-from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto.layout import CHUNK
+from recompute_scan.garbage import paused
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Limits, Trace
+from recompute_scan.trace.kineto.chunks import CHUNK
 from recompute_scan.trace.kineto.reader import Reader
-from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
 from recompute_scan.trace.streams import Stream
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recompute_scan import model, nesting
-from recompute_scan.model import Calls, nest
+from recompute_scan.trace import calls as model
+from recompute_scan.trace import nesting
+from recompute_scan.trace.calls import Calls, nest
 from recompute_scan.trace.columns import Kind, Trace
 from tests.trace_builder import launch, loaded, op, thread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recompute_scan.model import StepSpan, find_steps, link_kernels, nest, step_of
+from recompute_scan.trace.calls import StepSpan, find_steps, link_kernels, nest, step_of
 from recompute_scan.trace.columns import Trace
 from tests.trace.kineto_reading import parse
 from tests.trace_builder import (

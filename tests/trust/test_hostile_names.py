@@ -20,16 +20,15 @@ import pytest
 
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.check import Policy, judge
-from recompute_scan.check.render import RENDERINGS
+from recompute_scan.check.formats import RENDERINGS
 from recompute_scan.cli import main
 from recompute_scan.cli.output import harmless
 from recompute_scan.errors import InputError
 from recompute_scan.report.compared import render_comparison_html, render_comparison_text
-from recompute_scan.report.html import render_html
-from recompute_scan.report.text import render_markdown, render_text
+from recompute_scan.report.render import render_html, render_markdown, render_text
 from recompute_scan.result import Result, from_json, to_json
-from recompute_scan.result.comparison import compare
-from recompute_scan.result.comparison import to_json as comparison_json
+from recompute_scan.result.compare import compare
+from recompute_scan.result.compare import to_json as comparison_json
 from recompute_scan.terminal import UNSEEN, patch_name, printable
 from tests.fuzz.filled import filled
 from tests.lint.test_project import DOUBLED

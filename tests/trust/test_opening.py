@@ -33,20 +33,19 @@ OPENING = {
 }
 ELSEWHERE = {
     "files.py": "the one place",
-    "trace/archive.py": "`is_zip` and `split_member` have looked at the file",
-    "trace/nsys/database.py": "`sources.load` has opened it before",
-    "trace/remote.py": "no file of this machine",
+    "trace/streams.py": "looked at before, or at an address",
+    "trace/nsys/rows.py": "`sources.load` has opened it before",
     "analysis/tracks.py": "writes its own file",
     "bundle/pack.py": "the archive that it has just written",
-    "callbacks/follower.py": "the same, in a folder of its own",
-    "bundle/known_names.py": "a text of this package",
+    "integrations/follower.py": "the same, in a folder of its own",
+    "bundle/names.py": "a text of this package",
     "pages.py": "texts of this package, and of the documentation in a checkout",
     "report/templating.py": "templates of this package",
     "cli/__init__.py": "/dev/null",
     "cli/output.py": "the browser",
     "events.py": "the file that a person named for it, which may be a pipe; it never waits",
     "trackers.py": "what this process has written",
-    "guarding/telling.py": "/proc of this process",
+    "guarding/alerts.py": "/proc of this process",
     "record/": "files of a run, and of the user's own script that it runs",
 }
 

@@ -32,8 +32,8 @@ METHODS = {"match", "search", "fullmatch", "sub", "subn", "split", "findall", "f
 # Modules whose expressions are handed on and matched from the beginning of a text.
 HANDED_ON = {
     "recompute_scan.recompute.vocabulary": "match",
-    "recompute_scan.analysis.compiler_logs": "match",
-    "recompute_scan.frameworks.known": "fullmatch",
+    "recompute_scan.compiled.logs": "match",
+    "recompute_scan.frameworks.registry": "fullmatch",
 }
 _CALL = re.compile(r"\b(\w{1,60})\.(\w{1,10})\(")
 SMALL, LARGE = 10_000, 40_000
@@ -313,7 +313,7 @@ def test_an_expression_that_backtracks_is_seen(pattern: str, method: str) -> Non
 def test_those_of_every_module_are_found() -> None:
     modules = {one.where.partition(":")[0] for one in FOUND}
     assert len(FOUND) > 300
-    assert {"recompute_scan.diagnose.tracebacks", "recompute_scan.lint.pins"} <= modules
+    assert {"recompute_scan.diagnose.tracebacks", "recompute_scan.lint.library_calls"} <= modules
 
 
 @pytest.mark.parametrize("module", sorted({one.where.partition(":")[0] for one in FOUND}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recompute_scan import trace as traces
+from recompute_scan import trace
 from recompute_scan.analysis.answer import result_of
 from tests.cases.truth import Truth, truth_of
 
@@ -50,6 +50,6 @@ def test_they_are_small() -> None:
 )
 def test_the_answer_is_what_ran(version: str, name: str, document: dict[str, Any]) -> None:
     truth = truth_of(document)
-    result = result_of(traces.load(FOLDER / version / f"{name}.json.gz"))
+    result = result_of(trace.load(FOLDER / version / f"{name}.json.gz"))
     assert result.verdict == truth.verdict
     assert result.recompute_per_backward == _highest(truth)

@@ -18,7 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from transformers import Trainer, TrainingArguments
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from recompute_scan.callbacks import RecomputeScanCallback
+from recompute_scan.integrations import RecomputeScanCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -1,15 +1,18 @@
 """What to change: the choice between checkpoints, in sentences and as a diff."""
 
-from recompute_scan.advise.choose import (
+from recompute_scan.advise.choice import (
+    RunFacts,
     Switch,
     advise_removal,
     keep_and_drop,
+    mechanism_of,
+    place,
     switch_of,
     take_out,
+    title_of,
 )
-from recompute_scan.advise.setting import advise_fewer, advise_selective
-from recompute_scan.advise.wording import RunFacts, mechanism_of, place, title_of
-from recompute_scan.frameworks.known import find_mechanism
+from recompute_scan.advise.settings import advise_fewer, advise_selective
+from recompute_scan.frameworks.registry import find_mechanism
 
 __all__ = [
     "RunFacts",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from recompute_scan.frameworks.mechanism import Edit
-from recompute_scan.run_info import Source
+from recompute_scan.frameworks.base import Edit
+from recompute_scan.result.run_record import Source
 from recompute_scan.terminal import patch_name
 
 

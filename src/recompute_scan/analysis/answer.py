@@ -10,32 +10,34 @@ import numpy as np
 from msgspec.structs import replace
 
 from recompute_scan._version import __version__
-from recompute_scan.advise.choose import kept
+from recompute_scan.advise.choice import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
-from recompute_scan.analysis.loading import name_mechanism
-from recompute_scan.arrays import places_of
+from recompute_scan.analysis.inputs import name_mechanism
 from recompute_scan.cost.by_kernels import price_by_kernels
-from recompute_scan.cost.flops import count_flops
-from recompute_scan.cost.footprint import Footprint, levels_of
-from recompute_scan.cost.headroom import weigh_memory
-from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine, device_name
+from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine, count_flops, device_name
+from recompute_scan.cost.memory import Footprint, levels_of, weigh_memory, with_times
 from recompute_scan.cost.price import price, time_scale
-from recompute_scan.cost.selective import with_times
-from recompute_scan.findings.evidence import Evidence
-from recompute_scan.findings.rules import check_all
-from recompute_scan.recompute.attention.kernel_evidence import KernelEvidence
+from recompute_scan.findings.base import Evidence
+from recompute_scan.findings.registry import check_all
+from recompute_scan.numpy_tools import places_of
+from recompute_scan.recompute.attention.evidence import KernelEvidence
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.facts import RecomputeFacts, study
-from recompute_scan.recompute.families import attention_of, count_families, count_kernels
-from recompute_scan.recompute.regions import list_regions, show_proof
+from recompute_scan.recompute.regions import (
+    attention_of,
+    count_families,
+    count_kernels,
+    list_regions,
+    show_proof,
+)
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.result import ByDesign, Checkpoint, CrossCheck, PlainCount, Region, Result, Step
-from recompute_scan.run_info import RunInfo, Source
+from recompute_scan.result.run_record import RunInfo, Source
 from recompute_scan.trace import Trace
 from recompute_scan.trace.columns import Int64
 from recompute_scan.trace.health import recorded_on
 
 if TYPE_CHECKING:
-    from recompute_scan.compiled.compiled_answer import Graphs
+    from recompute_scan.compiled.code import Graphs
 
 # A forward pass has at least this share of the operators of the largest in its step.
 _SMALL_PASS = 0.1
@@ -69,8 +71,10 @@ def result_from(
     """
     compiled = None
     if graphs is not None:  # what reads graphs is loaded where there are some
-        from recompute_scan.compiled.alone import answer_without_backward  # noqa: PLC0415
-        from recompute_scan.compiled.compiled_answer import answer_compiled  # noqa: PLC0415
+        from recompute_scan.compiled.code import (  # noqa: PLC0415
+            answer_compiled,
+            answer_without_backward,
+        )
 
         compiled = answer_without_backward(facts, graphs) or answer_compiled(facts, graphs)
     facts, opened = (compiled.facts, compiled.opened) if compiled else (facts, facts)
@@ -88,7 +92,7 @@ def result_from(
     switched_on = info.switched_on if info else ()
     regions = list_regions(opened, scale)
     if compiled is not None:
-        from recompute_scan.compiled.checkpoints_of_code import with_call_sites  # noqa: PLC0415
+        from recompute_scan.compiled.code import with_call_sites  # noqa: PLC0415
 
         regions = with_call_sites(regions, sources, switched_on)
     regions = _with_sources(regions, sources, info.functions if info else {})

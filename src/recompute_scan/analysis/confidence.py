@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.intervals import too_wide
-from recompute_scan.model import Calls
-from recompute_scan.recompute.facts import RecomputeFacts, disagreeing_steps
+from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import MEASURED, Cost, Level, Result
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.health import lost_evidence, sentences
 from recompute_scan.units import ms, plural, rounded
 

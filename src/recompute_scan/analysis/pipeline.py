@@ -11,21 +11,21 @@ from msgspec.structs import replace
 
 from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_from
-from recompute_scan.analysis.compiler_logs import is_text, logs_alone
-from recompute_scan.analysis.loading import Loaded, load_one, name_mechanism, with_stacks
+from recompute_scan.analysis.inputs import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import Piece, ends_in, merge
-from recompute_scan.collecting import paused
+from recompute_scan.compiled.logs import is_text, logs_alone
 from recompute_scan.cost.device import device_time
-from recompute_scan.cost.footprint import Footprint, measure_memory
-from recompute_scan.cost.peaks import UNKNOWN_MACHINE, Machine
+from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine
+from recompute_scan.cost.memory import Footprint, measure_memory
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.files import opened, read
-from recompute_scan.recompute.facts import RecomputeFacts, study
+from recompute_scan.garbage import paused
+from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.result import Result, from_json
-from recompute_scan.run_info import RunInfo, run_info_name
+from recompute_scan.result.run_record import RunInfo, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.allocations import read_allocations
-from recompute_scan.trace.looks import is_snapshot, snapshots_in
+from recompute_scan.trace.sniff import is_snapshot, snapshots_in
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
 
 # With fewer bytes of JSON for each, a second process costs more than it brings.
@@ -59,7 +59,7 @@ def analyse(
         workers: Where the traces are read; only their results come back from there.
 
     Raises:
-        InputError: Nothing could be read (see :mod:`recompute_scan.trace.store`). Where only
+        InputError: Nothing could be read (see :mod:`recompute_scan.trace.sources`). Where only
             some of several traces cannot be read, the rest is analysed and a warning says so.
         UsageError: The workers cannot be had (see :func:`recompute_scan.workers.run_each`).
     """
@@ -70,11 +70,7 @@ def analyse(
     if not given and not beside:
         return _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
     # Hardly anybody has one: what reads them is loaded where one is.
-    from recompute_scan.analysis.snapshots import (  # noqa: PLC0415
-        result_of_snapshots,
-        snapshots_among,
-        snapshots_at,
-    )
+    from recompute_scan.analysis.ranks import result_of_snapshots, snapshots_among, snapshots_at  # noqa: PLC0415
 
     snapshots = snapshots_at(given, limits)
     if not addresses:
@@ -115,7 +111,7 @@ def _analyse_traces(
     pieces = [answer for answer in answers if isinstance(answer, Piece)]
     failures = [answer for answer in answers if isinstance(answer, InputError)]
     if not pieces and ends.failed:
-        from recompute_scan.analysis.without_trace import result_without_trace  # noqa: PLC0415
+        from recompute_scan.analysis.ranks import result_without_trace  # noqa: PLC0415
 
         return ends.with_crash(result_without_trace(ends.records[0]))
     whole = merge(pieces, failures)
@@ -126,10 +122,7 @@ def _without_trace(
     addresses: Sequence[Address], records: Sequence[RunInfo], limits: Limits
 ) -> list[Piece]:
     """What is told where there is no trace: by the compiler's logs, or by compared steps."""
-    from recompute_scan.analysis.without_trace import (  # noqa: PLC0415 - hardly ever needed
-        result_of_comparison,
-        result_of_log,
-    )
+    from recompute_scan.analysis.ranks import result_of_comparison, result_of_log  # noqa: PLC0415
 
     logs = [log for address in addresses for log in logs_alone(address, limits)]
     told = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]

@@ -1,22 +1,45 @@
-"""How the ranks of a recorded run ended, and one result for all of them."""
+"""Many ranks as one result, and results without a trace.
+
+How the ranks of a recorded run ended, and one result for all of them.
+
+Results where there is no trace: of runs that failed or that only compared a step, of compilers'
+logs, of memory snapshots.
+
+Memory snapshots to what the result says of them: who held the peak, by line and by kind.
+
+The kinds rest on torch's own frames alone: files of ``torch/`` and C++ names of its engine. What
+they do not tell (weights or their copies, gradients or workspace) is left together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan._version import __version__
 from recompute_scan.analysis.confidence import headline
+from recompute_scan.compiled.code import Alone, answer_alone, graphs_from
+from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, opened
-from recompute_scan.findings.rules import check_ranks
-from recompute_scan.result import Checked, Rank, Result, Verdict
-from recompute_scan.run_info import RunInfo, run_records_in, stacks_text_name
+from recompute_scan.findings.base import CodeEvidence, RunEvidence
+from recompute_scan.findings.registry import check_code, check_ranks, check_run
+from recompute_scan.result import Checked, EvidenceLevel, Level, Rank, Result, Verdict
+from recompute_scan.result.document import HeldBy, HeldKind, MemorySnapshot
+from recompute_scan.result.fidelity import SAME, Fidelity, in_words
+from recompute_scan.result.run_record import RunInfo, run_records_in, stacks_text_name
 from recompute_scan.trace import Address
+from recompute_scan.trace.allocations import DeviceHistory, Stack, StackFrame, read_snapshot
+from recompute_scan.trace.columns import Limits
+from recompute_scan.units import size
 
 _LONGEST_STACKS = 1 << 20
 INTERRUPTED = 130
@@ -43,7 +66,10 @@ class Ends(Struct, frozen=True):
 
     def with_crash(self, result: Result) -> Result:
         """The result with what is known of the failure, the finding on it first."""
-        from recompute_scan.diagnose.outcome import crash_of, findings_of  # noqa: PLC0415 - as above
+        from recompute_scan.diagnose.outcome import (  # noqa: PLC0415
+            crash_of,
+            findings_of,
+        )
 
         findings = findings_of(self.ranks)
         known = {finding.code for finding in findings}
@@ -82,7 +108,10 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
     written = folder / stacks_text_name(rank)
     if not is_file(written):
         return end
-    from recompute_scan.diagnose.places import main_stack, user_frame  # noqa: PLC0415 - as above
+    from recompute_scan.diagnose.tracebacks import (  # noqa: PLC0415
+        main_stack,
+        user_frame,
+    )
 
     try:
         with opened(written) as file:
@@ -171,3 +200,220 @@ def _rank_warnings(pieces: Sequence[Piece]) -> tuple[str, ...]:
         return ()
     said = ", ".join(sorted(verdicts))
     return (f"The ranks differ ({said}); this report shows the worst.",)
+
+
+_SAYS = (
+    "There is no trace beside the compiler's logs: times, how often each graph runs, and all that "
+    "was not compiled are unknown."
+)
+_ONLY_COMPARED = (
+    "No step was profiled: recomputes were compared with their forward, and not counted."
+)
+_SURROUNDED = (
+    "The checkpoints around compiled code are those on the stack on which it was compiled first."
+)
+_UNSURROUNDED = (
+    "These logs do not tell whether checkpoints are around compiled code, which would run all of "
+    "it once more."
+)
+
+
+def bare_result(
+    reason: str | None,
+    headline: str,
+    *,
+    verdict: Verdict = "inconclusive",
+    evidence_level: EvidenceLevel = "annotated",
+    confidence: Level = "low",
+    environment: Mapping[str, str] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Result:
+    """A result without steps, regions and cost."""
+    return Result(
+        tool_version=__version__,
+        verdict=verdict,
+        evidence_level=evidence_level,
+        confidence=confidence,
+        reason=reason,
+        headline=headline,
+        recompute_per_backward=None,
+        mean_recompute=None,
+        recomputed_share=None,
+        attention=None,
+        steps=(),
+        families=(),
+        regions=(),
+        cost=None,
+        findings=(),
+        checked=(),
+        ranks=(),
+        health={},
+        environment=dict(environment or {}),
+        warnings=warnings,
+    )
+
+
+def result_without_trace(info: RunInfo) -> Result:
+    """The result of a run that failed before anything could be recorded."""
+    return bare_result(
+        # What the record says of missing steps is how recording ended, and not why.
+        "The run failed before a step was recorded.",
+        "The run failed before a step was recorded: no verdict on checkpointing.",
+        environment=info.environment,
+        warnings=info.warnings,
+    )
+
+
+def result_of_comparison(info: RunInfo) -> Result:
+    """The result of a run that compared recomputes with their forward, and profiled nothing."""
+    fidelity = info.fidelity or Fidelity()
+    findings, checked = check_run(RunEvidence(fidelity, info.untrained, info.sources))
+    bare = bare_result(
+        _ONLY_COMPARED,
+        f"{SAME} {in_words(fidelity)}",
+        environment=info.environment,
+        warnings=info.warnings,
+    )
+    return replace(bare, findings=findings, checked=checked, fidelity=fidelity)
+
+
+def result_of_log(log: CompilerLog) -> Result:
+    """What the graphs in a log come to; times are unknown."""
+    graphs = graphs_from(log.records)
+    alone = answer_alone(graphs)
+    judgement = alone.judgement
+    environment = {"torch": graphs.torch} if graphs.torch else {}
+    sure = _confidence(alone)
+    findings, checked = check_code(CodeEvidence(alone.code, environment, sure))
+    warnings = [_SAYS, _SURROUNDED if alone.surrounded else _UNSURROUNDED]
+    if log.others:
+        warnings.append(f"Of {log.others + 1} logs of this rank in the folder, the last was read.")
+    bare = bare_result(
+        judgement.reason,
+        "",
+        verdict=judgement.verdict,
+        evidence_level="graphs",
+        confidence=sure,
+        environment=environment,
+        warnings=tuple(warnings),
+    )
+    result = replace(
+        bare,
+        recompute_per_backward=judgement.highest,
+        mean_recompute=judgement.mean,
+        recomputed_share=judgement.share,
+        findings=findings,
+        checked=checked,
+        compiled=alone.code,
+    )
+    return replace(result, headline=headline(result))
+
+
+def _confidence(alone: Alone) -> Level:
+    """One account, so never ``high``; ``low`` where checkpoints around the code are not known."""
+    told = alone.surrounded and alone.judgement.verdict != "inconclusive"
+    return "medium" if told else "low"
+
+
+_TORCH = re.compile(r"(?:^|.*/)torch/.{0,400}\.py$")
+_PYTHON = re.compile(r".*\.py$|<.*>$|.*ipykernel.*")
+_MOST_LINES = 30
+
+
+def snapshots_at(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...]:
+    """What the snapshots show, one entry a device.
+
+    Raises:
+        InputError: See :func:`recompute_scan.trace.allocations.read_snapshot`.
+    """
+    return tuple(
+        _shown(path.name, device)
+        for path in paths
+        for device in read_snapshot(path, limits)
+        if device.peak or device.reserved
+    )
+
+
+def snapshots_among(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...]:
+    """What those of the files that are snapshots show; a pickle may be anything else."""
+    found: list[MemorySnapshot] = []
+    for path in paths:
+        with suppress(InputError):
+            found.extend(snapshots_at([path], limits))
+    return tuple(found)
+
+
+def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...]) -> Result:
+    """The result of snapshots alone: memory, and no word on recomputes."""
+    why = "A memory snapshot has allocations and no operators."
+    said = f"No verdict on checkpointing: {why}"
+    if snapshots:
+        most = max(snapshots, key=lambda one: one.peak_bytes)
+        said = (
+            f"GPU {most.device}: {size(most.peak_bytes)} in use at the peak ({most.file}). What "
+            "runs again is not in a snapshot."
+        )
+    bare = bare_result(why, said)
+    return replace(bare, snapshots=snapshots)
+
+
+def _shown(file: str, device: DeviceHistory) -> MemorySnapshot:
+    sizes: Counter[tuple[HeldKind, str]] = Counter()
+    blocks: Counter[tuple[HeldKind, str]] = Counter()
+    kinds: Counter[str] = Counter()
+    known: dict[int, tuple[HeldKind, str]] = {}
+    for block in device.blocks:
+        who = known.get(id(block.stack))
+        if who is None:
+            who = known[id(block.stack)] = kind_of_stack(block.stack), _site(block.stack)
+        sizes[who] += block.size
+        blocks[who] += 1
+        kinds[who[0]] += block.size
+    return MemorySnapshot(
+        file=file,
+        device=device.device,
+        peak_bytes=device.peak,
+        end_bytes=device.in_use,
+        reserved_bytes=device.reserved,
+        events=device.events,
+        out_of_memory=device.out_of_memory,
+        by_kind=dict(kinds.most_common()),
+        held=tuple(
+            HeldBy(kind, site, size, blocks[kind, site])
+            for (kind, site), size in sizes.most_common(_MOST_LINES)
+        ),
+    )
+
+
+def kind_of_stack(stack: Stack) -> HeldKind:
+    """What memory with this stack was asked for, as far as torch's own frames tell."""
+    checkpointed = module = python = False
+    for frame in stack:
+        python |= bool(_PYTHON.match(frame.file))
+        if frame.file.endswith("torch/utils/checkpoint.py"):
+            if "_CachingTorchDispatchMode" in frame.name or frame.name == "__torch_dispatch__":
+                return "kept"
+            if frame.name in ("unpack_hook", "recompute_fn", "backward"):
+                return "recompute"
+            checkpointed = True
+        elif "torch/optim/" in frame.file and frame.name != "zero_grad":
+            return "optimizer"
+        elif frame.name.startswith("torch::autograd::Engine::evaluate_function"):
+            return "backward"
+        elif frame.file.endswith("torch/nn/modules/module.py"):
+            module |= frame.name in ("_call_impl", "_wrapped_call_impl")
+    if checkpointed:
+        return "checkpoint"
+    if module:
+        return "forward"
+    return "other" if python else "unknown"
+
+
+def _site(stack: Stack) -> str:
+    """The innermost line of Python outside torch; empty where there is none."""
+    inner = next((f for f in stack if _PYTHON.match(f.file) and not _TORCH.match(f.file)), None)
+    return _place(inner) if inner is not None else ""
+
+
+def _place(frame: StackFrame) -> str:
+    return f"{frame.file}:{frame.line}"

@@ -15,14 +15,13 @@ from typing import IO, cast
 
 import numpy as np
 
-from recompute_scan import trace as traces
+from recompute_scan import trace
 from recompute_scan.errors import UsageError
 from recompute_scan.files import opened, written
-from recompute_scan.recompute.facts import RecomputeFacts, study
-from recompute_scan.trace.columns import Int64
-from recompute_scan.trace.kineto.layout import CHUNK, find_head
-from recompute_scan.trace.kineto.window import Window
-from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.recompute.study import RecomputeFacts, study
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Int64, Limits
+from recompute_scan.trace.kineto.chunks import CHUNK, find_head
+from recompute_scan.trace.kineto.decode import Window
 from recompute_scan.trace.streams import inflate
 
 # A process of its own in the viewer, told from those of the trace by not being a number.
@@ -46,7 +45,7 @@ def add_tracks(
         UsageError: They stand for several traces, for one inside an archive, or for one that is
             not on this machine (``E229``), or see :func:`write_tracks`.
     """
-    found = traces.find(addresses, limits)
+    found = trace.find(addresses, limits)
     path = found[0]
     if len(found) > 1 or isinstance(path, str) or not path.is_file():
         raise UsageError(
@@ -55,7 +54,7 @@ def add_tracks(
             why=f"{len(found)} traces were given" if len(found) > 1 else f"{path} is none",
             hint="name the file of one rank",
         )
-    facts = study(traces.load(path, limits=limits))
+    facts = study(trace.load(path, limits=limits))
     write_tracks(path, facts, target, force=force, limits=limits)
 
 

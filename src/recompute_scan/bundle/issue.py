@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from recompute_scan.advise.wording import NOT_READ
-from recompute_scan.frameworks.known import MECHANISMS
+from recompute_scan.advise.choice import NOT_READ
+from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.report import words
-from recompute_scan.report.escape import markdown_code as code
-from recompute_scan.report.escape import markdown_prose as prose
-from recompute_scan.report.text import render_markdown
+from recompute_scan.report.render import render_markdown
+from recompute_scan.report.templating import markdown_code as code
+from recompute_scan.report.templating import markdown_prose as prose
 from recompute_scan.result import Finding, Result
 
 

@@ -1,16 +1,29 @@
-"""Names fit for a stranger: what is known to be harmless stays, everything else gets an alias.
+"""Names and paths that are harmless to share; aliases for the others.
+
+Names fit for a stranger: what is known to be harmless stays, everything else gets an alias.
 
 A name stays only where it has the form of something that frameworks name: an operator, a
 node, a kernel, a runtime call, one of the profiler's own ranges. Ranges that a script named
 itself are free text and never stay. An alias says what the name stood for
 (``private_range_3``), is the same wherever the name stands, and keeps words that tell what
 kind of work it is (``private_kernel_7_flash_fwd``), because the analysis goes by them.
+
+Names that are nobody's secret: torch's own operators, nodes and ranges, by torch's own list, and
+runtime calls that are certainly CUDA's, HIP's or NCCL's.
+
+A library can name a call of its own ``cudaSomethingOfOurs``. A name is the vendor's where every
+word of it is in the headers of `CUDA's runtime and driver
+<https://docs.nvidia.com/cuda/cuda-runtime-api/>`_, of HIP, or of NCCL.
+
+Call sites as package-relative paths: ``transformers/modeling_utils.py:31``, ``train.py:7``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -24,14 +37,169 @@ from recompute_scan.annotations import (
     recompute_name,
     region_name,
 )
-from recompute_scan.bundle.known_names import RANGES, is_torchs_own, is_vendors_own
-from recompute_scan.bundle.paths import Places
-from recompute_scan.frameworks.known import MECHANISMS
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.attention.kernel_evidence import NAMED_STEP
+from recompute_scan.frameworks.registry import MECHANISMS, import_names
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.attention.evidence import NAMED_STEP
 from recompute_scan.recompute.attention.kernels import attention_role
-from recompute_scan.recompute.families import family_of_node
+from recompute_scan.recompute.regions import family_of_node
 from recompute_scan.trace import Kind
+
+
+def is_torchs_own(name: str) -> bool:
+    """Whether torch itself gives this name to an operator, a node or a range."""
+    operators, nodes = _torchs_own()
+    if "::" not in name or name.startswith("torch::autograd::"):
+        stem = re.sub(r"\d{1,3}$", "", name.removeprefix("torch::autograd::"))
+        return (
+            stem in nodes
+            or name in vocabulary.CHECKPOINT_FUNCTIONS
+            or name in vocabulary.CHECKPOINT_NODES
+            or name in RANGES
+            or bool(vocabulary.COMPILED_REGION.fullmatch(name))
+        )
+    return name.partition(".")[0] in operators
+
+
+# Ranges and nodes that are named unlike operators.
+RANGES = frozenset(
+    "Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|<forward op>|<backward op>"
+    "|AOTDispatcher Runtime Wrapper Prologue|AOTDispatcher Runtime Wrapper Epilogue"
+    "|enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    "|enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    "|record_param_comms|PythonDispatchMode|_NoopSaveInputs|GraphRoot|detach|detach_"
+    "|CompiledFunction|NoopSaveInputs".split("|")
+)
+_NODES = (
+    "AccumulateGrad CopySlices CopyBackwards Error Identity DelayedError UndefinedGrad Scatter "
+    "Gather CompiledFunctionBackward CheckpointHookBackward _NoopSaveInputsBackward "
+    "NoopSaveInputsBackward"
+)
+
+# What else there is of an operator: in place, its backward, the copy where it gives a view.
+ENDINGS = {"~": "_", "^": "_backward", "=": "_copy"}
+
+
+@cache
+def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
+    """Operators that torch defines, and the nodes named after them."""
+    path = Path(__file__).with_name("operators.txt")
+    listed = path.read_text(encoding="utf-8").splitlines()
+    lines = (line.split() for line in listed if not line.startswith("#"))
+    operators = frozenset(
+        library + name for library, *words in lines for word in words for name in names_of(word)
+    )
+    nodes = {_camel(name.partition("::")[2]) + "Backward" for name in operators}
+    return operators, frozenset(nodes) | frozenset(_NODES.split())
+
+
+def names_of(word: str) -> tuple[str, ...]:
+    """The names that a word of the list stands for: ``abs~`` for ``abs`` and ``abs_``."""
+    stem = word.rstrip("".join(ENDINGS))
+    return (stem, *(stem + ENDINGS[mark] for mark in word[len(stem) :]))
+
+
+def _camel(name: str) -> str:
+    # As torch's code generator does, so that `pool2d` gives `Pool2D`.
+    return "".join(part.title() for part in name.split("_"))
+
+
+_PREFIX = re.compile(r"(cuda|cu|hip|hsa|nccl|rccl)_?(?=[A-Z])")
+_KNOWN_NAMES_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|\d+|_")
+_KNOWN = frozenset(
+    "_ A Abort Access Active Add Address Advise All Alloc Allocate Any Arch Array Async At "
+    "Attach Attribute Attributes Available Batch Begin Bind Block Blocks Broadcast Buffer Bus "
+    "By C Cache Callback Can Cancel Capture Capturing Child Choose Clear Clone Cluster Clusters "
+    "Code Comm Complete Config Contents Cooperative Copy Count Create Ctx Current D Data "
+    "Default Deregister Destroy Device Disable Done Driver Dto Edge Elapsed Enable Encode "
+    "Encoded End Engine Entry Error Event Ex Exchange Exec Export Ext External Finalize Find "
+    "Flags Flush For Force Free From Func Function Gather Get Global Granularity Graph Graphs "
+    "Group Handle Handles Hint Host Hto Id Im Import In Info Init Initialize Instantiate Ipc Is "
+    "Kernel Kernels Last Launch Legacy Library Limit List Load Loading Lock Malloc Managed Map "
+    "Mapped Max Mem Memcpy Memory Memset Mode Module Multicast Multiple Multiprocessor Name "
+    "Node Nodes Occupancy Of On Open Options Page Param Params Pci Peek Peer Per Pitch Pitched "
+    "Plane Point Pointer Pool Pop Post Potential Pre Prefetch Primary Priority Process "
+    "Properties Property Ptds ptds Ptr Ptsz ptsz Push Query R Range Rank Reader Record Recv "
+    "Reduce Refresh Register Relative Release Remove Reserve Reset Resource Retain Runtime "
+    "Scatter Semaphores Send Set Shared Signal Size Sparse Spec Split Start State Status Stop "
+    "Stream String Surface Symbol Symbolic Sync Synchronize Table Tensor Texture Thread Tiled "
+    "Time To Trim Unique Unload Unmap Unregister Update Upload Usage User v Value Version Wait "
+    "With Write X Y Z".split()
+)
+
+
+def is_vendors_own(name: str) -> bool:
+    """Does the name consist of nothing but the vendors' words, and numbers?"""
+    prefix = _PREFIX.match(name)
+    if prefix is None or not re.fullmatch(r"\w{1,80}", name, re.ASCII):
+        return False
+    words = _KNOWN_NAMES_WORD.findall(name, prefix.end())
+    return all(word in _KNOWN or word.isdigit() for word in words)
+
+
+# Packages whose name stays under --strict too. Their files' names do not: a fork has its own.
+PUBLIC_PACKAGES = frozenset({"torch"}) | import_names()
+_SITE = re.compile(r"(.{1,4000}):(\d{1,7})", re.DOTALL)
+_PATHS_ALIAS = re.compile(r"(?:(\w{1,99})/)?private_file_\d{1,9}\.py:\d{1,7}")
+_PART = re.compile(r"[A-Za-z0-9_][\w.\-]{0,99}")
+_INSTALLED = ("site-packages", "dist-packages")
+# Folders of the root below which people's files are: of a run that is started in the root, as in a
+# container, call sites are relative to it.
+_BELOW_ROOT = frozenset(
+    "home users root mnt media tmp var private volumes opt srv usr etc scratch lustre gpfs nfs net "
+    "export fsx efs dbfs kaggle proc".split()
+)
+
+
+class Places:
+    """One alias a file, the same wherever it is named.
+
+    Args:
+        strict: Whether files of the script's own get aliases.
+
+    Attributes:
+        kept: Paths that stay.
+        given: Aliases by path; never written into the archive.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self.kept: set[str] = set()
+        self.given: dict[str, str] = {}
+        self._number = 0
+
+    def reserve(self, number: int) -> None:
+        """Keep clear of the aliases up to this one: they are from an earlier bundle."""
+        self._number = max(self._number, number)
+
+    def site(self, site: str) -> str:
+        """``file:line`` without what stands above the package; empty where it is no site."""
+        alias = _PATHS_ALIAS.fullmatch(site)
+        if alias and (alias[1] is None or alias[1] in PUBLIC_PACKAGES):
+            return site
+        found = _SITE.fullmatch(site)
+        return f"{self._file(found[1])}:{found[2]}" if found else ""
+
+    def _file(self, path: str) -> str:
+        parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+        for marker in _INSTALLED:
+            if marker in parts:
+                parts = parts[len(parts) - parts[::-1].index(marker) :]
+                break
+        else:
+            # Folders outside the project tell who somebody is, and where they work.
+            absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":"
+            if absolute or ".." in parts or (parts[0:1] and parts[0].lower() in _BELOW_ROOT):
+                parts = parts[-1:]
+        if self.strict or not parts or not all(_PART.fullmatch(part) for part in parts):
+            if path not in self.given:
+                self._number += 1
+                package = f"{parts[0]}/" if parts and parts[0] in PUBLIC_PACKAGES else ""
+                self.given[path] = f"{package}private_file_{self._number}.py"
+            return self.given[path]
+        short = "/".join(parts)
+        self.kept.add(short)
+        return short
+
 
 _NUMBERED = re.compile(r"[Pp]rivate_([a-z]+)_(\d{1,9})")
 _LONGEST = 2000
@@ -209,8 +377,8 @@ class Names:
         return self._calls.setdefault(number, len(self._calls) + 1)
 
     def _operator(self, name: str) -> str:
-        if name.startswith(words.ENGINE):
-            return words.ENGINE + self.event(name[len(words.ENGINE) :], Kind.OP)
+        if name.startswith(vocabulary.ENGINE):
+            return vocabulary.ENGINE + self.event(name[len(vocabulary.ENGINE) :], Kind.OP)
         if _RANGE.fullmatch(name) or _OPTIMIZER.fullmatch(name):
             return self._range(name)  # torch before 1.11 writes ranges as operators
         form = len(name) <= _LONGEST and bool(_OPERATOR.fullmatch(name))
@@ -233,13 +401,13 @@ class Names:
             return f"Optimizer.{found[1]}#{self._alias('Class', found[2])}.{found[3]}"
         if found := _RANGE.fullmatch(name):
             return f"{found[1]} ({self.module(found[2])})" if found[2] else name
-        if words.OPTIMIZER.match(name):
-            return words.OPTIMIZER.match(name)[0] + self._alias("range", name)  # type: ignore[index]
+        if vocabulary.OPTIMIZER.match(name):
+            return vocabulary.OPTIMIZER.match(name)[0] + self._alias("range", name)  # type: ignore[index]
         return self._plumbing(name) or self._alias("range", name)
 
     def _plumbing(self, name: str) -> str:
         """An alias that still counts as communication, where the name did; else empty."""
-        found = words.PLUMBING.match(name)
+        found = vocabulary.PLUMBING.match(name)
         return found[0] + self._alias("range", name) if found else ""
 
     def _kernel(self, name: str) -> str:
@@ -284,4 +452,4 @@ def _spell(kind: str, number: int, name: str) -> str:
 
 
 def _families(name: str) -> tuple[object, object]:
-    return words.family_of(name), family_of_node(words.ENGINE + name)
+    return vocabulary.family_of(name), family_of_node(vocabulary.ENGINE + name)

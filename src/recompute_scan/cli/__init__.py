@@ -14,7 +14,7 @@ from io import StringIO
 import click
 
 from recompute_scan._version import __version__
-from recompute_scan.cli.followed import ended, failed
+from recompute_scan.cli.event_stream import ended, failed
 from recompute_scan.cli.output import tell
 from recompute_scan.errors import InputError, ScanError
 from recompute_scan.terminal import inert

@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from recompute_scan.cli.followed import events_option, follow, progressing, told_result
-from recompute_scan.cli.machine import machine_options
+from recompute_scan.cli.event_stream import events_option, follow, progressing, told_result
+from recompute_scan.cli.options import machine_options
 from recompute_scan.cli.output import (
     Format,
+    clear,
     debug_option,
     force_option,
     output_option,
     print_text,
+    progress,
     put,
     rendered,
     say,
 )
-from recompute_scan.cli.progress import clear, progress
-from recompute_scan.collecting import paused
 from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, write
+from recompute_scan.garbage import paused
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.peaks import Machine
+    from recompute_scan.cost.flops import Machine
     from recompute_scan.trace import Limits
 
 _Command = TypeVar("_Command", bound=Callable[..., int])
@@ -128,7 +129,7 @@ def analyze(
 
         add_tracks(traces, perfetto, force=force, limits=lifted(limits))
     if html is not None:
-        from recompute_scan.report.html import render_html
+        from recompute_scan.report.render import render_html
 
         write(html, render_html(result), force=force)
     if output is not None:

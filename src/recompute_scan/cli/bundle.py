@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import debug_option, force_option, say, tell
-from recompute_scan.cli.progress import clear, progress
+from recompute_scan.cli.output import clear, debug_option, force_option, progress, say, tell
 from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, written
 from recompute_scan.terminal import inert

@@ -15,9 +15,9 @@ from recompute_scan.cli.output import (
     debug_option,
     force_option,
     output_option,
+    progress,
     put,
 )
-from recompute_scan.cli.progress import progress
 from recompute_scan.files import read, refuse_existing, write
 
 if TYPE_CHECKING:
@@ -82,9 +82,8 @@ def check(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.check import judge
-    from recompute_scan.check.baseline import baseline_json, parse_baseline
-    from recompute_scan.check.policy import parse_thresholds
-    from recompute_scan.check.render import RENDERINGS
+    from recompute_scan.check.formats import RENDERINGS
+    from recompute_scan.check.policy import baseline_json, parse_baseline, parse_thresholds
     from recompute_scan.project_file import check_settings
 
     project = check_settings(Path.cwd())

@@ -8,12 +8,7 @@ from typing import Literal
 
 import click
 
-from recompute_scan.cli.output import (
-    debug_option,
-    force_option,
-    say,
-)
-from recompute_scan.cli.progress import clear, progress
+from recompute_scan.cli.output import clear, debug_option, force_option, progress, say
 from recompute_scan.files import refuse_existing, write
 
 
@@ -45,19 +40,19 @@ def compare(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.analysis.pipeline import result_at
-    from recompute_scan.result import comparison as comparing
+    from recompute_scan.result import compare
 
     if html is not None:
         refuse_existing(html, force=force)
     results = [result_at(address, progress) for address in (before, after)]
     clear()
-    comparison = comparing.compare(results[0], results[1], (before, after))
+    comparison = compare.compare(results[0], results[1], (before, after))
     if html is not None:
         from recompute_scan.report.compared import render_comparison_html
 
         write(html, render_comparison_html(comparison), force=force)
     if style == "json":
-        text = comparing.to_json(comparison)
+        text = compare.to_json(comparison)
     else:
         from recompute_scan.report.compared import render_comparison_text
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from recompute_scan.cli.output import (
+    announce,
     ci_format_option,
     debug_option,
     force_option,
     output_option,
     put,
 )
-from recompute_scan.cli.progress import announce
 from recompute_scan.files import refuse_existing
 
 
@@ -42,8 +42,8 @@ def lint(
     is read from [tool.recompute-scan.lint] of its pyproject.toml.
     """
     from recompute_scan.lint import lint as read
-    from recompute_scan.lint.lint_formats import RENDERINGS, closing, diff, listed
-    from recompute_scan.lint.pins import installed_version
+    from recompute_scan.lint.library_calls import installed_version
+    from recompute_scan.lint.output import RENDERINGS, closing, diff, listed
     from recompute_scan.project_file import lint_settings
 
     if output is not None:

@@ -1,23 +1,120 @@
-"""What every command prints and writes with: results, progress, notes to the person."""
+"""Where commands print: results and progress.
+
+What every command prints and writes with: results, progress, notes to the person.
+
+What goes on, on a terminal: a line before each long piece of work, a bar where that takes long.
+
+The bar is drawn by a thread, below the line, from two seconds on; whatever is printed next takes it
+away first (:func:`clear`). Nothing of this is written to anything but a terminal.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from recompute_scan.cli.again import seen_from_here
-from recompute_scan.cli.progress import clear
+from recompute_scan.cli.next_commands import seen_from_here
 from recompute_scan.files import write
+from recompute_scan.progress import how_far
 from recompute_scan.terminal import colored, fresh_line, inert, links, printable, width
 
 if TYPE_CHECKING:
     from recompute_scan.result import Result
-    from recompute_scan.run_info import NextCommand
+    from recompute_scan.result.run_record import NextCommand
+
+
+_AFTER_S = 2.0
+_EVERY_S = 0.2
+_CELLS = 30
+
+
+def bar(share: float | None, seconds: float) -> str:
+    """``  ███████████████···············  50 %, 12 s``; without a share the seconds alone."""
+    took = f"{seconds:.0f} s"
+    if share is None:
+        return f"  {took}"
+    full = int(share * _CELLS)
+    return f"  {'█' * full}{'·' * (_CELLS - full)}  {share:.0%}, {took}".replace("%", " %")
+
+
+class Bar:
+    """One at a time, below the last line that said what goes on."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._drawn = 0
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """A piece of work begins now."""
+        with self._lock:
+            self._began = self._clock()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep_drawing, daemon=True)
+                self._thread.start()
+
+    def clear(self) -> None:
+        """The work is over, or something else will be printed."""
+        with self._lock:
+            self._began = None
+            if self._drawn:
+                self._write("\r" + " " * self._drawn + "\r")
+                self._drawn = 0
+
+    def draw(self) -> None:
+        """Draw it as it is now, once the work takes long."""
+        with self._lock:
+            if self._began is None or (took := self._clock() - self._began) < _AFTER_S:
+                return
+            text = bar(how_far(), took)
+            self._write("\r" + text + " " * max(0, self._drawn - len(text)))
+            self._drawn = len(text)
+
+    def _keep_drawing(self) -> None:
+        while True:
+            time.sleep(_EVERY_S)
+            try:
+                self.draw()
+            except (OSError, ValueError):  # the terminal is gone, or cannot spell it
+                return
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+_BAR = Bar()
+
+
+def clear() -> None:
+    """Take the bar away: something else is printed, or nothing goes on any more."""
+    _BAR.clear()
+
+
+def announce(message: str) -> None:
+    """Say what begins, without a bar: what follows writes to the terminal itself."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        clear()
+        sys.stderr.write(f"{fresh_line(sys.stderr)}recompute-scan: {inert(message)}\n")
+        sys.stderr.flush()
+
+
+def progress(message: str) -> None:
+    """Say what begins, and show how far it is where it takes long."""
+    announce(message)
+    if sys.stderr is not None and sys.stderr.isatty():
+        _BAR.begin()
+
 
 Format = Literal["text", "json", "markdown"]
 
@@ -54,12 +151,12 @@ debug_option = click.option(
 
 def harmless(text: str, style: str, *, codes: bool = False) -> str:
     """The text as it may leave this process, whatever names it holds: by what reads it."""
-    from recompute_scan.report import escape
+    from recompute_scan.report import templating
 
     if style in ("json", "sarif"):
-        return escape.json_text(text)
+        return templating.json_text(text)
     if style == "markdown":
-        return escape.markdown_text(text)
+        return templating.markdown_text(text)
     if style == "diff":  # `patch` compares it with the files, byte by byte
         return text
     if style == "github":  # each line of it is a command of ours, or begins with our name
@@ -92,16 +189,16 @@ def rendered(result: Result, style: Format, html: Path | None) -> str:
 
         return to_json(result)
     if style == "markdown":
-        from recompute_scan.report.text import render_markdown
+        from recompute_scan.report.render import render_markdown
 
         return render_markdown(result)
-    from recompute_scan.report.text import render_text
+    from recompute_scan.report.render import render_text
 
     return render_text(result, color=False, report=str(html) if html else None)
 
 
 def print_text(result: Result, *, report: str | None, after: Sequence[NextCommand] = ()) -> None:
-    from recompute_scan.report.text import render_text
+    from recompute_scan.report.render import render_text
 
     color = colored(sys.stdout)
     text = render_text(
@@ -157,9 +254,9 @@ def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] = ())
     if result.plan is None:
         print_report(folder, result)
         return
-    from recompute_scan.report.page import Page
-    from recompute_scan.report.sections.planned_checkpoints import SECTION
-    from recompute_scan.report.text import next_steps
+    from recompute_scan.report.blocks import Page
+    from recompute_scan.report.render import next_steps
+    from recompute_scan.report.sections.plan import PLANNED_CHECKPOINTS as SECTION
 
     page = Page(colored(sys.stdout), width(sys.stdout), links(sys.stdout))
     SECTION.text(page, result)

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from recompute_scan.cli.early import set_early
-from recompute_scan.cli.followed import (
+from recompute_scan.cli.event_stream import (
     ended,
     events_option,
     follow,
@@ -17,9 +16,8 @@ from recompute_scan.cli.followed import (
     showing,
     telling,
 )
-from recompute_scan.cli.output import Number, debug_option, print_plan, tell
-from recompute_scan.cli.progress import announce, progress
-from recompute_scan.cli.target import check_script, default_folder
+from recompute_scan.cli.output import Number, announce, debug_option, print_plan, progress, tell
+from recompute_scan.cli.run import check_script, default_folder, set_early
 
 
 @click.command(
@@ -87,7 +85,7 @@ def plan(
     to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
     there, on a CPU on what is saved for the backward pass.
     """
-    from recompute_scan.cost.activation_plan import read_wish
+    from recompute_scan.cost.plan import read_wish
 
     folder = output or default_folder(script, args, launched=False, ending="-plan")
     folder = folder.absolute()
@@ -98,11 +96,9 @@ def plan(
     announce(f"starting {script}")
     if nproc_per_node is None and not is_module:
         set_early(Path(script))
-    from recompute_scan.record.arrange.proving import Asked
-    from recompute_scan.record.reporting import Reporting
-    from recompute_scan.record.run_folder import beside
-    from recompute_scan.record.run_options import RunOptions
-    from recompute_scan.record.ways import Way, plan_and_report
+    from recompute_scan.record.finish import Reporting, Way, plan_and_report
+    from recompute_scan.record.options import RunOptions, beside
+    from recompute_scan.record.proof import Asked
 
     place, earlier = beside(folder, plans=True)
     if folder not in (place, earlier):
@@ -112,7 +108,7 @@ def plan(
     )
     way = Way(None, nproc_per_node)
     way.check(options)
-    from recompute_scan.cost.peaks import UNKNOWN_MACHINE
+    from recompute_scan.cost.flops import UNKNOWN_MACHINE
 
     reporting = Reporting(
         place,

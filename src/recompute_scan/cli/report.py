@@ -23,7 +23,7 @@ from recompute_scan.terminal import inert
 @debug_option
 def report(result: Path, html: Path | None, force: bool, open_page: bool, debug: bool) -> int:
     """Make the HTML report again from RESULT, the JSON that `run` or `analyze` wrote."""
-    from recompute_scan.report.html import render_html
+    from recompute_scan.report.render import render_html
     from recompute_scan.result import from_json
 
     text = read(result, held=True)

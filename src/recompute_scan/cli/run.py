@@ -1,17 +1,34 @@
-"""``recompute-scan run``: record a few steps of a script, then report on them."""
+"""`run`: record a few steps of a script and report.
+
+``recompute-scan run``: record a few steps of a script, then report on them.
+
+``run --guard``: the whole training of an unchanged script, and what has changed in it.
+
+What ``run`` was told to run: a script, a module, or a launcher behind two dashes.
+
+Environment variables that a script sets before it imports torch, which reads some of them then.
+
+Under ``run`` torch is imported before the script begins, so that ``os.environ["OMP_NUM_THREADS"] =
+"1"`` at its top would come too late: other numbers of threads add floats up in another order.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
+import shutil
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from recompute_scan.cli.again import commands_after
-from recompute_scan.cli.early import set_early
-from recompute_scan.cli.followed import (
+from recompute_scan.cli.event_stream import (
     ended,
     events_option,
     follow,
@@ -19,16 +36,191 @@ from recompute_scan.cli.followed import (
     progressing,
     showing,
     telling,
+    told_change,
 )
-from recompute_scan.cli.machine import machine_options
-from recompute_scan.cli.output import debug_option, open_option, print_report, tell
-from recompute_scan.cli.progress import announce, progress
-from recompute_scan.cli.recording_options import recording_options, with_fidelity
-from recompute_scan.cli.target import check_script, default_folder, launcher_in
+from recompute_scan.cli.next_commands import commands_after
+from recompute_scan.cli.options import machine_options, recording_options, with_fidelity
+from recompute_scan.cli.output import (
+    announce,
+    debug_option,
+    open_option,
+    print_report,
+    progress,
+    tell,
+)
 from recompute_scan.errors import UsageError
+from recompute_scan.files import content
+from recompute_scan.units import plural
 
 if TYPE_CHECKING:
-    from recompute_scan.cost.peaks import Machine
+    from recompute_scan.cost.flops import Machine
+    from recompute_scan.guarding.guard import StandingGuard
+
+
+_TIMES = {1: "once", 2: "twice"}
+
+
+def run_guarded_script(
+    script: str,
+    args: Sequence[str],
+    folder: Path,
+    is_module: bool,
+    nproc_per_node: int | None,
+) -> int:
+    """The script's exit status; what was told is in the folder."""
+    folder = folder.absolute()
+    if nproc_per_node is not None:
+        from recompute_scan.record.launch import launch
+
+        events = ["--events", followed_at()] if followed_at() else []
+        target = ["-m"] * is_module + [script, *args]
+        return launch(nproc_per_node, ["run", "--guard", *events, "-o", str(folder), *target])
+    from recompute_scan.guarding.guard import run_guarded
+
+    standing, ended = run_guarded(
+        script, is_module, args, folder, [told_change] if followed_at() else []
+    )
+    if standing is None:  # why is said already
+        return ended.exit_status
+    tell(f"{plural(standing.steps, 'step')} guarded: {_closing(standing)}")
+    for change in standing.changes:
+        tell(change.text)
+    return ended.exit_status
+
+
+def _closing(standing: StandingGuard) -> str:
+    """What changed, and how often blocks are recomputed: a guard that sees no change may have
+    seen a training that was doubled from its first step on.
+    """
+    from recompute_scan.guarding.judge import count
+
+    usual = standing.stored.modules
+    if not usual:
+        return "nothing was recomputed"
+    changes = len(standing.changes)
+    said = f"{plural(changes, 'change')}, above and below" if changes else "nothing changed"
+    numbers = Counter(count(parts) for parts in usual.values())
+    counted = ", ".join(
+        f"{plural(blocks, 'block')} recomputed {_TIMES.get(number, f'{number} times')}"
+        for number, blocks in sorted(numbers.items())
+    )
+    said = f"{said}; for each forward, {counted}"
+    if max(numbers) > 1:
+        said += ". More than once may be waste: recompute-scan run says"
+    return said
+
+
+def launcher_in(whole: Sequence[str], script: str, args: Sequence[str]) -> str | None:
+    """The launcher's path where one comes after ``--``; ``None`` for a script.
+
+    Args:
+        whole: The whole command line.
+        script: The first word that is no option.
+        args: What follows it.
+    """
+    # As in a shell, a folder of the launcher's name is not in its way.
+    if Path(script).suffix == ".py" or not _behind_dashes(whole, args):
+        return None
+    # An environment that is used without being activated has its launchers beside its Python.
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(script) or shutil.which(script, path=beside)
+
+
+def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None:
+    """Refuse what is no script before anything is written.
+
+    Raises:
+        NoSuchOption: It is an option that there is not.
+        UsageError: There is no such file (``E202``).
+    """
+    if os.path.lexists(script):  # whether it can be read is seen when it is
+        return
+    if _behind_dashes(whole, args):
+        raise UsageError(
+            "E202",
+            f"There is neither a script nor a launcher named {script}.",
+            why="it is no file here, and no command on the PATH",
+            hint="install the launcher where recompute-scan is, or give its path",
+        )
+    if script.startswith("-") and script != "-":
+        import difflib
+
+        context = click.get_current_context()
+        option = script.partition("=")[0]
+        known = [name for param in context.command.params for name in param.opts]
+        raise click.NoSuchOption(
+            option, possibilities=difflib.get_close_matches(option, known, n=1), ctx=context
+        )
+    from recompute_scan.record.execute import cannot_open
+
+    raise cannot_open(script, "No such file or directory")
+
+
+def default_folder(script: str, args: Sequence[str], *, launched: bool, ending: str = "") -> Path:
+    """Where the output goes unless something else is said: a folder named after the script."""
+    if launched:
+        script = next((one for one in args if one.endswith(".py")), script)
+    return Path("recompute-scan-out") / (Path(script).stem.replace("/", "-") + ending)
+
+
+def _behind_dashes(whole: Sequence[str], args: Sequence[str]) -> bool:
+    before = len(whole) - len(args) - 2
+    return before >= 0 and whole[before] == "--"
+
+
+_LONGEST = 1 << 22
+
+
+def set_early(script: Path) -> None:
+    """Set what the script's first lines set, in the order in which they do.
+
+    These are the lines up to the first that is neither an import from the standard library nor a
+    constant nor a variable of the environment that is given one: nothing can have looked at the
+    environment in between. Others are left to the script, and so is a script that cannot be read.
+    """
+    with suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        text = content(script, _LONGEST)
+        with warnings.catch_warnings():  # the script's own come when it runs
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+        for name, value, only_if_missing in _settings(tree.body):
+            if not (only_if_missing and name in os.environ):
+                os.environ[name] = value
+
+
+def _settings(body: list[ast.stmt]) -> Iterator[tuple[str, str, bool]]:
+    """Name, value, and whether it is set only where it is missing."""
+    for statement in body:
+        match statement:
+            case ast.Import(names=names) if all(_is_standard(one.name, one) for one in names):
+                continue
+            case ast.ImportFrom(module=str(module), level=0) if _is_standard(module):
+                continue
+            case ast.Expr(value=ast.Constant()):
+                continue
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant()) if name != "os":
+                continue
+            case ast.Assign(
+                targets=[ast.Subscript(value=place, slice=ast.Constant(value=str(name)))],
+                value=ast.Constant(value=str(value)),
+            ) if ast.unparse(place) == "os.environ":
+                yield name, value, False
+            case ast.Expr(
+                value=ast.Call(
+                    func=function,
+                    args=[ast.Constant(value=str(name)), ast.Constant(value=str(value))],
+                    keywords=[],
+                )
+            ) if ast.unparse(function) == "os.environ.setdefault":
+                yield name, value, True
+            case _:
+                return
+
+
+def _is_standard(module: str, alias: ast.alias | None = None) -> bool:
+    """Is it of the standard library, and does it leave the name ``os`` alone?"""
+    renamed = alias is not None and alias.asname == "os" and module != "os"
+    return module.partition(".")[0] in sys.stdlib_module_names and not renamed
 
 
 @click.command(
@@ -78,8 +270,6 @@ def run(
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))
     if guard:
-        from recompute_scan.cli.guarded import run_guarded_script
-
         if launcher is not None or verify:
             raise UsageError(
                 "E233",
@@ -89,16 +279,14 @@ def run(
         return run_guarded_script(script, args, folder, is_module, nproc_per_node)
     from msgspec.structs import replace
 
-    from recompute_scan.record.reporting import Reporting
-    from recompute_scan.record.run_folder import beside
-    from recompute_scan.record.run_options import RunOptions, decode
-    from recompute_scan.record.ways import Handed, Way, run_and_report
+    from recompute_scan.record.finish import Handed, Reporting, Way, run_and_report
+    from recompute_scan.record.options import RunOptions, beside, decode
 
     if handed_on is not None:
         try:
             handed = decode(handed_on, Handed)
         except ValueError:
-            from recompute_scan.joining import run_as_it_is
+            from recompute_scan.startup import run_as_it_is
 
             run_as_it_is()
         options = replace(handed.options, target=script, args=args, is_module=is_module)

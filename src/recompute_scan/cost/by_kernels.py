@@ -1,6 +1,6 @@
 """What recomputes cost where a trace has kernels alone: by the sequence in which they ran.
 
-Which kernels are a recompute's says :mod:`recompute_scan.recompute.attention.sequence`.
+Which kernels are a recompute's says :mod:`recompute_scan.recompute.attention.order`.
 
 What is saved is the device's time from the start of each redundant kernel to that of the next on
 its stream: where the device is the limit, the kernel; where the host is, the time between launches.
@@ -14,9 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import median
-from recompute_scan.recompute.attention.passes import BACKWARD, RECOMPUTE
-from recompute_scan.recompute.attention.sequence import (
+from recompute_scan.numpy_tools import median
+from recompute_scan.recompute.attention.evidence import PRODUCT, more_products
+from recompute_scan.recompute.attention.order import (
+    BACKWARD,
+    RECOMPUTE,
     KernelSequence,
     beyond_first,
     kernel_sequence,
@@ -24,8 +26,7 @@ from recompute_scan.recompute.attention.sequence import (
     spans_beside,
     with_recomputes,
 )
-from recompute_scan.recompute.attention.upheld import PRODUCT, more_products
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Cost
 from recompute_scan.trace.columns import Bool, Int64, Kind
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes
 from recompute_scan.cost.phases import Float64
-from recompute_scan.model import Calls, StepSpan
+from recompute_scan.numpy_tools import changes
+from recompute_scan.trace.calls import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 

@@ -18,10 +18,10 @@ from bisect import bisect_left
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes, split
 from recompute_scan.cost.phases import sum_covered
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.numpy_tools import changes, split
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import DeviceTime
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
 
@@ -38,7 +38,7 @@ def device_time(trace: Trace) -> DeviceTime | None:
 
     if not work.any() or not (whole := float(end[work].max() - start[work].min())):
         return None
-    named = np.array([bool(words.TALKS.match(name)) for name in trace.names], np.bool_)
+    named = np.array([bool(vocabulary.TALKS.match(name)) for name in trace.names], np.bool_)
     talking = (trace.kind == Kind.KERNEL) & named[trace.name]
     computing = (trace.kind == Kind.KERNEL) & ~talking
     busy, computed, talked = length(work), length(computing), length(talking)

@@ -1,27 +1,507 @@
-"""Arithmetic of a step: what the model needs, what ran, and how far that is from the peak.
+"""Operations of each call, MFU and HFU, and the peaks of GPUs.
+
+Arithmetic of a step: what the model needs, what ran, and how far that is from the peak.
 
 MFU counts the forward pass and the backward pass, HFU all that ran, recomputes included
 (Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198).
 Their ratio needs neither times nor a peak: 1 without checkpointing, about 4/3 where every layer is
 recomputed once, 5/3 where it is recomputed twice.
+
+Floating-point operations of one operator call, from the shapes of its inputs.
+
+A multiplication with its addition counts as two operations; what is not a matrix product, a
+convolution or attention counts as nothing, as in the accounts that MFU is defined by. The formulas
+are those of torch's own counter (``torch/utils/flop_counter.py``), with two differences: a grouped
+convolution's backward is counted by its groups, and products of routed experts are counted at all.
+
+* product of an m by k and a k by n matrix: 2·m·k·n
+* convolution: 2·N·C_out·(C_in / groups)·(kernel)·(output positions), each of the two gradients as
+  much again; a transposed convolution is counted at its input positions
+* attention, forward: the two products of scores and values, 2·B·H·S_q·S_k·(D + D_v); backward:
+  five products, one of which recomputes the scores inside the kernel. A causal mask or a window
+  is not subtracted (Chowdhery et al. 2022, PaLM, appendix B).
+
+The device that a trace was recorded on, and the peak arithmetic of known GPUs.
+
+Peaks are dense, without sparsity, at the boost clock, per device.
+Each row has the page or data sheet that its figures come from. Makers print figures with
+structured sparsity in the first place; those are halved here. Where a name stands for several
+products (``NVIDIA H100 80GB HBM3`` is the SXM module), the form that carries that name is meant.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from recompute_scan.cost.formulas import count_call, has_formula, number_type, parse_inputs
-from recompute_scan.cost.peaks import Peak, peak_of
-from recompute_scan.model import step_of
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Flops
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.calls import step_of
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+
+# Beyond any call that a machine could make: shapes of a damaged trace.
+_MOST = 1e21
+
+Shape = tuple[int, ...]
+
+
+class Inputs(Struct, frozen=True):
+    """What a trace says about the inputs of one call.
+
+    Attributes:
+        shapes: Shape of each input, empty for what is no tensor.
+        types: Type of each, as torch spells it (``c10::BFloat16``); may be empty.
+        values: Text of each that is no tensor; recorded for convolutions, else empty.
+    """
+
+    shapes: tuple[Shape, ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+def parse_inputs(signature: str) -> Inputs | None:
+    """The inputs from a trace's signature (``Trace.signatures``); ``None`` where it has none."""
+    try:
+        parts = list(_json_values(signature))
+    except (ValueError, RecursionError):
+        return None
+    if not parts:
+        return None
+    shapes = tuple(_shape(dims) for dims in parts[0])
+    texts = [tuple(str(text) for text in part) for part in parts[1:3]]
+    types, values = (*texts, (), ())[:2]
+    return Inputs(shapes, types, values)
+
+
+def count_call(name: str, inputs: Inputs) -> float | None:
+    """Operations of one call; ``None`` where there is no formula, or it cannot be applied."""
+    formula = _FORMULAS.get(name)
+    if formula is None:
+        return None
+    try:
+        flops = formula(inputs)
+    except (ValueError, TypeError, IndexError, ZeroDivisionError):
+        return None
+    return float(flops) if 0 <= flops < _MOST else None
+
+
+def has_formula(name: str) -> bool:
+    """Whether calls of this name can be counted at all."""
+    return name in _FORMULAS
+
+
+def number_type(inputs: Inputs) -> str:
+    """What the call computes in: ``bf16``, ``fp16``, ``fp32``, ``fp64``, ``fp8``; else empty."""
+    for text in inputs.types:
+        for pattern, short in _NUMBER_TYPES:
+            if pattern.match(text):
+                return short
+    return ""
+
+
+_NUMBER_TYPES = (
+    (re.compile(r"c10::BFloat16"), "bf16"),
+    (re.compile(r"c10::Half"), "fp16"),
+    (re.compile(r"c10::Float8"), "fp8"),
+    (re.compile(r"float"), "fp32"),
+    (re.compile(r"double"), "fp64"),
+)
+
+
+def _json_values(text: str) -> Iterator[list[Any]]:
+    decoder = json.JSONDecoder()
+    position = 0
+    while position < len(text):
+        value, position = decoder.raw_decode(text, position)
+        if not isinstance(value, list):
+            raise ValueError(text[:40])  # noqa: TRY004 - one kind of error for what does not fit
+        yield value
+
+
+def _shape(dims: Any) -> Shape:
+    if isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims):
+        return tuple(dims)
+    return ()
+
+
+def _product(a: Shape, b: Shape) -> int:
+    m, k = a
+    inner, n = b
+    if inner != k:
+        raise ValueError(a, b)
+    return 2 * m * k * n
+
+
+def _batched(a: Shape, b: Shape) -> int:
+    if a[0] != b[0]:
+        raise ValueError(a, b)
+    return a[0] * _product(a[1:], b[1:])
+
+
+def _linear(inputs: Inputs) -> int:
+    x, weight = inputs.shapes[:2]
+    out, features = weight
+    if x[-1] != features:
+        raise ValueError(x, weight)
+    return 2 * prod(x) * out
+
+
+def _grouped(inputs: Inputs) -> int:
+    """Products of routed experts: tokens in ragged groups along one dimension."""
+    a, b = inputs.shapes[:2]
+    if len(a) == len(b) == 3:
+        return _batched(a, b)
+    if a[-1] != b[-2]:
+        raise ValueError(a, b)
+    return 2 * a[-2] * a[-1] * b[-1]
+
+
+def _convolution(x: Shape, weight: Shape, out: Shape, transposed: bool) -> int:
+    positions = prod((x if transposed else out)[2:])
+    return 2 * x[0] * positions * prod(weight)
+
+
+def _convolution_forward(inputs: Inputs) -> int:
+    x, weight = inputs.shapes[:2]
+    if len(x) == len(weight) - 1:
+        x = (1, *x)
+    _check_convolution(x, weight)
+    stride, padding, dilation = (_numbers(text, len(x) - 2) for text in inputs.values[3:6])
+    transposed = inputs.values[6] == "True"
+    sizes = zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
+    out = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+    if not transposed and min(out, default=0) < 0:
+        raise ValueError(out)
+    return _convolution(x, weight, (*x[:1], weight[0], *out), transposed)
+
+
+def _convolution_backward(inputs: Inputs) -> int:
+    gradient, x, weight = inputs.shapes[:3]
+    _check_convolution(x, weight)
+    mask = json.loads(inputs.values[10].lower())
+    if not isinstance(mask, list):
+        raise ValueError(mask)  # noqa: TRY004
+    transposed = inputs.values[7] == "True"
+    return sum(map(bool, mask[:2])) * _convolution(x, weight, gradient, transposed)
+
+
+def _check_convolution(x: Shape, weight: Shape) -> None:
+    if len(x) < 3 or len(x) != len(weight):
+        raise ValueError(x, weight)
+
+
+def _attention(q: Shape, k: Shape, v: Shape) -> tuple[int, int]:
+    """Operations of the product with q and k's width, and of the one with v's; b, h, s, d."""
+    batch, heads, queries, width = q
+    if (k[0], k[3], k[2]) != (batch, width, v[2]):
+        raise ValueError(q, k, v)
+    scores = 2 * batch * heads * queries * k[2]
+    return scores * width, scores * v[3]
+
+
+def _attention_forward(inputs: Inputs) -> int:
+    q, k, v = inputs.shapes[:3]
+    return sum(_attention(q, k, v))
+
+
+def _attention_backward(inputs: Inputs) -> int:
+    q, k, v = inputs.shapes[1:4]
+    by_width, by_value = _attention(q, k, v)
+    return 3 * by_width + 2 * by_value
+
+
+def _sequence_first(formula: Callable[[Inputs], int], lengths: int) -> Callable[[Inputs], int]:
+    """The same for inputs b, s, h, d. Lengths of packed sequences are in no trace.
+
+    Args:
+        formula: For b, h, s, d.
+        lengths: Place of the input that says where packed sequences begin.
+    """
+
+    def counted(inputs: Inputs) -> int:
+        if any(inputs.shapes[lengths]):
+            raise ValueError(inputs.shapes)
+        turned = tuple(
+            (s[0], s[2], s[1], s[3]) if len(s) == 4 else s for s in inputs.shapes[:lengths]
+        )
+        return formula(Inputs(turned, (), ()))
+
+    return counted
+
+
+def _plain(first: int, formula: Callable[[Shape, Shape], int]) -> Callable[[Inputs], int]:
+    """A product of two inputs, of which ``first`` is the place of the one on the left."""
+    return lambda inputs: formula(*inputs.shapes[first : first + 2])
+
+
+def _numbers(text: str, length: int) -> list[int]:
+    numbers = json.loads(text)
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise ValueError(text)
+    return numbers * length if len(numbers) == 1 else numbers
+
+
+_SDPA = "aten::_scaled_dot_product_{}_attention{}"
+_FORMULAS: dict[str, Callable[[Inputs], int]] = {
+    "aten::mm": _plain(0, _product),
+    "aten::_int_mm": _plain(0, _product),
+    "aten::_scaled_mm": _plain(0, _product),
+    "aten::addmm": _plain(1, _product),
+    "aten::_addmm_activation": _plain(1, _product),
+    "aten::bmm": _plain(0, _batched),
+    "aten::baddbmm": _plain(1, _batched),
+    # Counted where the product inside it is none of the above (oneDNN).
+    "aten::linear": _linear,
+    "mkldnn::_linear_pointwise": _linear,
+    "aten::_grouped_mm": _grouped,
+    "aten::_scaled_grouped_mm": _grouped,
+    "aten::convolution": _convolution_forward,
+    "aten::convolution_backward": _convolution_backward,
+    **{
+        _SDPA.format(kind, end) + backward: formula
+        for kind, end in (
+            *(("flash", ""), ("efficient", ""), ("cudnn", "")),
+            *(("flash", "_for_cpu"), ("fused", "_overrideable")),
+        )
+        for backward, formula in (("", _attention_forward), ("_backward", _attention_backward))
+    },
+    "aten::_flash_attention_forward": _sequence_first(_attention_forward, 3),
+    "aten::_flash_attention_backward": _sequence_first(_attention_backward, 6),
+    "aten::_efficient_attention_forward": _sequence_first(_attention_forward, 4),
+    "aten::_efficient_attention_backward": _sequence_first(_attention_backward, 6),
+    # Dao's own operators, versions 2 and 3
+    "flash_attn::_flash_attn_forward": _sequence_first(_attention_forward, 3),
+    "flash_attn::_flash_attn_backward": _sequence_first(_attention_backward, 6),
+    "flash_attn_3::fwd": _sequence_first(_attention_forward, 7),
+    "flash_attn_3::bwd": _sequence_first(_attention_backward, 9),
+}
+
+
+class Machine(Struct, frozen=True):
+    """What a person says of the device; it stands above what traces and tables say.
+
+    Attributes:
+        peak_tflops: Peak arithmetic of one device, TFLOP/s.
+        memory_bytes: Memory of one device, instead of what the trace says it has.
+    """
+
+    peak_tflops: float | None = None
+    memory_bytes: int | None = None
+
+
+UNKNOWN_MACHINE = Machine()
+
+
+def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
+    """Name of the GPU; ``None`` where it is not told, or the host has different ones.
+
+    Args:
+        trace: Its ``deviceProperties`` list every GPU of the host.
+        environment: The run's own run record, which knows the device in use.
+    """
+    if name := environment.get("device_name"):
+        return name
+    devices = trace.metadata.get("deviceProperties")
+    if not isinstance(devices, list):
+        return None
+    names = {device.get("name") for device in devices if isinstance(device, dict)}
+    name = names.pop() if len(names) == 1 else None
+    return name if isinstance(name, str) else None
+
+
+def capacity(trace: Trace, device: int) -> int | None:
+    """Memory of the GPU with this number in bytes; ``None`` where the trace does not tell."""
+    devices = trace.metadata.get("deviceProperties")
+    if not isinstance(devices, list) or not 0 <= device < len(devices):
+        return None
+    size = devices[device].get("totalGlobalMem") if isinstance(devices[device], dict) else None
+    return size if isinstance(size, int) and 0 < size < 2**62 else None
+
+
+NVIDIA_DATA = "https://www.nvidia.com/en-us/data-center/"
+AMPERE_GA102 = (
+    "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+)
+ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+AMD_DATA = "https://www.amd.com/en/products/accelerators/instinct/"
+
+
+_SLICE = re.compile(r"\bMIG\b")
+
+
+class Peak(Struct, frozen=True):
+    """One product's peak.
+
+    Attributes:
+        name: The product.
+        tflops: TFLOP/s by number type; one that is missing is not supported.
+        source: Where the figures are printed.
+    """
+
+    name: str
+    tflops: Mapping[str, float]
+    source: str
+
+
+def _peak(
+    name: str,
+    half: float,
+    fp32: float,
+    source: str,
+    *,
+    tf32: float | None = None,
+    fp8: float | None = None,
+    fp64: float | None = None,
+    bf16: bool = True,
+) -> Peak:
+    """``half`` is that of fp16 with sums in fp32, and of bf16 where the product has it."""
+    given = {"bf16": half if bf16 else None, "fp16": half, "fp32": fp32, "tf32": tf32}
+    given |= {"fp8": fp8, "fp64": fp64}
+    return Peak(name, {kind: value for kind, value in given.items() if value is not None}, source)
+
+
+# The first pattern that is found in the device's name counts.
+_PEAKS: tuple[tuple[str, Peak], ...] = (
+    (
+        r"\bGB200\b",
+        _peak(
+            "GB200", 2500.0, 80.0, NVIDIA_DATA + "gb200-nvl72/", tf32=1250.0, fp8=5000.0, fp64=40.0
+        ),
+    ),
+    (
+        r"\bB300\b",
+        _peak("B300", 2250.0, 75.0, NVIDIA_DATA + "hgx/", tf32=1125.0, fp8=4500.0, fp64=1.25),
+    ),
+    (
+        r"\bB200\b",
+        _peak("B200", 2250.0, 75.0, NVIDIA_DATA + "hgx/", tf32=1125.0, fp8=4500.0, fp64=37.0),
+    ),
+    (
+        r"\bH200 NVL\b",
+        _peak("H200 NVL", 835.5, 60.0, NVIDIA_DATA + "h200/", tf32=417.5, fp8=1670.5, fp64=60.0),
+    ),
+    (
+        r"\bGH200\b",
+        _peak("GH200", 989.5, 67.0, NVIDIA_DATA + "grace-hopper-superchip/", tf32=494.5,
+              fp8=1979.0, fp64=67.0),
+    ),
+    (
+        r"\bH200\b",
+        _peak("H200 SXM", 989.5, 67.0, NVIDIA_DATA + "h200/", tf32=494.5, fp8=1979.0, fp64=67.0),
+    ),
+    (
+        r"\bH100 NVL\b",
+        _peak("H100 NVL", 835.5, 60.0, NVIDIA_DATA + "h100/", tf32=417.5, fp8=1670.5, fp64=60.0),
+    ),
+    (
+        r"\b(H100|H800) PCIe\b",
+        _peak("H100 PCIe", 756.5, 51.0, NVIDIA_DATA + "h100/", tf32=378.0, fp8=1513.0, fp64=51.0),
+    ),
+    (
+        r"\b(H100|H800)\b",
+        _peak("H100 SXM", 989.5, 67.0, NVIDIA_DATA + "h100/", tf32=494.5, fp8=1979.0, fp64=67.0),
+    ),
+    (
+        r"\b(A100|A800)\b",
+        _peak("A100", 312.0, 19.5, NVIDIA_DATA + "a100/", tf32=156.0, fp64=19.5),
+    ),
+    (
+        r"\bA40\b",
+        _peak("A40", 149.7, 37.4, NVIDIA_DATA + "a40/", tf32=74.8),
+    ),
+    (
+        r"\bA30\b",
+        _peak("A30", 165.0, 10.3, NVIDIA_DATA + "products/a30-gpu/", tf32=82.0, fp64=10.3),
+    ),
+    (
+        r"\bA10\b",
+        _peak("A10", 125.0, 31.2, NVIDIA_DATA + "products/a10-gpu/", tf32=62.5),
+    ),
+    (
+        r"\bL40S\b",
+        _peak("L40S", 362.05, 91.6, NVIDIA_DATA + "l40s/", tf32=183.0, fp8=733.0),
+    ),
+    (
+        r"\bL4\b",
+        _peak("L4", 121.0, 30.3, NVIDIA_DATA + "l4/", tf32=60.0, fp8=242.5),
+    ),
+    (
+        r"\bV100S",
+        _peak("V100S", 130.0, 16.4, NVIDIA_DATA + "v100/", fp64=8.2, bf16=False),
+    ),
+    (
+        r"\bV100-PCIE",
+        _peak("V100 PCIe", 112.0, 14.0, NVIDIA_DATA + "v100/", fp64=7.0, bf16=False),
+    ),
+    (
+        r"\bV100-SXM",
+        _peak("V100 SXM2", 125.0, 15.7, NVIDIA_DATA + "v100/", fp64=7.8, bf16=False),
+    ),
+    (
+        r"\bT4\b",
+        _peak("T4", 65.0, 8.1, NVIDIA_DATA + "tesla-t4/", bf16=False),
+    ),
+    (r"\bRTX 4090\b", _peak("RTX 4090", 165.2, 82.6, ADA, tf32=82.6, fp8=330.3)),
+    (r"\bRTX 3090\b(?! Ti)", _peak("RTX 3090", 71.0, 35.6, AMPERE_GA102, tf32=35.6)),
+    (
+        r"\bMI355X\b",
+        _peak(
+            "MI355X", 2516.6, 157.3, AMD_DATA + "mi350/mi355x.html", fp8=5033.2, fp64=78.6
+        ),
+    ),
+    (
+        r"\bMI350X\b",
+        _peak(
+            "MI350X", 2306.9, 144.2, AMD_DATA + "mi350/mi350x.html", fp8=4613.7, fp64=72.1
+        ),
+    ),
+    (
+        r"\bMI325X\b",
+        _peak(
+            "MI325X", 1307.4, 163.4, AMD_DATA + "mi300/mi325x.html",
+            tf32=653.7, fp8=2614.9, fp64=163.4,
+        ),
+    ),
+    (
+        r"\bMI300X\b",
+        _peak(
+            "MI300X", 1307.4, 163.4, AMD_DATA + "mi300/mi300x.html",
+            tf32=653.7, fp8=2614.9, fp64=163.4,
+        ),
+    ),
+    (
+        r"\bMI300A\b",
+        _peak(
+            "MI300A", 980.6, 122.6, AMD_DATA + "mi300/mi300a.html",
+            tf32=490.3, fp8=1961.2, fp64=122.6,
+        ),
+    ),
+    # One card is two devices; these are the figures of one.
+    (
+        r"\bMI250X",
+        _peak("MI250X, one of two dies", 191.5, 47.9, AMD_DATA + "mi200/mi250x.html", fp64=47.9),
+    ),
+)  # fmt: skip
+
+
+def peak_of(device: str | None) -> Peak | None:
+    """The peak of a GPU by its name as drivers give it; ``None`` for one that is not known, and
+    for a slice of one (MIG), which has some of its multiprocessors only.
+    """
+    if not device or _SLICE.search(device):
+        return None
+    return next((peak for pattern, peak in _PEAKS if re.search(pattern, device)), None)
+
 
 Float64 = npt.NDArray[np.float64]
 
@@ -139,8 +619,8 @@ def _is_heavy(name: str) -> bool:
         # Inductor names its kernels after all that went into them; templates are products.
         return "triton_tem_" in name
     if name.startswith("aten::"):
-        return words.family_of(name)[1] == "attention" and "math" not in name
-    return words.family_of(name)[1] == "attention" and "Backward" not in name
+        return vocabulary.family_of(name)[1] == "attention" and "math" not in name
+    return vocabulary.family_of(name)[1] == "attention" and "Backward" not in name
 
 
 def _idle(facts: RecomputeFacts) -> Bool:

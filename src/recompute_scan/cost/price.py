@@ -1,7 +1,7 @@
 """What the recomputes cost, by simulating the recorded steps without them.
 
 The step time is that of unprofiled steps where the run wrapper timed some, else that of the
-recorded ones. What a change saves is simulated (:mod:`recompute_scan.cost.predict`) and applied to
+recorded ones. What a change saves is simulated (:mod:`recompute_scan.cost.simulate`) and applied to
 the median of these.
 """
 
@@ -11,20 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recompute_scan.arrays import median
-from recompute_scan.cost.communication import repeated_communication
 from recompute_scan.cost.phases import (
     Float64,
     Phases,
     busy_share,
     device_phases,
     host_phases,
+    repeated_communication,
 )
-from recompute_scan.cost.predict import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.cost.reruns import Keep
+from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.intervals import median_interval
+from recompute_scan.numpy_tools import median
 from recompute_scan.recompute.collectives import time_of
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 
 # Below this share of busy time the host, not the GPU, limits the step.

@@ -1,4 +1,6 @@
-"""What becomes of the host's time when a checkpoint is taken out.
+"""What goes from a step when a checkpoint goes.
+
+What becomes of the host's time when a checkpoint is taken out.
 
 Run number k again of a block's operators is asked for by its k-th checkpoint, counted from
 outside, where each of them asks for one: so the run of the one that goes is the one that goes.
@@ -11,9 +13,22 @@ With it goes the checkpoint's own work, which shows as time between operators:
   operator, and behind the last.
 
 What stays changes too. A run without gradients becomes one with them where no reentrant
-checkpoint is left around it (:mod:`recompute_scan.cost.gradients`), a non-reentrant checkpoint
-keeps a hook at every tensor that autograd saves (:mod:`recompute_scan.cost.hooks`), and its
+checkpoint is left around it (:mod:`recompute_scan.cost.autograd`), a non-reentrant checkpoint
+keeps a hook at every tensor that autograd saves (:mod:`recompute_scan.cost.autograd`), and its
 recompute, if a reentrant one inside made it run to its end, stops at the last of these.
+
+What a checkpoint does before and behind a run of the operators that it checkpoints.
+
+It shows as time between operators: preparing, keeping inputs and the state of random numbers. Where
+``recompute-scan run`` recorded, annotations say which of that time is the checkpointed function's
+own. What every removal asks of a trace's steps is found once (:class:`Context`).
+
+Where recomputes end: early stop.
+
+A non-reentrant recompute ends at the last tensor that its first run saved, unless early stop is
+switched off (``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``); a reentrant one, or a
+reentrant checkpoint inside it, runs to its end. So what the one that stays will leave out, once the
+others are gone, did run in the trace.
 """
 
 from __future__ import annotations
@@ -23,16 +38,336 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
+from recompute_scan.annotations import ANNOTATING, EARLY_STOP_OFF, REGION, SELECTIVE
+from recompute_scan.cost.autograd import HookedEdit, Hooks, Lengths, Recording, Recordings
 from recompute_scan.cost.clock import TimeEdit
-from recompute_scan.cost.context import Context
-from recompute_scan.cost.early_stop import stopped
-from recompute_scan.cost.gradients import HookedEdit, Lengths, Recording
-from recompute_scan.cost.hooks import Hooks
-from recompute_scan.cost.reruns import Keep, OpSequence, with_gradients
-from recompute_scan.recompute.roles import Role
+from recompute_scan.cost.function_work import OwnRows, find_own_copies, find_own_passes
+from recompute_scan.cost.reruns import (
+    Keep,
+    OpSequence,
+    find_reaches,
+    find_sequences,
+    with_gradients,
+)
+from recompute_scan.numpy_tools import changes, median, split
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.roles import Role, table
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int32, Int64
+
+# Of a recompute, what ending it by an exception takes at most.
+_MOST_STOP = 0.25
+
+
+def find_early_stop(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> bool | None:
+    """Whether non-reentrant recomputes stop early; ``None`` where nothing shows it.
+
+    Annotations say where it is off. Without them one is seen to stop where its last operator was
+    entered and did nothing. One is seen to run on where a further non-reentrant checkpoint is right
+    inside and ran, too: all that is saved there are its inputs, which are there before it begins.
+    """
+    if facts.annotations is not None:
+        return True
+    alignment = facts.alignment
+    times = np.bincount(alignment.places, minlength=len(alignment.forward))
+    for sequence in sequences:
+        recompute = alignment.recomputes[sequence.recompute]
+        kinds = [each.variant == "non-reentrant" for each in sequence.checkpoints]
+        known = sequence.run < sequence.runs == len(kinds)
+        if not known or not kinds[sequence.run] or sequence.stop < len(recompute.again):
+            continue
+        if recompute.ran[:-1].all() and not recompute.ran[-1]:
+            return True
+        edges = alignment.forward.searchsorted(recompute.original[[sequence.first, -1]])
+        if any(kinds[sequence.run + 1 : sequence.run + 2]) and times[edges[0]] == times[edges[1]]:
+            return False
+    return None
+
+
+def stopped(
+    facts: RecomputeFacts, recordings: Recordings, sequence: OpSequence, kept: Checkpoint | None
+) -> HookedEdit | None:
+    """The end of a recompute that stays, if nothing inside keeps it from stopping early any more.
+
+    Args:
+        facts: What ran again.
+        recordings: The runs with gradients.
+        sequence: The recompute.
+        kept: Of the checkpoints around it, the one that stays.
+    """
+    recompute = facts.alignment.recomputes[sequence.recompute]
+    if kept is None or kept.variant != "non-reentrant" or sequence.stop < len(recompute.again):
+        return None
+    known = {EARLY_STOP_OFF, SELECTIVE} & {*kept.options}
+    if known or sequence.checkpoints[-1].variant != "reentrant":
+        return None
+    calls = facts.calls
+    rows, originals = (
+        each[sequence.first : sequence.stop] for each in (recompute.again, recompute.original)
+    )
+    stop = recordings.stop(rows, recordings.of(rows, originals))
+    function = int(facts.structure.function[rows[-1]])
+    end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
+    if stop is None or stop >= end:
+        return None
+    # An exception passes no more frames than the run had time for.
+    most = _MOST_STOP * float(calls.end[rows[-1]] - calls.start[rows[0]])
+    thread = int(calls.thread[rows[-1]])
+    return lambda hooks, _: TimeEdit(thread, stop, end, gone=True, add=min(hooks.stop_ns, most))
+
+
+_WORK = table(Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD, Role.OWN_WORK)
+
+
+class Moments:
+    """Moments of some calls, by thread.
+
+    Args:
+        thread: Thread of each call.
+        kinds: Which calls, and the moment of each call; several kinds may be given.
+    """
+
+    def __init__(self, thread: Int32, kinds: Sequence[tuple[Bool, Int64]]) -> None:
+        rows = np.concatenate([np.flatnonzero(among) for among, _ in kinds])
+        times = np.concatenate([moment[among] for among, moment in kinds])
+        order = np.lexsort((times, thread[rows]))
+        rows, times = rows[order], times[order]
+        firsts = np.flatnonzero(changes(thread[rows]))
+        codes = thread[rows[firsts]].tolist()
+        self._times: dict[int, Int64] = dict(zip(codes, split(times, firsts), strict=True))
+        self._rows: dict[int, Int64] = dict(zip(codes, split(rows, firsts), strict=True))
+
+    def last(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
+        """The last moment at or before ``time`` and its call's row; ``otherwise`` and -1."""
+        if thread not in self._times:
+            return otherwise, -1
+        at = int(np.searchsorted(self._times[thread], time, side="right")) - 1
+        return self._at(thread, at) if at >= 0 else (otherwise, -1)
+
+    def next(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
+        """The first moment at or after ``time`` and its call's row; ``otherwise`` and -1."""
+        if thread not in self._times:
+            return otherwise, -1
+        at = int(np.searchsorted(self._times[thread], time, side="left"))
+        return self._at(thread, at) if at < len(self._times[thread]) else (otherwise, -1)
+
+    def _at(self, thread: int, place: int) -> tuple[int, int]:
+        return int(self._times[thread][place]), int(self._rows[thread][place])
+
+
+class CheckpointOverhead:
+    """The time that goes with a checkpoint beside its operators.
+
+    Args:
+        facts: What ran again.
+        done: The calls behind which time between operators can begin.
+        operators: The operators.
+    """
+
+    def __init__(self, facts: RecomputeFacts, done: Bool, operators: Bool) -> None:
+        calls = facts.calls
+        self._facts = facts
+        self._done = Moments(calls.thread, ((done, calls.end),))
+        self._operators = Moments(calls.thread, ((operators, calls.start),))
+        self._gap = typical_gap(facts, facts.alignment.forward)
+
+    def gone(
+        self, checkpoints: Sequence[Checkpoint], kept: Checkpoint | None, rows: Int64
+    ) -> Iterator[TimeEdit]:
+        """What all these checkpoints but one do before and behind a run of the operators.
+
+        Args:
+            checkpoints: Those around the operators, outermost first.
+            kept: The one that stays, if any does.
+            rows: The operators, in order.
+        """
+        calls = self._facts.calls
+        if any(c.variant == "reentrant" for c in checkpoints if c is not kept):
+            yield from self._function(rows)
+        annotations = self.annotations_around(int(rows[0]))
+        thread, first = int(calls.thread[rows[0]]), int(calls.start[rows[0]])
+        for checkpoint, annotation in zip(reversed(checkpoints), annotations, strict=False):
+            start = int(calls.start[annotation])
+            if checkpoint is kept or self._operators.next(thread, start, otherwise=-1)[0] != first:
+                continue
+            parent = int(calls.parent[annotation])
+            begin, _ = self._done.last(thread, start, otherwise=start)
+            if parent >= 0 and self._facts.structure.role[parent] == Role.RANGE:
+                begin = max(begin, int(calls.start[parent]))
+            yield TimeEdit(thread, begin, start, gone=True, add=self._gap)
+
+    def annotations_around(self, row: int) -> list[int]:
+        """Rows of the calls that begin the checkpointed regions around an operator, inside first.
+
+        A region's range, or the checkpoint function that it is in.
+        """
+        calls, structure = self._facts.calls, self._facts.structure
+        found = []
+        above = int(calls.parent[row])
+        while above >= 0 and structure.role[above] == Role.RANGE:
+            if calls.names[calls.name[above]].startswith(REGION):
+                parent = int(calls.parent[above])
+                function = parent >= 0 and parent == structure.function[above]
+                found.append(parent if function else above)
+            above = int(calls.parent[above])
+        return found
+
+    def before_region(self, row: int) -> float:
+        """How long what holds an operator's region runs before it, ns; 0 where nothing does.
+
+        Without the time that the annotation took.
+        """
+        calls, annotations = self._facts.calls, self.annotations_around(row)
+        parent = int(calls.parent[annotations[0]]) if annotations else -1
+        if parent < 0 or self._facts.structure.role[parent] != Role.RANGE:
+            return 0.0
+        inside = np.arange(parent + 1, annotations[0])
+        ours = [one for one in inside if calls.names[calls.name[one]] == ANNOTATING]
+        before = calls.start[annotations[0]] - calls.start[parent]
+        return float(before - calls.duration[ours].sum())
+
+    def _function(self, rows: Int64) -> Iterator[TimeEdit]:
+        """What a checkpoint function does before and behind its operators, which goes with it.
+
+        Where an annotation says what of it is the function that it runs, that stays.
+        """
+        calls = self._facts.calls
+        function = int(self._facts.structure.function[rows[0]])
+        if function < 0 or self._facts.structure.function[rows[-1]] != function:
+            return
+        thread = int(calls.thread[function])
+        first, last = int(calls.start[function]), int(calls.end[function])
+        begin, end, gap = int(calls.start[rows[0]]), int(calls.end[rows[-1]]), self._gap
+        if self._operators.next(thread, first, otherwise=-1)[0] != begin:
+            first = -1
+        inside = self._below(int(rows[0]), function)
+        if inside is not None and calls.end[inside] >= end:
+            begin, end, gap = int(calls.start[inside]), int(calls.end[inside]), 0.0
+        if first >= 0:
+            yield TimeEdit(thread, first, begin, gone=True, add=gap)
+        if self._operators.next(thread, end, otherwise=last)[0] >= last:
+            yield TimeEdit(thread, end, last, gone=True)
+
+    def _below(self, row: int, function: int) -> int | None:
+        """Row of the range right inside a checkpoint function that an operator is in."""
+        calls, role = self._facts.calls, self._facts.structure.role
+        above = int(calls.parent[row])
+        while above > function and calls.parent[above] != function:
+            above = int(calls.parent[above])
+        return above if above > function and role[above] == Role.RANGE else None
+
+
+def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
+    """The usual time from one of these calls to the next on its thread, ns."""
+    calls = facts.calls
+    if len(rows) < 2:
+        return 0.0
+    between = calls.start[rows[1:]] - calls.end[rows[:-1]]
+    between = between[(calls.thread[rows[1:]] == calls.thread[rows[:-1]]) & (between >= 0)]
+    return median(between) if len(between) else 0.0
+
+
+class Context(Struct, frozen=True):
+    """What surrounds the operators that ran again.
+
+    Attributes:
+        facts: What ran again.
+        sequences: The recomputes in them, in pieces of a kind.
+        reaches: For each piece: from which place in its recompute up to which all goes with it.
+        here: For each call: does it touch the steps that matter?
+        recomputed: For each call: is it an operator that ran again?
+        recordings: The runs with gradients.
+        own_copies: What checkpoint functions copy for themselves.
+        own_passes: What their nodes do in the backward pass that their blocks would not.
+        checkpoint_node: For each call: is it the node of a reentrant checkpoint?
+        behind: What the time between operators can begin behind.
+        before: What it can end before.
+        begins: When recomputes begin.
+        nodes: When the outermost nodes of backward passes end.
+        checkpoint_overhead: What checkpoints do before and behind operators.
+        gap: The usual time between two nodes of the backward pass, ns.
+        early_stop: Whether non-reentrant recomputes stop early; ``None`` where nothing shows it.
+    """
+
+    facts: RecomputeFacts
+    sequences: Sequence[OpSequence]
+    reaches: Sequence[tuple[int, int]]
+    here: Bool
+    recomputed: Bool
+    recordings: Recordings
+    own_copies: OwnRows
+    own_passes: OwnRows
+    checkpoint_node: Bool
+    behind: Moments
+    before: Moments
+    begins: Moments
+    nodes: Moments
+    checkpoint_overhead: CheckpointOverhead
+    gap: float
+    early_stop: bool | None
+
+
+def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
+    """What removals from the steps between these two times, in ns, ask of the trace."""
+    calls, role = facts.calls, facts.structure.role
+    here = (calls.start < end) & (calls.end > begin)
+    recomputed = np.zeros(len(calls), np.bool_)
+    recomputed[facts.alignment.again] = True
+    above = np.maximum(calls.parent, 0)
+    node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
+    nodes = vocabulary.nodes_of(facts.structure.functions.names)
+    checkpoint_node = _named(facts, nodes)
+    annotating = _named(facts, frozenset({ANNOTATING}))
+    work = recomputed | _WORK[role]
+    ranges = (role == Role.RANGE) & ~annotating & ~checkpoint_node
+    done = here & (work | ranges | (role == Role.PLUMBING))
+    operators = here & (recomputed | (role == Role.FORWARD))
+    begins, roots = np.zeros((2, len(calls)), np.bool_)
+    begins[facts.alignment.again[facts.alignment.begins]] = True
+    roots[facts.structure.roots] = True
+    sequences = find_sequences(facts, here)
+    return Context(
+        facts=facts,
+        sequences=sequences,
+        reaches=find_reaches(facts, sequences),
+        here=here,
+        recomputed=recomputed,
+        recordings=Recordings(facts, sequences),
+        own_copies=find_own_copies(facts, sequences),
+        own_passes=find_own_passes(facts, sequences),
+        checkpoint_node=checkpoint_node,
+        behind=Moments(
+            calls.thread,
+            (
+                (here & (work | ranges), calls.end),
+                (here & (node | checkpoint_node), calls.start),
+            ),
+        ),
+        before=Moments(calls.thread, ((here & work, calls.start),)),
+        begins=Moments(calls.thread, ((begins, calls.start),)),
+        nodes=Moments(calls.thread, ((roots, calls.end),)),
+        checkpoint_overhead=CheckpointOverhead(facts, done, operators),
+        gap=typical_gap(facts, facts.structure.roots),
+        early_stop=find_early_stop(facts, sequences),
+    )
+
+
+def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
+    """The time that the run wrapper itself took to name checkpoints: never part of a step."""
+    calls = facts.calls
+    rows = np.flatnonzero(_named(facts, frozenset({ANNOTATING})))
+    return [
+        TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
+        for row in rows
+    ]
+
+
+def _named(facts: RecomputeFacts, names: frozenset[str]) -> Bool:
+    known = np.array([name in names for name in facts.calls.names], np.bool_)
+    return known[facts.calls.name]
 
 
 class Removal:

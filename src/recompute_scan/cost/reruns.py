@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes
-from recompute_scan.recompute.facts import RecomputeFacts
+from recompute_scan.numpy_tools import changes
+from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int64
 

@@ -7,7 +7,7 @@ import signal
 
 from msgspec import Struct
 
-from recompute_scan.frameworks.known import commands
+from recompute_scan.frameworks.registry import commands
 
 # What programs put before every line. Each ends with the one blank that belongs to it, so that
 # the indentation of what follows stays.

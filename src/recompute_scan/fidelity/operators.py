@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 from torch.utils._pytree import tree_leaves
 
-from recompute_scan.fidelity.elements import plain_parts
+from recompute_scan.fidelity.tensors import plain_parts
 
 # Their results are there later, or elsewhere; what is computed from them is compared.
 _COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")

@@ -16,10 +16,10 @@ import torch
 from msgspec import Struct, field
 from torch import nn
 
-from recompute_scan.faithful import WhyLost
-from recompute_scan.fidelity.fingerprint import unseen
 from recompute_scan.fidelity.operators import tensors
+from recompute_scan.fidelity.tensors import unseen
 from recompute_scan.fidelity.uses import AS_IT_IS, Around
+from recompute_scan.result.fidelity import WhyLost
 
 # How far apart sums of the same elements may be, as a share of the sum of their sizes: they may be
 # rounded to bfloat16 on their way.

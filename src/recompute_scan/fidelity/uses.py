@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from msgspec import Struct, field
 
-from recompute_scan.fidelity.fingerprint import unseen
 from recompute_scan.fidelity.operators import tensors
+from recompute_scan.fidelity.tensors import unseen
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]

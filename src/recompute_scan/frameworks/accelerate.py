@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.configuration import Flaw, Setting, Values, truthy, value_of
-from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.frameworks.base import Edit, Flaw, Setting, Values, truthy, value_of
 
 MECHANISM = replace(
     pytorch.WRAPPER,

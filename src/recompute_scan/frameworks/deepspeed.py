@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from recompute_scan.frameworks import gradients
-from recompute_scan.frameworks.configuration import Flaw, Values
-from recompute_scan.frameworks.mechanism import Mechanism
-from recompute_scan.frameworks.signature import Signature, innermost
+from recompute_scan.frameworks.base import NON_REENTRANT, REENTRANT, Flaw, Mechanism, Values
+from recompute_scan.frameworks.detect import Signature, innermost
 
 MECHANISM = Mechanism(
     name="deepspeed-checkpoint",
@@ -76,7 +74,7 @@ def flaws(values: Values) -> Iterator[Flaw]:
 
 def signatures() -> tuple[Signature, ...]:
     """Failures that are its own."""
-    from recompute_scan.frameworks import metadata  # noqa: PLC0415 - for failures alone
+    from recompute_scan.frameworks import detect  # noqa: PLC0415 - for failures alone
 
     return (
         Signature(
@@ -84,8 +82,8 @@ def signatures() -> tuple[Signature, ...]:
             name="checkpoint-metadata-mismatch",
             cause_name="zero3-frozen",
             error="CheckpointError",
-            message=metadata.MISMATCH,
-            fits=metadata.came_back_empty,
+            message=detect.MISMATCH,
+            fits=detect.came_back_empty,
             title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
             cause=(
                 "Under DeepSpeed ZeRO-3, a frozen parameter is partitioned again when its layer's "
@@ -98,7 +96,7 @@ def signatures() -> tuple[Signature, ...]:
                 "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
                 "are the same ones and only the placeholder differs."
             ),
-            gradients=gradients.REENTRANT,
+            gradients=REENTRANT,
             versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
             sources=(
                 "https://github.com/huggingface/transformers/issues/47254",
@@ -154,7 +152,7 @@ def signatures() -> tuple[Signature, ...]:
                 "forward pass and one backward pass per step: add the losses up; or put the "
                 "batches together, where neither BatchNorm nor the loss looks across a batch."
             ),
-            gradients=gradients.NON_REENTRANT,
+            gradients=NON_REENTRANT,
             versions="DeepSpeed, ZeRO stages 1 and 2.",
             sources=(
                 "https://github.com/modelscope/ms-swift/issues/3128",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recompute_scan.frameworks.mechanism import Edit, Mechanism
+from recompute_scan.frameworks.base import Edit, Mechanism
 
 MECHANISM = Mechanism(
     name="diffusers",

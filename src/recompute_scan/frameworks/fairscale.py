@@ -6,7 +6,7 @@ in the place of the module's ``forward``; class and name stay what they were.
 
 from __future__ import annotations
 
-from recompute_scan.frameworks.mechanism import Edit, Mechanism
+from recompute_scan.frameworks.base import Edit, Mechanism
 
 MECHANISM = Mechanism(
     name="fairscale-wrapper",

@@ -15,8 +15,8 @@ import re
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.mechanism import Before, Edit, Mechanism, Rename
-from recompute_scan.frameworks.signature import Signature
+from recompute_scan.frameworks.base import Before, Edit, Mechanism, Rename
+from recompute_scan.frameworks.detect import Signature
 
 _TRAINER = ("transformers/trainer.py:*",)
 _ARGUMENTS = ("transformers.training_args:TrainingArguments.__post_init__",)

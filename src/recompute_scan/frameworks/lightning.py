@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values
-from recompute_scan.frameworks.mechanism import Edit
-from recompute_scan.frameworks.signature import Signature, innermost
+from recompute_scan.frameworks.base import Edit, Flaw, Setting, SettingSwitch, Values
+from recompute_scan.frameworks.detect import Signature, innermost
 
 _POLICIES = {"activation_checkpointing", "activation_checkpointing_policy"}
 _ISSUES = "https://github.com/Lightning-AI/pytorch-lightning/issues/"

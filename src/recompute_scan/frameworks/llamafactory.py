@@ -11,15 +11,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import accelerate, huggingface
-from recompute_scan.frameworks.configuration import (
-    RUN,
-    Flaw,
-    Setting,
-    Values,
-    Variant,
-    truthy,
-    value_of,
-)
+from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, Variant, truthy, value_of
 
 MECHANISM = replace(
     huggingface.BASE,

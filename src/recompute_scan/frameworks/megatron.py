@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from recompute_scan.frameworks.configuration import Setting, SettingSwitch, truthy
-from recompute_scan.frameworks.mechanism import Mechanism
-from recompute_scan.frameworks.signature import Signature
+from recompute_scan.frameworks.base import Mechanism, Setting, SettingSwitch, truthy
+from recompute_scan.frameworks.detect import Signature
 
 # A gradient hook starts its recompute (``discard_output_and_register_recompute``).
 _SELECTIVE = "CheckpointWithoutOutputFunction"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import huggingface, pytorch
-from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values, truthy
+from recompute_scan.frameworks.base import Flaw, Setting, SettingSwitch, Values, truthy
 
 MECHANISM = replace(
     pytorch.WRAPPER,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import huggingface
-from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.frameworks.base import Edit
 
 MECHANISM = replace(
     huggingface.BASE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks.mechanism import Edit, Mechanism
+from recompute_scan.frameworks.base import Edit, Mechanism
 
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)

@@ -5,7 +5,7 @@ Its models ask through ``checkpoint`` and ``checkpoint_seq`` in ``timm/models/_m
 
 from __future__ import annotations
 
-from recompute_scan.frameworks.mechanism import Edit, Mechanism
+from recompute_scan.frameworks.base import Edit, Mechanism
 
 MECHANISM = Mechanism(
     name="timm",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.configuration import Setting, SettingSwitch
+from recompute_scan.frameworks.base import Setting, SettingSwitch
 
 MECHANISM = replace(
     pytorch.WRAPPER,

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.configuration import Flaw, Setting, SettingSwitch, Values, truthy
-from recompute_scan.frameworks.mechanism import Edit
+from recompute_scan.frameworks.base import Edit, Flaw, Setting, SettingSwitch, Values, truthy
 
 MECHANISM = replace(
     pytorch.WRAPPER,

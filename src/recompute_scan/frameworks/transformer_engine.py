@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.frameworks.mechanism import Mechanism
-from recompute_scan.frameworks.signature import Signature, some
+from recompute_scan.frameworks.base import Mechanism
+from recompute_scan.frameworks.detect import Signature, some
 
 MECHANISM = Mechanism(
     name="transformer-engine",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from recompute_scan.frameworks.mechanism import Edit, Mechanism
+from recompute_scan.frameworks.base import Edit, Mechanism
 
 _MODULE = "unsloth_zoo.gradient_checkpointing"
 

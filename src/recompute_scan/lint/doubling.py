@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recompute_scan.frameworks import accelerate, deepspeed, known, lightning, llamafactory
-from recompute_scan.frameworks.configuration import RUN, Flaw, Setting, Values, truthy
+from recompute_scan.frameworks import accelerate, deepspeed, lightning, llamafactory, registry
+from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, truthy
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import CheckpointSwitch, Found, Pinned
+from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned
 
 ONE_SETTING = "Keep one: delete gradient_checkpointing, or FSDP's activation_checkpointing."
 REFUSES = "The Trainer of transformers raises a ValueError where both are on."
@@ -84,7 +84,7 @@ def settings_findings(
     values = {setting.path: setting for setting in settings}
     if not llamafactory.is_its_own(settings):
         yield from _trainer(file, values, settings, pinned)
-    for flaw in known.flaws(values):
+    for flaw in registry.flaws(values):
         if not calls.intersection(flaw.unless):
             yield found_flaw(file, flaw)
 

@@ -1,23 +1,126 @@
-"""Launch commands in a shell script, and what each shows with the files that it names."""
+"""Shell scripts and configuration files, and the switches in them.
+
+Launch commands in a shell script, and what each shows with the files that it names.
+
+Configuration files as flat settings with lines: YAML, JSON, TOML.
+
+Which checkpoints files switch on, on which layers and by which variant, doubled or not.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace as replaced
 
-from recompute_scan.frameworks import accelerate, llamafactory
-from recompute_scan.frameworks.configuration import RUN, Setting, truthy
-from recompute_scan.frameworks.known import commands
+from recompute_scan.errors import how_to_add
+from recompute_scan.frameworks import accelerate, llamafactory, registry
+from recompute_scan.frameworks.base import RUN, Setting, Variant, truthy, value_of
+from recompute_scan.frameworks.registry import commands
 from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
 from recompute_scan.lint.python import Script
-from recompute_scan.lint.said import Found, Pinned, Unreadable
-from recompute_scan.lint.settings import read_settings
-from recompute_scan.run_info import source_lines
+from recompute_scan.lint.rules import Found, Pinned, Unreadable
+from recompute_scan.project_file import refuse_long_keys
+from recompute_scan.result.run_record import source_lines
+
+_SETTINGS_MOST = 20_000
+_DEEPEST = 50
+
+
+def read_settings(text: str, suffix: str) -> list[Setting]:
+    """Every scalar of the file; of several YAML documents, all.
+
+    Raises:
+        Unreadable: It is not what its name says, or PyYAML is not installed.
+    """
+    if suffix in (".yaml", ".yml"):
+        return _yaml(text)
+    try:
+        if suffix == ".toml":
+            refuse_long_keys(text)
+        decode = msgspec.json.decode if suffix == ".json" else msgspec.toml.decode
+        data = decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Unreadable(f"it is no {suffix[1:].upper()} ({type(error).__name__})") from None
+    except ImportError:
+        raise Unreadable("TOML needs tomli before Python 3.11") from None
+    return [Setting(path, value, text) for path, value in _flat(data, (), _budget())]
+
+
+def _budget() -> Iterator[int]:
+    return iter(range(_SETTINGS_MOST))
+
+
+def _flat(
+    data: Any, path: tuple[str, ...], budget: Iterator[int]
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    if next(budget, None) is None or len(path) > _DEEPEST:
+        raise Unreadable("it holds too much")
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _flat(value, (*path, str(key)), budget)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _flat(value, (*path, "[]"), budget)
+    else:
+        yield path, data
+
+
+def _yaml(text: str) -> list[Setting]:
+    try:
+        import yaml  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise Unreadable(f"YAML needs PyYAML; {how_to_add('lint')}") from None
+    try:
+        found: list[Setting] = []
+        budget = _budget()
+        # PyYAML counts ends of lines that editors do not.
+        ends = [hit.start() for hit in re.finditer("\n", text)]
+        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            found += _nodes(root, (), budget, ends)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise Unreadable(f"it is no YAML ({type(error).__name__})") from None
+    return found
+
+
+def _nodes(
+    node: Any, path: tuple[str, ...], budget: Iterator[int], ends: list[int]
+) -> Iterator[Setting]:
+    # Aliases are met again here, so the budget bounds what they expand to.
+    if next(budget, None) is None or len(path) > _DEEPEST:
+        raise Unreadable("it holds too much")
+    if node is None:
+        return
+    if node.id == "mapping":
+        for key, value in node.value:
+            name = str(key.value) if key.id == "scalar" else "?"
+            if value.id == "scalar":
+                if next(budget, None) is None:
+                    raise Unreadable("it holds too much")
+                at = bisect_left(ends, key.start_mark.index) + 1
+                yield Setting((*path, name), _scalar(value), at)
+            else:
+                yield from _nodes(value, (*path, name), budget, ends)
+    elif node.id == "sequence":
+        for value in node.value:
+            yield from _nodes(value, (*path, "[]"), budget, ends)
+    else:
+        yield Setting(path, _scalar(node), bisect_left(ends, node.start_mark.index) + 1)
+
+
+def _scalar(node: Any) -> object:
+    kind = node.tag.rpartition(":")[2]
+    if kind == "bool":
+        return truthy(node.value)
+    return None if kind == "null" else node.value
+
 
 _LAUNCHERS = re.compile(
     "|".join(
@@ -283,3 +386,115 @@ def _factory(
     where = f"FSDP's wrapper, which {file}:{launch.line} launches with {arguments[0]}"
     found = llamafactory.doubled(line, own, certain=accelerate.wraps_layers(config[1]), where=where)
     yield found_flaw(name, found)
+
+
+_OWN = "the layers that the model's own switch covers"
+_REENTRANT = re.compile(r"use_reentrant[\"']?\s*[:=]\s*[\"']?(\w+)")
+_WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap")
+
+
+class SwitchInFile(Struct, frozen=True, order=True):
+    """One switch that is on.
+
+    Attributes:
+        file: Where.
+        line: Where in it.
+        by: What switches it on.
+        layers: What is checkpointed, in words.
+        variant: Which of torch's two; ``default`` where it is the library's, which changed with its
+            versions, ``unknown`` where the file does not say.
+        conditional: Whether conditions, loops or early ends of a script decide on it.
+    """
+
+    file: str
+    line: int
+    by: str
+    layers: str
+    variant: Variant
+    conditional: bool = False
+
+
+def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchInFile]:
+    """Those of a script."""
+    for switch in script.switches:
+        subject = switch.subject or "the model"
+        if switch.kind == "model":
+            by, layers = "the model's own switch", f"{_OWN}, in {subject}"
+        else:
+            by = "a checkpoint wrapper"
+            chosen = f"each {switch.around}" if switch.around else "what is chosen"
+            layers = f"{chosen} in {subject}"
+        variant = _known(switch.variant, pinned)
+        yield SwitchInFile(file, switch.line, by, layers, variant, bool(switch.branch))
+    for call in script.direct:
+        inside = ".".join(part.partition(":")[0] for part in call.scope)
+        layers = f"{call.subject}{f' in {inside}' if inside else ''}"
+        conditional = bool(call.branch)
+        by = "torch.utils.checkpoint"
+        yield SwitchInFile(file, call.line, by, layers[:200], call.variant, conditional)
+    for line, keywords in script.arguments:
+        if asks(keywords):
+            given = keywords.get("gradient_checkpointing_kwargs")
+            variant = _by_kwargs(given.get("use_reentrant") if isinstance(given, dict) else None)
+            yield SwitchInFile(file, line, "Trainer arguments", _OWN, _known(variant, pinned))
+        config = keywords.get("fsdp_config")
+        if isinstance(config, dict) and config.get("activation_checkpointing") is True:
+            layers = "the layers that FSDP wraps"
+            yield SwitchInFile(file, line, "FSDP's wrapper", layers, "non-reentrant")
+
+
+def on_in_settings(
+    file: str, settings: Sequence[Setting], pinned: Pinned
+) -> Iterator[SwitchInFile]:
+    """Those of a configuration file."""
+    values = {setting.path: setting for setting in settings}
+    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or accelerate.wrapper_of(
+        settings
+    )
+    if wrapper is not None and truthy(wrapper.value):
+        named = next((s.value for s in settings if s.path[-1] in _WRAPPED if s.path), None)
+        layers = f"each {named}" if named else "the layers that FSDP wraps"
+        yield SwitchInFile(file, wrapper.line, "FSDP's wrapper", layers, "non-reentrant")
+    if llamafactory.is_its_own(settings):
+        own = llamafactory.own_variant(settings, fsdp2=accelerate.is_fsdp2(settings))
+        if own is not None:
+            yield SwitchInFile(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
+    elif (own_switch := values.get(("gradient_checkpointing",))) and truthy(own_switch.value):
+        variant = _by_kwargs(value_of(settings, "gradient_checkpointing_kwargs", "use_reentrant"))
+        by = "gradient_checkpointing"
+        yield SwitchInFile(file, own_switch.line, by, _OWN, _known(variant, pinned))
+    for path, setting in values.items():
+        for switch in registry.switched_on(path, setting):
+            yield SwitchInFile(file, setting.line, switch.by, switch.layers, switch.variant)
+
+
+def on_in_launch(file: str, launch: Launch, pinned: Pinned) -> Iterator[SwitchInFile]:
+    """Those of one launch command."""
+    own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
+    if own is not None and truthy(own.value):
+        kwargs = launch.get("gradient_checkpointing_kwargs")
+        chosen = launch.get("use_reentrant")
+        given: object = chosen.value if chosen else None
+        if kwargs is not None:
+            said = _REENTRANT.search(str(kwargs.value))
+            given = said[1] if said else None
+        by = f"--{own.path[0]}"
+        yield SwitchInFile(file, launch.line, by, _OWN, _known(_by_kwargs(given), pinned))
+    plugin = launch.get("fsdp_activation_checkpointing")
+    if plugin is not None and truthy(plugin.value) and launch.get("use_fsdp") is not None:
+        layers = "the layers that FSDP wraps"
+        yield SwitchInFile(file, launch.line, "FSDP's wrapper", layers, "non-reentrant")
+    for setting in (*launch.settings, *launch.overrides):
+        path = tuple(part for name in setting.path for part in name.split("."))
+        for switch in registry.switched_on(path, setting):
+            yield SwitchInFile(file, launch.line, switch.by, switch.layers, switch.variant)
+
+
+def _by_kwargs(reentrant: object) -> Variant:
+    if reentrant is None:
+        return "default"
+    return "reentrant" if truthy(reentrant) else "non-reentrant"
+
+
+def _known(variant: Variant, pinned: Pinned) -> Variant:
+    return pinned.default if variant == "default" else variant

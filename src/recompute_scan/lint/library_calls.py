@@ -1,13 +1,133 @@
-"""What calls of libraries switch on. What each does was read in the library's own code."""
+"""What calls of known libraries switch on.
+
+What the names and expressions of a script stand for, as far as the script itself tells.
+
+What calls of libraries switch on. What each does was read in the library's own code.
+
+The version of transformers that is pinned beside a file, or installed.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from recompute_scan.frameworks.configuration import Variant
-from recompute_scan.lint.expressions import ScriptNames, is_constant, literal, variant_of
-from recompute_scan.lint.said import CheckpointSwitch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from recompute_scan.files import opened
+from recompute_scan.frameworks.base import Variant
+from recompute_scan.lint.rules import CheckpointSwitch, Pinned
+
+_LAYERS = ("DecoderLayer", "Block", "Layer")
+
+
+class ScriptNames:
+    """The names of one script.
+
+    Attributes:
+        origins: Of what is imported, the dotted name.
+        functions: The script's own, by name.
+        classes: The script's own, by name.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.origins: dict[str, str] = {}
+        self.functions = {top.name: top for top in tree.body if isinstance(top, ast.FunctionDef)}
+        self.classes = {top.name: top for top in tree.body if isinstance(top, ast.ClassDef)}
+        self._values: dict[str, ast.expr] = {}
+        written: Counter[str] = Counter()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    self.origins[alias.asname or alias.name] = (
+                        f"{'.' * node.level}{node.module or ''}.{alias.name}"
+                    )
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    root = alias.name.partition(".")[0]
+                    self.origins[alias.asname or root] = alias.name if alias.asname else root
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                written[node.id] += 1
+            elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+                target = node.targets[0]
+                if isinstance(target, ast.Name):
+                    self._values[target.id] = node.value
+        # Known only where it has one value.
+        self._values = {name: at for name, at in self._values.items() if written[name] == 1}
+
+    def origin(self, node: ast.AST) -> str:
+        """The dotted name under which it was imported, or as written; empty for anything else."""
+        if isinstance(node, ast.Name):
+            return self.origins.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            return f"{self.origin(node.value)}.{node.attr}"
+        return ""
+
+    def resolved(self, node: ast.expr) -> ast.expr:
+        """What a name stands for, where it is given a value once; anything else as it is."""
+        return self._values.get(node.id, node) if isinstance(node, ast.Name) else node
+
+    def is_layer(self, check: ast.expr | None) -> bool:
+        """``lambda m: isinstance(m, LlamaDecoderLayer)``, the class being one of transformers."""
+        kind = self._checked(check)
+        return kind is not None and self.is_layer_class(kind)
+
+    def is_layer_class(self, kind: ast.expr) -> bool:
+        """A decoder layer's class of transformers."""
+        name = self.origin(kind)
+        return name.startswith("transformers.models.") and name.endswith(_LAYERS)
+
+    def checked_class(self, check: ast.expr | None) -> str:
+        """The class that such a function asks for, by the name that it has here."""
+        kind = self._checked(check)
+        return kind.id if isinstance(kind, ast.Name) else ""
+
+    def _checked(self, check: ast.expr | None) -> ast.expr | None:
+        check = self.resolved(check) if check is not None else None
+        call: ast.AST | None = None
+        if isinstance(check, ast.Lambda):
+            call = check.body
+        elif isinstance(check, ast.Name) and check.id in self.functions:
+            said = self.functions[check.id].body
+            call = said[0].value if len(said) == 1 and isinstance(said[0], ast.Return) else None
+        if not isinstance(call, ast.Call):
+            return None
+        if self.origin(call.func) != "isinstance" or len(call.args) != 2:
+            return None
+        return call.args[1]
+
+
+def is_constant(node: ast.expr | None, value: object) -> bool:
+    """Is it written as this constant?"""
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def literal(node: ast.expr) -> Any:
+    """Its value where it is written out, else ``None``."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, SyntaxError):
+        return None
+
+
+def variant_of(kwargs: ast.expr | None) -> Variant:
+    """The variant that ``gradient_checkpointing_kwargs`` chooses."""
+    if kwargs is None or is_constant(kwargs, None):
+        return "default"
+    value = literal(kwargs)
+    if not isinstance(value, dict):
+        return "unknown"
+    chosen = value.get("use_reentrant", "default")
+    if isinstance(chosen, bool):
+        return "reentrant" if chosen else "non-reentrant"
+    return "default" if chosen == "default" else "unknown"
+
 
 _ENABLE = {"gradient_checkpointing_enable", "activation_checkpointing_enable"}
 _DISABLE = {
@@ -23,7 +143,6 @@ _TORCH = (
 )
 # As llama-cookbook and what was made from it call their own; what an import does is not known.
 HELPERS = {"apply_fsdp_checkpointing"}
-_LAYERS = ("DecoderLayer", "Block", "Layer")
 
 Scope = tuple[str, ...]
 Branch = tuple[tuple[int, str], ...]
@@ -267,3 +386,75 @@ class LibraryCalls:
                 around=around,
             )
         )
+
+
+# A requirement of transformers, up to its end, a marker, a comment or an option of pip's.
+_PINNED = re.compile(
+    r"^[^\S\n]*[\"']{0,3}transformers[^\S\n]*(?:\[[^\]\n]{0,200}\][^\S\n]*)?"
+    r"([=~<>!][^\"'#;\n\\]{0,200})",
+    re.MULTILINE,
+)
+_LARGE = 256_000
+_NON_REENTRANT = "5.0"
+_REFUSES = "4.33"
+# On either side of those two.
+_TRIED = ("4.0", "4.32.99", _REFUSES, "4.99.99", _NON_REENTRANT, "99.0")
+
+
+def installed_version() -> str | None:
+    """The version of transformers that is installed beside this tool; nothing is imported."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return None
+
+
+def pinned_beside(folder: Path, installed: str | None = None) -> Pinned:
+    """What ``requirements*.txt`` and ``pyproject.toml`` of the folder pin; where they name no
+    version of transformers, the one installed, and the last known where there is none.
+
+    Files that contradict each other pin nothing.
+    """
+    pins = [found[1].split(" --")[0] for text in _texts(folder) for found in _PINNED.finditer(text)]
+    source = "as pinned beside it"
+    if not pins and installed is not None:
+        pins, source = [f"=={installed}"], f"transformers {installed} being installed"
+    defaults: set[Variant] = set()
+    refusing: set[bool] = set()
+    for pin in pins:
+        allowed = list(_allowed(pin))
+        older, refuses = (
+            {Version(each) < Version(since) for each in allowed}
+            for since in (_NON_REENTRANT, _REFUSES)
+        )
+        if len(older) == 1:
+            defaults.add("reentrant" if older.pop() else "non-reentrant")
+        if len(refuses) == 1:
+            refusing.add(not refuses.pop())
+    known = len(defaults) == 1
+    return Pinned(
+        default=defaults.pop() if known else "default",
+        refuses=False not in refusing,
+        source=source if known else "",
+    )
+
+
+def _texts(folder: Path) -> Iterator[str]:
+    for file in (*sorted(folder.glob("requirements*.txt")), folder / "pyproject.toml"):
+        try:
+            with opened(file) as stream:
+                yield stream.read(_LARGE).decode(errors="replace")
+        except OSError:
+            continue
+
+
+def _allowed(pin: str) -> Iterator[str]:
+    """Of the versions tried, and those that the pin names, the ones that it allows."""
+    try:
+        specifiers = SpecifierSet(pin)
+        named = [one.version.removesuffix(".*") for one in specifiers]
+        for each in (*_TRIED, *named, *(f"{Version(one).base_version}.1" for one in named)):
+            if specifiers.contains(each, prereleases=True):
+                yield Version(each).base_version
+    except ValueError:  # no requirement after all
+        return

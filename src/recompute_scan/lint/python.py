@@ -13,11 +13,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import deepspeed, known
-from recompute_scan.frameworks.configuration import Setting
-from recompute_scan.lint.expressions import ScriptNames
-from recompute_scan.lint.library_calls import HELPERS, LibraryCalls
-from recompute_scan.lint.said import CheckpointSwitch, Unreadable
+from recompute_scan.frameworks import deepspeed, registry
+from recompute_scan.frameworks.base import Setting
+from recompute_scan.lint.library_calls import HELPERS, LibraryCalls, ScriptNames
+from recompute_scan.lint.rules import CheckpointSwitch, Unreadable
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -154,7 +153,7 @@ class _ScriptReader(ast.NodeVisitor):
             imported=tuple(self.imported),
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
-            calls=known.calls_in(text),
+            calls=registry.calls_in(text),
             checkpoints=min(len(CHECKPOINTS.findall(text)), 2),
             checkpointing=self._checkpointing(text),
             imports=frozenset(names),

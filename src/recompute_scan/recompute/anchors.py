@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes
-from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
+from recompute_scan.numpy_tools import changes
+from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.evaluations import enclosing
 from recompute_scan.recompute.roles import AGAIN, OPERATORS, Role, Structure
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Int64, Ints
 
 if TYPE_CHECKING:
-    from recompute_scan.recompute.matching import Recompute
+    from recompute_scan.recompute.sequences import Recompute
 
 
 class Anchor(Struct, frozen=True):
@@ -248,7 +248,7 @@ class Boundaries:
     """
 
     def __init__(self, calls: Calls, structure: Structure) -> None:
-        saver = np.array([name == words.INPUT_SAVER for name in calls.names], np.bool_)
+        saver = np.array([name == vocabulary.INPUT_SAVER for name in calls.names], np.bool_)
         operator = OPERATORS[structure.role]
         savers = np.flatnonzero(saver[calls.name] & operator)
         functions = np.flatnonzero(structure.function == np.arange(len(calls)))

@@ -16,10 +16,10 @@ from recompute_scan.annotations import (
     parse_recompute,
     parse_region,
 )
-from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.roles import Role, Structure
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 # So many operators are named that differ between a recompute and its forward pass.
@@ -135,7 +135,7 @@ def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotati
     A function's annotation stands directly in its call.
     """
     own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
-    own &= np.array([name != words.TORCHS_FUNCTION for name in calls.names])[calls.name]
+    own &= np.array([name != vocabulary.TORCHS_FUNCTION for name in calls.names])[calls.name]
     marked = {
         int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
     }
@@ -181,7 +181,9 @@ def count_by_marks(
     rows = alignment.unexplained
     rows = rows[inside[rows] & (structure.role[rows] == Role.RECOMPUTE)]
     names = Counter(calls.names[code] for code in calls.name[rows].tolist())
-    forward = [name for name in names if words.forward_only(name) or words.light_forward(name)]
+    forward = [
+        name for name in names if vocabulary.forward_only(name) or vocabulary.light_forward(name)
+    ]
     return MarkedCounts(runs, passes, tuple(forward or names)[:_MOST_NAMED])
 
 

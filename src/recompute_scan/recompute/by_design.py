@@ -30,14 +30,14 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.model import Calls, Kernels
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.matching import Recompute
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.own_work import is_of_others
 from recompute_scan.recompute.roles import Role, Structure
+from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.recompute.work import Work
+from recompute_scan.trace.calls import Calls, Kernels
 from recompute_scan.trace.columns import Int64, Kind, Trace
 
 # What moves, makes or names memory, and computes nothing.
@@ -237,14 +237,14 @@ def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
         name
         for name in names
         if _WRITTEN.fullmatch(name)
-        and not words.PLUMBING.match(name)
-        and not words.NEUTRAL.match(name)
+        and not vocabulary.PLUMBING.match(name)
+        and not vocabulary.NEUTRAL.match(name)
     )
 
 
 def _function_of(calls: Calls, engine: int) -> str:
     node: str = calls.names[calls.name[engine]]
-    return node.removeprefix(words.ENGINE).removesuffix("Backward")
+    return node.removeprefix(vocabulary.ENGINE).removesuffix("Backward")
 
 
 def _in_node(calls: Calls, rows: Sequence[int], other: str) -> bool:
@@ -284,7 +284,11 @@ def _work(calls: Calls, rows: Sequence[int]) -> Counter[str]:
         kinds = calls.kind[inside] == Kind.OP
         found.update(calls.names[code] for code in calls.name[inside][kinds].tolist())
     for name in list(found):
-        idle = _NO_WORK.match(name) or words.NEUTRAL.match(name) or words.PLUMBING.match(name)
+        idle = (
+            _NO_WORK.match(name)
+            or vocabulary.NEUTRAL.match(name)
+            or vocabulary.PLUMBING.match(name)
+        )
         if idle or not name.startswith("aten::"):
             del found[name]
     return found

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.evaluations import Evaluations
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
 _NODE = "Backward"
@@ -45,7 +45,7 @@ class CheckpointFunctions(Struct, frozen=True):
 
 def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> CheckpointFunctions:
     """The checkpoint functions of a trace."""
-    known = frozenset(words.CHECKPOINT_FUNCTIONS)
+    known = frozenset(vocabulary.CHECKPOINT_FUNCTIONS)
     functions = _called_functions(calls)
     going = _own_nodes(calls, evaluations, functions)
     rows = np.flatnonzero(evaluations.through >= 0)
@@ -109,7 +109,7 @@ def _last_work(calls: Calls, own: int) -> int | None:
     inside = np.arange(own + 1, own + 1 + calls.size[own])
     for row in inside[calls.kind[inside] == Kind.OP][::-1].tolist():
         name = calls.names[calls.name[row]]
-        if words.forward_only(name) or name in _PRODUCTS:
+        if vocabulary.forward_only(name) or name in _PRODUCTS:
             return int(calls.name[row])
     return None
 
@@ -123,9 +123,9 @@ def _called_functions(calls: Calls) -> dict[int, int]:
     return {
         codes[f"{name}{_NODE}"]: code
         for name, code in codes.items()
-        if name not in words.CHECKPOINT_FUNCTIONS
+        if name not in vocabulary.CHECKPOINT_FUNCTIONS
         and f"{name}{_NODE}" in codes
-        and not words.COMPILED_CALL.match(name)
+        and not vocabulary.COMPILED_CALL.match(name)
     }
 
 
@@ -135,7 +135,7 @@ def _own_nodes(calls: Calls, evaluations: Evaluations, functions: dict[int, int]
     codes = {name: code for code, name in enumerate(calls.names)}
     for node, function in functions.items():
         of_name[node] = function
-        if (engine := codes.get(f"{words.ENGINE}{calls.names[node]}")) is not None:
+        if (engine := codes.get(f"{vocabulary.ENGINE}{calls.names[node]}")) is not None:
             of_name[engine] = function
     found = of_name[calls.name[evaluations.row]]
     maker = evaluations.maker
@@ -160,4 +160,6 @@ def _is_loss(calls: Calls, own: int, node: int) -> bool:
     after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
     rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
     names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
-    return not any(words.forward_only(name) or words.REDUCES.match(name) for name in names)
+    return not any(
+        vocabulary.forward_only(name) or vocabulary.REDUCES.match(name) for name in names
+    )

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.model import Calls, Kernels, StepSpan, step_of
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.matching import Recompute
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.roles import Structure
+from recompute_scan.recompute.sequences import Recompute
+from recompute_scan.trace.calls import Calls, Kernels, StepSpan, step_of
 from recompute_scan.trace.columns import Bool, Int64
 
 
@@ -52,7 +52,7 @@ def find_collectives(
         steps: Steps, in order.
         complete: For each step: does it count?
     """
-    is_one = calls.matching(words.COLLECTIVE) & ~calls.matching(words.NO_COLLECTIVE)
+    is_one = calls.matching(vocabulary.COLLECTIVE) & ~calls.matching(vocabulary.NO_COLLECTIVE)
     rows = np.flatnonzero(is_one[calls.name])
     parent = calls.parent[rows]
     rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
@@ -98,10 +98,10 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     It has the name of the record of the collective itself, which is inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
-    bare = calls.matching(words.RECORD)[calls.name[rows]]
+    bare = calls.matching(vocabulary.RECORD)[calls.name[rows]]
     if not bare.any():
         return bare
-    ranges = np.flatnonzero(calls.matching(words.BACKEND)[calls.name])
+    ranges = np.flatnonzero(calls.matching(vocabulary.BACKEND)[calls.name])
     launches = np.unique(kernels.launch)
     last = rows + calls.size[rows]
     for work in (ranges, launches):
@@ -111,7 +111,7 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
 
 def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     """For each collective: is it a gather that FSDP started?"""
-    gather, sharding = calls.matching(words.GATHER), calls.matching(words.SHARDING)
+    gather, sharding = calls.matching(vocabulary.GATHER), calls.matching(vocabulary.SHARDING)
     found: Bool = np.zeros(len(rows), np.bool_)
     for place in np.flatnonzero(gather[calls.name[rows]]):
         above = int(calls.parent[rows[place]])
@@ -137,9 +137,9 @@ def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int6
 def _node(calls: Calls, engine: int) -> int:
     """Row of the node inside an engine's range; hooks run beside it. Itself in old traces."""
     name = calls.names[calls.name[engine]]
-    if not name.startswith(words.ENGINE):
+    if not name.startswith(vocabulary.ENGINE):
         return engine
-    wanted = name[len(words.ENGINE) :]
+    wanted = name[len(vocabulary.ENGINE) :]
     for row in range(engine + 1, engine + 1 + int(calls.size[engine])):
         if calls.parent[row] == engine and calls.names[calls.name[row]] == wanted:
             return row

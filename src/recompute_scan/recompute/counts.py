@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.arrays import changes
-from recompute_scan.model import Calls, StepSpan, step_of
-from recompute_scan.recompute.align import Alignment
+from recompute_scan.numpy_tools import changes
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.work import Work
+from recompute_scan.trace.calls import Calls, StepSpan, step_of
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 Float64 = npt.NDArray[np.float64]

@@ -28,9 +28,9 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import changes
-from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
+from recompute_scan.numpy_tools import changes
+from recompute_scan.recompute import vocabulary
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
 NEVER = np.iinfo(np.int64).max
@@ -93,9 +93,9 @@ class Evaluations(Struct, frozen=True):
 def find_evaluations(calls: Calls) -> Evaluations:
     """The table of a trace."""
     is_op = calls.kind == Kind.OP
-    named = np.array([name.startswith(words.ENGINE) for name in calls.names], np.bool_)
+    named = np.array([name.startswith(vocabulary.ENGINE) for name in calls.names], np.bool_)
     bare = not named.any()
-    named = calls.matching(words.BARE_NODE) if bare else named
+    named = calls.matching(vocabulary.BARE_NODE) if bare else named
     row = np.flatnonzero(named[calls.name] & is_op)
     node, parent, of, in_node = _find_places(calls, row, is_op, bare)
     # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or that
@@ -153,7 +153,7 @@ def _find_places(
     codes = {name: code for code, name in enumerate(calls.names)}
     node_of = np.full(len(calls.names), -1, np.int64)
     for code in np.unique(calls.name[row]).tolist() if not bare else ():
-        node_of[code] = codes.get(calls.names[code][len(words.ENGINE) :], -1)
+        node_of[code] = codes.get(calls.names[code][len(vocabulary.ENGINE) :], -1)
     index = np.full(len(calls), -1, np.int32)
     index[row] = np.arange(len(row))
     # A call in no other has row -1 for its parent: what is behind the last.
@@ -357,7 +357,9 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
     makers = _by_operator(calls, unnumbered)
     codes = calls.name[orphans]
     rows_of = {
-        code: makers.get(words.plain(calls.names[code].partition("Backward")[0]), _NO_ROWS).tolist()
+        code: makers.get(
+            vocabulary.plain(calls.names[code].partition("Backward")[0]), _NO_ROWS
+        ).tolist()
         for code in np.unique(codes).tolist()
     }
     told, place = [], 0
@@ -379,7 +381,7 @@ def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
     codes = calls.name[inside]
     found: dict[str, Int64] = {}
     for code in np.unique(codes).tolist():
-        operator = words.plain(calls.names[code])
+        operator = vocabulary.plain(calls.names[code])
         same = np.concatenate([found.get(operator, _NO_ROWS), inside[codes == code]])
         found[operator] = np.sort(same)
     return found

@@ -15,14 +15,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.model import Calls, nest
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Alignment
-from recompute_scan.recompute.blocks import Block
-from recompute_scan.recompute.boundary import same_boundary
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.boundaries import Span, merge, same_boundary
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.spans import Span, merge
+from recompute_scan.recompute.layers import Block
 from recompute_scan.result import Checkpoint, Variant
+from recompute_scan.trace.calls import Calls, nest
 from recompute_scan.trace.columns import Int64, Kind, Trace
 
 _NUMBERED = re.compile(r"nn\.Module: ((\w+)_\d+)$")
@@ -101,7 +100,8 @@ def spans_from_frames(
     frames = nest(trace, (Kind.PYTHON,))
     places = [_place(name) for name in frames.names]
     boundaries = np.array(
-        [place is not None and place.text in words.CHECKPOINT_FRAMES for place in places], np.bool_
+        [place is not None and place.text in vocabulary.CHECKPOINT_FRAMES for place in places],
+        np.bool_,
     )
     starts = _ForwardStarts(calls, alignment)
     spans = []
@@ -182,7 +182,7 @@ def _place(name: str) -> _Place | None:
 
 
 def _is_hook(place: _Place) -> bool:
-    return place.text == words.COMPOSABLE_HOOK
+    return place.text == vocabulary.COMPOSABLE_HOOK
 
 
 def _outer(frames: Calls, places: list[_Place | None], row: int) -> int:
@@ -205,14 +205,14 @@ def _asking(
 ) -> tuple[_Place | None, int]:
     """The place that asks for the checkpoint, and how many checkpoints are around the call."""
     asking = places[frames.name[row]]
-    asks = asking is not None and asking.path != words.CHECKPOINT_FILE
+    asks = asking is not None and asking.path != vocabulary.CHECKPOINT_FILE
     depth = 0
     for above in _above(frames, row):
         place = places[frames.name[above]]
         depth += bool(boundaries[frames.name[above]])
         if asks or place is None:
             continue
-        if place.text in words.ASKING_FRAMES or not place.path.startswith("torch/"):
+        if place.text in vocabulary.ASKING_FRAMES or not place.path.startswith("torch/"):
             asking, asks = place, True
     return asking, depth
 
@@ -228,11 +228,11 @@ def _site(frames: Calls, places: list[_Place | None], row: int) -> str | None:
 
 def _variant(frames: Calls, places: list[_Place | None], row: int) -> Variant | None:
     place = places[frames.name[row]]
-    if place is None or place.path != words.CHECKPOINT_FILE:
+    if place is None or place.path != vocabulary.CHECKPOINT_FILE:
         return "non-reentrant" if place and _is_hook(place) else "reentrant"
     for inside in range(row + 1, row + 1 + int(frames.size[row])):
         function = places[frames.name[inside]]
-        if function is not None and function.path == words.CHECKPOINT_FILE:
+        if function is not None and function.path == vocabulary.CHECKPOINT_FILE:
             if function.function == "_checkpoint_without_reentrant_generator":
                 return "non-reentrant"
             if function.function == "forward":

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.roles import Structure
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Int64
 
 
@@ -43,7 +43,7 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
         # A node runs again what its call holds, further functions' calls among that.
         around = _calls_around(calls, structure, int(rows[middle]))
         inside = len(_calls_around(calls, structure, int(again[middle])))
-        name = words.function_of(calls.names[calls.name[recompute.engine]])
+        name = vocabulary.function_of(calls.names[calls.name[recompute.engine]])
         if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
             bounds = min(first, int(rows.min())), max(last, int(rows.max()))
@@ -65,7 +65,7 @@ def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
     """Is the node in this engine's range that of a checkpoint function, and not of torch's own?"""
     if not structure.checkpoint_node[engine]:
         return False
-    return words.function_of(calls.names[calls.name[engine]]) != words.TORCHS_FUNCTION
+    return vocabulary.function_of(calls.names[calls.name[engine]]) != vocabulary.TORCHS_FUNCTION
 
 
 def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:

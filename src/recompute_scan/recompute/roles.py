@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
+from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.checkpoints import CheckpointFunctions, find_checkpoint_functions
 from recompute_scan.recompute.evaluations import (
     NEVER,
@@ -25,6 +24,7 @@ from recompute_scan.recompute.evaluations import (
     numbers_of,
     under_a_mode,
 )
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
 # Of so few operators that a function's node runs, its own call alone can be its gradient.
@@ -135,13 +135,15 @@ class Operators:
     @cached_property
     def plumbing(self) -> Bool:
         """Is it communication or resharding?"""
-        return self.calls.matching(words.PLUMBING)[self.calls.name[self.rows]]
+        return self.calls.matching(vocabulary.PLUMBING)[self.calls.name[self.rows]]
 
     @cached_property
     def beside(self) -> Bool:
         """Is it in an evaluation and not in its node, as gradient hooks are, or adds a gradient?"""
         beside = ~self.table.in_node[self.rows] & np.append(self.table.node >= 0, False)[self.home]
-        return np.asarray(beside | self.in_node_of({words.function_of(words.ACCUMULATE_GRAD)}))
+        return np.asarray(
+            beside | self.in_node_of({vocabulary.function_of(vocabulary.ACCUMULATE_GRAD)})
+        )
 
     @cached_property
     def held_beside(self) -> Bool:
@@ -169,7 +171,7 @@ class Operators:
         """Is it of a block that the node goes through around it? torch's runs nothing else."""
         goes = self.in_checkpoint & (self.fate >= Fate.HELD)
         between = (self.begin > self.first(goes)) & (self.begin < self.last(goes))
-        return np.asarray(self.in_node_of({words.TORCHS_FUNCTION}) | between)
+        return np.asarray(self.in_node_of({vocabulary.TORCHS_FUNCTION}) | between)
 
     @cached_property
     def before_nested(self) -> Bool:
@@ -188,7 +190,9 @@ class Operators:
         table = self.table
         later = table.of[(table.fate == Fate.LATER) & (table.of >= 0)]
         keeping = np.isin(table.engine_pass, np.unique(table.engine_pass[later]))
-        asked &= ~np.append(keeping, False)[self.home] | _holds(self.calls, words.DETACH, self.rows)
+        asked &= ~np.append(keeping, False)[self.home] | _holds(
+            self.calls, vocabulary.DETACH, self.rows
+        )
         asked &= (self.fate == Fate.HELD) | ~self._of_gradient()
         return np.asarray(self.begin <= self.last((asked | self.moded) & ~self.beside))
 
@@ -204,7 +208,7 @@ class Operators:
         codes = {name: code for code, name in enumerate(calls.names)}
         own = np.full(len(calls.names), -1, np.int64)
         for node, called in self._functions.called.items():
-            own[node] = own[codes.get(f"{words.ENGINE}{calls.names[node]}", node)] = called
+            own[node] = own[codes.get(f"{vocabulary.ENGINE}{calls.names[node]}", node)] = called
         written = np.unique(own[own >= 0])
         functions = np.flatnonzero(
             np.isin(calls.name.astype(np.int64), written) & (calls.kind == Kind.OP)
@@ -236,7 +240,7 @@ class Operators:
 
     def in_node_of(self, functions: Collection[str]) -> Bool:
         """Is it in an evaluation of a node of these functions?"""
-        known = [words.function_of(name) in functions for name in self.calls.names]
+        known = [vocabulary.function_of(name) in functions for name in self.calls.names]
         named = np.array(known, np.bool_)[self.calls.name[self.table.row]]
         return np.append(named, False)[self.home]
 
@@ -372,7 +376,7 @@ def _find_outermost(
     begins[evaluations.row] = True
     is_function = np.array([name in functions.names for name in calls.names], np.bool_)
     is_function = is_function[calls.name] & is_op
-    plumbing = calls.matching(words.PLUMBING)[calls.name] & (calls.kind != Kind.RUNTIME)
+    plumbing = calls.matching(vocabulary.PLUMBING)[calls.name] & (calls.kind != Kind.RUNTIME)
     through = (calls.kind == Kind.ANNOTATION) | is_function | evaluations.special
     through |= _holding_backward(calls, evaluations) | _broken_regions(calls)
     through &= ~plumbing & ~optimizer
@@ -414,7 +418,7 @@ def _optimizers(calls: Calls) -> tuple[Int64, Bool]:
     ``optimizer.step(closure)`` holds it; Lightning steps so by default. An update itself runs
     without gradients, so that none of its operators has a sequence number.
     """
-    optimizer = calls.matching(words.OPTIMIZER)[calls.name]
+    optimizer = calls.matching(vocabulary.OPTIMIZER)[calls.name]
     ranges = np.flatnonzero(optimizer)
     numbered = np.flatnonzero((calls.sequence >= 0) & (calls.kind == Kind.OP))
     first = numbered.searchsorted(ranges + 1)
@@ -455,13 +459,13 @@ def _broken_regions(calls: Calls) -> Bool:
     It holds other regions, or operators with numbers of their own outside compiled functions. All
     versions of its code are looked through, so that a recompute looks like its forward.
     """
-    names = [words.COMPILED_REGION.match(name) for name in calls.names]
+    names = [vocabulary.COMPILED_REGION.match(name) for name in calls.names]
     region = np.array([name is not None for name in names], np.bool_)
     broken = np.zeros(len(calls), np.bool_)
     rows = np.flatnonzero(region[calls.name])
     if not len(rows):
         return broken
-    compiled = calls.matching(words.COMPILED_FUNCTION)[calls.name]
+    compiled = calls.matching(vocabulary.COMPILED_FUNCTION)[calls.name]
     hidden = calls.within(np.flatnonzero(compiled))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     told = np.append(0, np.cumsum(own | region[calls.name]))
@@ -479,7 +483,7 @@ class OperatorCodes:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._kind = words.alike(calls.names) * (int(calls.dims.max(initial=0)) + 1)
+        self._kind = vocabulary.alike(calls.names) * (int(calls.dims.max(initial=0)) + 1)
 
     def __getitem__(self, rows: Ints) -> Int64:
         codes: Int64 = self._kind[self._calls.name[rows]] + self._calls.dims[rows]
@@ -501,7 +505,7 @@ def _checkpoint_nodes(
     calls: Calls, evaluations: Evaluations, functions: CheckpointFunctions
 ) -> Bool:
     """For engine ranges: is its node a checkpoint function's?"""
-    known = [words.function_of(name) in functions.names for name in calls.names]
+    known = [vocabulary.function_of(name) in functions.names for name in calls.names]
     found = np.zeros(len(calls), np.bool_)
     found[evaluations.row] = np.array(known, np.bool_)[calls.name[evaluations.row]]
     return found

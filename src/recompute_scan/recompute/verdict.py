@@ -8,16 +8,15 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.model import Calls
-from recompute_scan.recompute import vocabulary as words
-from recompute_scan.recompute.align import Alignment
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.annotated import MarkedCounts
-from recompute_scan.recompute.blocks import Block
+from recompute_scan.recompute.checks import PlainCounts
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.cross_check import PlainCounts
+from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
-from recompute_scan.recompute.uncovered import leaves_layers
 from recompute_scan.result import Verdict
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Kind
 
 
@@ -39,7 +38,7 @@ class Compiled(Struct, frozen=True):
 
 def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
     """The compiled part of the backward pass; ``None`` where nothing of it is compiled."""
-    named = calls.matching(words.COMPILED_NODE)
+    named = calls.matching(vocabulary.COMPILED_NODE)
     engines = structure.rows(Role.BACKWARD)
     mine = engines[named[calls.name[engines]]]
     if not len(mine):
@@ -49,7 +48,7 @@ def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | Non
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
     whole = int(calls.duration[structure.roots].sum())
     forward = np.array(
-        [words.only_forward(name) and name != "aten::addmm" for name in calls.names], np.bool_
+        [vocabulary.only_forward(name) and name != "aten::addmm" for name in calls.names], np.bool_
     )
     rows = np.flatnonzero(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
     rows = rows[structure.role[structure.top[rows]] == Role.FORMULA]
@@ -212,7 +211,7 @@ def weigh(
         blocks: The blocks of all forward passes.
         names: Names of the operators counted; none where they are those of graphs.
     """
-    known = {name: words.forward_only(name) for name in {*names}}
+    known = {name: vocabulary.forward_only(name) for name in {*names}}
     heavy = np.zeros(len(counts.rows), np.bool_)
     heavy[: len(names)] = [known[name] for name in names]
     counted = counts.counted

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from recompute_scan.frameworks.known import MECHANISMS
+from recompute_scan.frameworks.registry import MECHANISMS
 
 # torch/csrc/autograd/engine.cpp and function.h: the engine's range around each node.
 ENGINE = "autograd::engine::evaluate_function: "

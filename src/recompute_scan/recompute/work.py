@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.arrays import median
-from recompute_scan.model import Calls, Kernels
-from recompute_scan.recompute import vocabulary as words
+from recompute_scan.numpy_tools import median
+from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import OperatorCodes, Structure
+from recompute_scan.trace.calls import Calls, Kernels
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
 
@@ -126,7 +126,9 @@ def _twins_before(calls: Calls, neutral: Bool) -> Int32:
     the other (since torch 2.13 with a range between); one whose saved result is returned has
     no inner one. Bookkeeping differs between first run and recompute and is left out.
     """
-    mode = np.array([name == words.DISPATCH_MODE for name in calls.names], np.bool_)[calls.name]
+    mode = np.array([name == vocabulary.DISPATCH_MODE for name in calls.names], np.bool_)[
+        calls.name
+    ]
     above = np.maximum(calls.parent, 0)
     beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
     above[beyond] = calls.parent[above[beyond]]

@@ -1,6 +1,8 @@
-"""Wrappers around the functions that run checkpoints, which give each call its region.
+"""Calls of both checkpoint variants, each given its region.
 
-Checkpoints are caught where :mod:`recompute_scan.record.caught` says, and those of other
+Wrappers around the functions that run checkpoints, which give each call its region.
+
+Checkpoints are caught where :mod:`recompute_scan.record.origins` says, and those of other
 libraries like torch's own reentrant one. What is wrapped around the forward's run and around the
 recomputes is for :class:`~recompute_scan.record.region_ranges.Regions` to say; what is computed
 never changes.
@@ -8,6 +10,8 @@ never changes.
 A checkpoint's backward turns gradients on, runs something again and starts a backward pass of its
 own. That shows in what the code of its ``backward`` names; whether it does run anything again is
 for the trace to tell.
+
+Watches who switches checkpoints on, and which modules they recompute, in one process.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -26,19 +31,39 @@ from torch import nn
 
 from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.fidelity.passing import Application
-from recompute_scan.record.call_sites import CallSites
-from recompute_scan.record.caught import (
+from recompute_scan.frameworks.registry import MECHANISMS
+from recompute_scan.record.attribution import CallSites, Switches
+from recompute_scan.record.isolation import (
+    Call,
+    Guard,
+    Patches,
+    Sheltered,
+    Undo,
+    after_import,
+    within,
+)
+from recompute_scan.record.modules import ModuleIndex, Untrained
+from recompute_scan.record.origins import (
     Arguments,
+    Origin,
+    Origins,
     Variant,
     generator_function,
     reentrant_function,
     replace_generator,
 )
-from recompute_scan.record.compat import inputs
-from recompute_scan.record.guard import Call, Guard, Sheltered, within
-from recompute_scan.record.module_names import Untrained
-from recompute_scan.record.patches import Patches, after_import
-from recompute_scan.record.region_ranges import UNNAMED, CheckpointCall, RangedRegion, Regions
+from recompute_scan.record.policies import DecisionWatch
+from recompute_scan.record.region_ranges import (
+    UNNAMED,
+    AnnotatedRegions,
+    CheckpointCall,
+    ComparedRegions,
+    RangedRegion,
+    Regions,
+    can_annotate,
+)
+from recompute_scan.record.torch_versions import inputs
+from recompute_scan.result.run_record import SwitchedOn
 
 _TURNS_ON = frozenset({"enable_grad", "set_grad_enabled"})
 _STARTS = frozenset({"backward", "grad"})
@@ -333,3 +358,118 @@ def _named_in(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _named_in(constant)
+
+
+class Probe:
+    """The annotations of one process.
+
+    Attributes:
+        sites: Source lines of the call sites that were named.
+        warnings: What could not be watched in this version of torch.
+        switched_on: Ways of checkpointing that were on when recording last began.
+        entered: Calls of checkpointed regions so far, by variant.
+        functions: Line that calls each checkpoint function whose runs are not annotated, by name.
+        comparison: The step whose recomputes are compared with their forward.
+        policies: The step in which policies of selective checkpoints are seen deciding.
+        untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
+    """
+
+    def __init__(self, start_folder: Path, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
+        self.sites = CallSites(start_folder)
+        self._switches = Switches(self.sites, self._guard)
+        self._index = ModuleIndex()
+        self._origins = Origins(self.sites, self._switches, self._index)
+        self._patches = Patches()
+        annotated = AnnotatedRegions(self._origins, self._guard)
+        self.comparison = ComparedRegions(annotated, self._index, self._guard)
+        self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
+        self._calls = CheckpointCalls(self.comparison, self.sites, self._patches, self._guard)
+        self.comparison.functions = self._calls.watched
+        self.untrained = self._calls.untrained
+        self.entered = self._calls.entered
+        self.functions = self._calls.functions
+        self._warnings: list[str] = []
+        self.switched_on: tuple[SwitchedOn, ...] = ()
+        self._left_out = False
+
+    @property
+    def warnings(self) -> list[str]:
+        """What could not be watched, one sentence each."""
+        return [*self._warnings, *self._switches.warnings, *self._guard.left_out]
+
+    def install(self) -> None:
+        """Begin to watch; before the script is imported."""
+        if not can_annotate():
+            self._cannot_watch("reentrant")
+            self._cannot_watch("non-reentrant")
+            return
+        self._switches.install()
+        if not self._calls.watch_reentrant():
+            self._cannot_watch("reentrant")
+        if not self._calls.watch_non_reentrant():
+            self._cannot_watch("non-reentrant")
+        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
+            self._calls.watch_others(entry)
+
+    def remove(self) -> None:
+        """Put torch's own functions back, and the libraries'."""
+        self.comparison.compared()
+        self.policies.end()
+        self._switches.remove()
+        self._patches.undo()
+
+    def at_removal(self, undo: Undo) -> None:
+        """Something else to call when torch's functions are put back."""
+        self._patches.add(undo)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What the body switches on is not the script's."""
+        with self._switches.aside():
+            yield
+
+    def leave_out(self, why: str) -> None:
+        """Annotate nothing from here on, nor say what is on, and warn why."""
+        self.remove()
+        self._left_out = True
+        self._warn(why)
+
+    def begin(self) -> None:
+        """Recording is about to start: learn the modules there are now, and what is on."""
+        if self._left_out:
+            return
+        with self._guard.part("Modules could not be named"):
+            self._calls.watch_own()
+            self._index.rebuild()
+            self.switched_on = self._switches.still_on()
+
+    def asker(
+        self,
+        function: object,
+        args: tuple[object, ...],
+        frame: FrameType | None,
+        options: Sequence[str] = (),
+    ) -> Origin:
+        """Module, mechanism and site of the checkpoint call whose innermost frame this is, as
+        annotated.
+        """
+        found = [Origin()]
+        with self._guard.part(UNNAMED):
+            found.append(self._origins.asker(function, args, frame, options))
+        return found[-1]
+
+    def look_at_gradients(self) -> None:
+        """A step has ended: see whether the weights in suspected regions have gradients."""
+        with self._guard.part("Gradients could not be seen"), torch._C.DisableTorchFunction():
+            self.untrained.look()
+
+    def _cannot_watch(self, variant: Variant) -> None:
+        self._warn(
+            f"This version of torch ({torch.__version__}) has no {variant} checkpoint where it is "
+            "looked for, so its regions carry no annotations in the trace."
+        )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.append(text)

@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from recompute_scan.compiled.structured import wanted_name, write_record
+from recompute_scan.compiled.logs import wanted_name, write_record
 from recompute_scan.files import write_whole
-from recompute_scan.record.guard import Guard
-from recompute_scan.run_info import compiled_name
+from recompute_scan.record.isolation import Guard
+from recompute_scan.result.run_record import compiled_name
 
 _LOGGER = "torch.__trace"
 _MISSING = "What compiled code recomputes is not known"

@@ -1,48 +1,325 @@
-"""Sees the policies of selective checkpoints decide, in the one step that has Python stacks.
+"""Selective policies as they decide.
+
+Sees the policies of selective checkpoints decide, in the one step that has Python stacks.
 
 torch asks a policy from inside a dispatch mode that it makes for each call of the checkpoint, and
 recomputes through a second one. For that step the two modes' classes carry wrappers; whoever made
 the modes, and whatever the policy is, they pass there. The step's times are never used, so that
 looking costs no figure anything. A policy gets the arguments that torch gives it, once, and what
 it returns or raises goes on unchanged.
+
+What a policy of a selective checkpoint refers to, and what the watch counts of its answers.
+
+Nothing of the script's is called: closures, globals, defaults and attributes are read, and the
+bytecode is searched for operators that it spells out, such as ``torch.ops.aten.mm``.
 """
 
 from __future__ import annotations
 
+import ast
+import dis
+import functools
+import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from msgspec import Struct, field
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace, _Ops
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
-from recompute_scan.deciding import (
+from recompute_scan.annotations import RegionAnnotation
+from recompute_scan.record.attribution import CallSites, site_folder
+from recompute_scan.record.isolation import Call, Guard, Patches
+from recompute_scan.record.region_ranges import Within
+from recompute_scan.record.torch_versions import compiled_something
+from recompute_scan.result.decisions import (
     DecidedOperator,
+    EntryKind,
     Policies,
     PolicyEntry,
     WatchedPolicy,
 )
-from recompute_scan.record.call_sites import CallSites
-from recompute_scan.record.compat import compiled_something
-from recompute_scan.record.guard import Call, Guard
-from recompute_scan.record.ownership import site_folder
-from recompute_scan.record.patches import Patches
-from recompute_scan.record.region_ranges import Within
-from recompute_scan.record.watched_policies import (
-    EntriesOfPolicy,
-    PolicyTally,
-    WatchedCall,
-    decision_of,
-    describe_policy,
-    keeps,
-    named,
-    spelled_at,
-    storages_of,
-    will_serve,
-)
+
+# The policy that torch makes of a list, and the name it knows the list by.
+_OF_A_LIST = "create_selective_checkpoint_contexts.<locals>.policy_fn"
+_LIST = "policy_fn_or_list"
+_MOST = 1000
+_CHAIN = ("LOAD_ATTR", "LOAD_METHOD")
+_ROOTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FROM_DICT_OR_DEREF")
+
+
+class ListedEntry(NamedTuple):
+    """An operator that a policy names, in which collection, and how often it is in there."""
+
+    operator: Any
+    kind: EntryKind
+    collection: str
+    times: int
+
+    @property
+    def name(self) -> str:
+        """Such as ``aten.mm.default``."""
+        return str(self.operator) if self.kind != "other" else named(self.operator)
+
+    def is_of(self, operator: object) -> bool:
+        """Is the called operator this one, or one of its overloads?"""
+        if self.kind == "packet":
+            return getattr(operator, "overloadpacket", None) is self.operator
+        return operator is self.operator
+
+
+class EntriesOfPolicy(NamedTuple):
+    """A policy as the script has it.
+
+    ``code`` is where it is defined, ``None`` for a list and for what is written in C; ``key`` is
+    the same for policies that are made anew for each layer.
+    """
+
+    name: str
+    code: CodeType | None
+    entries: tuple[ListedEntry, ...]
+    key: object
+
+
+def named(operator: object) -> str:
+    """The name of an operator, or of a function in its place."""
+    if isinstance(operator, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+        return str(operator)
+    name = getattr(operator, "__name__", None)
+    return name if isinstance(name, str) else type(operator).__name__
+
+
+def describe_policy(policy: Any) -> EntriesOfPolicy:
+    """What can be known of a policy without calling it."""
+    function, given = _unwrapped(policy)
+    code = _code(function)
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        name = type(function).__qualname__
+    if name == _OF_A_LIST and inspect.isfunction(function):
+        members = inspect.getclosurevars(function).nonlocals.get(_LIST)
+        if isinstance(members, list):
+            entries = tuple(_members("the list", members))
+            name = f"a list of {len(members)} operator{'s' * (len(members) != 1)}"
+            return EntriesOfPolicy(name, None, entries, ("list", *map(named, members)))
+    entries = tuple(_entries(function, given))[:_MOST]
+    where = code if code is not None else name
+    return EntriesOfPolicy(
+        name, code, entries, (where, *((one.name, one.collection) for one in entries))
+    )
+
+
+def _unwrapped(policy: Any) -> tuple[Any, dict[str, Any]]:
+    given: dict[str, Any] = {}
+    for _ in range(20):
+        if isinstance(policy, functools.partial):
+            given |= {f"argument {n}": value for n, value in enumerate(policy.args, 1)}
+            given |= policy.keywords
+            policy = policy.func
+        elif inspect.isfunction(policy) and "__wrapped__" in vars(policy):
+            policy = vars(policy)["__wrapped__"]
+        else:
+            break
+    return policy, given
+
+
+def _code(function: Any) -> CodeType | None:
+    if not hasattr(function, "__code__") and not inspect.ismethod(function):
+        function = vars(type(function)).get("__call__")
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _entries(function: Any, given: dict[str, Any]) -> Iterator[ListedEntry]:
+    variables = {**_variables(function), **given}
+    for name, value in list(variables.items()):
+        if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) <= _MOST:
+            yield from _members(name, value)
+    code = _code(function)
+    if code is not None:
+        yield from _members("the code", _spelled(code, variables))
+
+
+def _variables(function: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    owner = getattr(function, "__self__", None)
+    if inspect.ismethod(function):
+        function = function.__func__
+    elif not inspect.isfunction(function):
+        owner, function = function, vars(type(function)).get("__call__")
+    if owner is not None and not isinstance(owner, (type, ModuleType)):
+        with suppress(TypeError):
+            found |= vars(owner)
+    if inspect.isfunction(function):
+        with suppress(ValueError):
+            closure = inspect.getclosurevars(function)
+            found |= {**closure.globals, **closure.nonlocals}
+        defaults = inspect.signature(function).parameters.values()
+        found |= {one.name: one.default for one in defaults if one.default is not one.empty}
+    return found
+
+
+def _members(collection: str, values: Any) -> Iterator[ListedEntry]:
+    counts: Counter[int] = Counter()
+    known: dict[int, Any] = {}
+    for value in values:
+        counts[id(value)] += 1
+        known[id(value)] = value
+    kinds = {key: _kind(value) for key, value in known.items()}
+    # A collection without any operator is about something else.
+    if not any(kind in ("operator", "packet") for kind in kinds.values()):
+        return
+    for key, value in known.items():
+        kind = kinds[key]
+        if kind is not None:
+            yield ListedEntry(value, kind, collection, counts[key])
+
+
+def _kind(value: Any) -> EntryKind | None:
+    if isinstance(value, (OpOverload, HigherOrderOperator)):
+        return "operator"
+    if isinstance(value, OpOverloadPacket):
+        return "packet"
+    return "other" if inspect.isbuiltin(value) else None
+
+
+def _spelled(code: CodeType, variables: dict[str, Any]) -> list[Any]:
+    """Operators that the code spells out, beginning with torch, or with one of its namespaces."""
+    found: list[Any] = []
+    value: Any = None
+    for one in dis.get_instructions(code):
+        if one.opname in _CHAIN and value is not None and isinstance(one.argval, str):
+            value = _attribute(value, one.argval)
+            continue
+        if _kind(value) is not None:
+            found.append(value)
+        value = variables.get(one.argval) if one.opname in _ROOTS else None
+    return [value for value in found if _kind(value) in ("operator", "packet")]
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if not (value is torch or isinstance(value, (_Ops, _OpNamespace, OpOverloadPacket))):
+        return None
+    with suppress(Exception):
+        return getattr(value, name)
+    return None
+
+
+def spelled_at(path: Path) -> dict[str, int]:
+    """The lines of a file that spell operators, the first for each, by the operator's name."""
+    found: dict[str, int] = {}
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return found
+    inner = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            inner.add(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node not in inner:
+            text = ast.unparse(node)
+            name = text.rpartition("ops.")[2] if "ops." in text else ""
+            if name and name not in found:
+                found[name] = node.lineno
+    return found
+
+
+class _OperatorTally(Struct):
+    met: int = 0
+    decided: dict[str, int] = field(default_factory=dict)
+    kept: int = 0
+    kept_bytes: int = 0
+    result_bytes: int = 0
+    held_bytes: int = 0
+    served: int = 0
+    recomputed: int = 0
+
+
+class PolicyTally(Struct, eq=False):
+    """One policy at one checkpoint."""
+
+    policy: EntriesOfPolicy
+    annotation: RegionAnnotation | None
+    operators: dict[Any, _OperatorTally] = field(default_factory=dict)
+    regions: int = 0
+    recomputes: int = 0
+    raised: int = 0
+
+    def of(self, operator: Any) -> _OperatorTally:
+        return self.operators.setdefault(operator, _OperatorTally())
+
+
+class WatchedCall(Struct, eq=False, weakref=True):
+    """One call of a checkpoint: its forward's mode, and its recompute's."""
+
+    policy: EntriesOfPolicy
+    group: PolicyTally | None = None
+    again: bool = False
+    decision: str | None = None
+    asked: bool = False
+    born: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    dropped: list[tuple[_OperatorTally, int, StorageWeakRef]] = field(default_factory=list)
+
+    def forget(self) -> None:
+        """The next operator is called."""
+        self.decision = None
+
+
+def decision_of(answer: Any) -> str:
+    if isinstance(answer, bool):  # as torch reads it
+        return "MUST_SAVE" if answer else "PREFER_RECOMPUTE"
+    name = getattr(answer, "name", None)
+    return name if isinstance(name, str) else type(answer).__name__
+
+
+def keeps(decision: str) -> bool:
+    return decision.endswith(("_SAVE", "_CPU_OFFLOAD"))
+
+
+def storages_of(values: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages of all tensors, each once; of a wrapper the tensors inside it."""
+    seen: set[int] = set()
+    queue = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    while queue:
+        tensor = queue.pop()
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        if flatten is not None:
+            names, _ = flatten()
+            queue.extend(getattr(tensor, name) for name in names)
+            continue
+        if tensor.layout is not torch.strided:
+            continue
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            yield storage
+
+
+def will_serve(mode: Any, func: Any, rest: Any) -> bool | None:
+    """Whether a kept result is there for this call, by the storage of the mode."""
+    key_of = getattr(torch_checkpoint, "_sac_storage_key", None)
+    key = key_of(func, rest[0] if rest else ()) if key_of is not None else func
+    entries = mode.storage.get(key)
+    if entries is None:
+        return None
+    if isinstance(entries, dict):
+        counter = getattr(mode, "func_counter", None)
+        entry = entries.get(counter[key]) if counter is not None else None
+        recompute = getattr(torch_checkpoint, "_RECOMPUTE", None)
+        return None if entry is None else entry is not recompute
+    return bool(entries)  # up to 2.12 a list of what was kept, in order
+
 
 _UNSEEN = "A policy's decisions could not be seen"
 COMPILED = (

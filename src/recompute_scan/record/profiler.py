@@ -1,13 +1,39 @@
-"""One profiler window: a fixed number of steps recorded into one gzipped trace."""
+"""One window of torch's profiler: open ranges, and Kineto's lines kept off the terminal.
+
+One profiler window: a fixed number of steps recorded into one gzipped trace.
+
+Ranges that are still open when their profiler ends: ended there and then, or known to be open.
+
+A range of ``record_function`` keeps a pointer into the memory of the profiler under which it was
+opened. torch frees that memory when the profiler ends, and writes to it when the range closes, if
+any other profiler runs in its thread by then (``onFunctionExit`` in profiler_kineto.cpp and
+``RecordFunction::end`` in record_function.cpp, the same in 2.1 to 2.13): scripts die of it, at once
+or much later. With no profiler running it writes nothing, and a range that has been ended twice is
+as one ended once. So what a profiler leaves open is ended while none runs. Ranges that cannot be
+got hold of (those of compiled code, of torch's operators called directly) leave the process
+unsafe for another profiler.
+
+What a recording says and keeps quiet on the user's terminal.
+
+Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
+setting turns them off. The descriptor is redirected only while our own calls into
+the profiler last, and everything else that was written meanwhile is passed on.
+"""
 
 from __future__ import annotations
 
+import _thread
 import errno
+import gc
 import gzip
 import os
+import re
 import shutil
+import sys
 import tempfile
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,15 +41,139 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd import profiler as autograd_profiler
+from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
+from torch.utils._python_dispatch import _disable_current_modes
 
 from recompute_scan.files import make_new
-from recompute_scan.record import ranges
-from recompute_scan.record.compat import import_ahead
-from recompute_scan.record.guard import Call, Guard
-from recompute_scan.record.launch.forks import let_forked_processes_end
-from recompute_scan.record.patches import Patches
-from recompute_scan.record.quiet import without_grad_warnings, without_kineto_noise, without_modes
+from recompute_scan.record.isolation import Call, Guard, Patches, let_forked_processes_end
+from recompute_scan.record.torch_versions import KINETO_LINE, import_ahead
+from recompute_scan.terminal import fresh_line, without_lines
+
+# Names of ranges that nobody could end, of profilers that have ended in this process.
+_left: Counter[str] = Counter()
+
+
+def still_open() -> tuple[str, ...]:
+    """Names of ranges that may be open under a profiler that has ended: no other may start."""
+    return tuple(_left)
+
+
+def end_left_open(results: Any) -> None:
+    """A profiler has ended: end the ranges that it leaves open.
+
+    Args:
+        results: What torch's compiled part gave at its end, ``kineto_results``; ``None`` where it
+            gives nothing, as for ``emit_nvtx``: then every open range is ended.
+    """
+    unfinished = None
+    if results is not None:
+        # No thread has ended them: logical thread numbers begin at 1.
+        names = (event.name() for event in results.events() if not event.end_thread_id())
+        unfinished = Counter(names)
+        if not unfinished:
+            return
+    found: Counter[str] = Counter()
+    handles = []
+    for one in gc.get_objects():
+        # type(), because isinstance() asks proxies for their class, and may run anything.
+        opened = issubclass(type(one), record_function) and one.record is not None
+        if opened and (unfinished is None or one.name in unfinished):
+            found[one.name] += 1
+            handles.append(one.record)
+    _end(handles)
+    _left.update((unfinished or Counter()) - found)
+
+
+def _end(handles: list[Any]) -> None:
+    """End ranges where no profiler runs and no mode of dispatch is on: in a thread of their own."""
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            for handle in handles:
+                torch.ops.profiler._record_function_exit._RecordFunction(handle)
+        finally:
+            done.release()
+
+    # Not a threading.Thread: the script would find it among its own.
+    _thread.start_new_thread(run, ())
+    done.acquire()
+
+
+_GRAD = re.compile(r"The \.grad attribute of a Tensor")
+# The modules whose lines warn in calls of ours.
+_OURS = re.compile(r"torch(\.|$)|recompute_scan(\.|$)|contextlib$")
+
+
+@contextmanager
+def without_kineto_noise() -> Iterator[None]:
+    """Run the body with Kineto's log lines left out of standard error."""
+    with without_lines(2, KINETO_LINE):
+        yield
+
+
+@contextmanager
+def without_grad_warnings() -> Iterator[None]:
+    """Run the body without torch's warning on ``.grad`` of tensors that are no leaves.
+
+    To record stacks, torch reads ``.grad`` of every tensor that a module holds, FSDP's views among
+    them.
+    """
+    with _ignoring(_GRAD, None):
+        yield
+
+
+@contextmanager
+def without_own_warnings() -> Iterator[None]:
+    """Run the body, calls of ours into torch, without what torch warns of in them: a script may
+    make errors of warnings, and would print the others.
+    """
+    with _ignoring(None, _OURS):
+        yield
+
+
+@contextmanager
+def _ignoring(message: re.Pattern[str] | None, module: re.Pattern[str] | None) -> Iterator[None]:
+    """The filter goes straight into the list, since all that :mod:`warnings` has for it makes
+    Python show every other warning once more.
+    """
+    filters: Any = warnings.filters
+    entry = ("ignore", message, Warning, module, 0)
+    filters.insert(0, entry)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the script has reset its filters
+            filters.remove(entry)
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Run the body with no mode of the script's on, which would see the profiler's operators."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+class Progress:
+    """Says each phase once."""
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._on = wanted and sys.stderr is not None and sys.stderr.isatty()
+        self._said = ""
+
+    def show(self, text: str) -> None:
+        """Say it, unless it was what was said last."""
+        if self._on and text != self._said:
+            line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
+            print(line, file=sys.stderr, flush=True)
+            self._said = text
+
+    def end(self) -> None:
+        """Say nothing from here on: another rank does."""
+        self._on = False
+
 
 # More than plain recordings of a few steps have come to.
 _ENOUGH_BYTES = 4 << 30
@@ -102,7 +252,7 @@ class ProfilerWindow:
             self._filters.__exit__(None, None, None)
             backend = self._profiler.profiler
             if backend is not None and backend.kineto_results is not None:  # it may not have begun
-                ranges.end_left_open(backend.kineto_results)
+                end_left_open(backend.kineto_results)
 
     def export(self, target: Path) -> None:
         """Write the closed recording, gzipped; the file appears whole or not at all.
@@ -233,9 +383,9 @@ class OtherProfilers:
         if not self._ours and profiler.enabled:
             if isinstance(profiler, autograd_profiler.profile):
                 if profiler.kineto_results is not None:
-                    ranges.end_left_open(profiler.kineto_results)
+                    end_left_open(profiler.kineto_results)
             else:
-                ranges.end_left_open(None)
+                end_left_open(None)
         return result
 
 

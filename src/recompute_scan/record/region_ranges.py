@@ -1,7 +1,13 @@
-"""Regions and their recomputes as ranges in the trace, opened only while a profiler records."""
+"""Regions as ranges in the trace, and the regions to compare.
+
+Regions and their recomputes as ranges in the trace, opened only while a profiler records.
+
+Regions of the step whose recomputes are compared with their forward.
+"""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +17,17 @@ from typing import Any, Protocol
 
 import torch
 from msgspec import Struct
+from torch import nn
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
+from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
+from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.passing import Application
-from recompute_scan.record.caught import Variant
-from recompute_scan.record.guard import Guard
-from recompute_scan.record.origins import Origin, Origins
+from recompute_scan.fidelity.uses import hook_classes
+from recompute_scan.record.isolation import Call, Guard, Patches
+from recompute_scan.record.modules import ModuleIndex, covered_modules, parameter_names
+from recompute_scan.record.origins import Origin, Origins, Variant
+from recompute_scan.result.fidelity import ComparedRegion, Fidelity
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
 # operator of its own, which a selective checkpoint's dispatch mode would see, count and cache.
@@ -24,9 +35,6 @@ _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
 UNNAMED = "Checkpoint calls could not be named"
-
-
-Returned = Callable[[Any], None]
 
 
 class Within(Struct, frozen=True):
@@ -183,3 +191,189 @@ class AnnotatedRegion:
         finally:
             _close_range(opened)
             self._thread.depth, self._thread.within = before, around
+
+
+_AMBIGUOUS = "The same module was run several times before it was recomputed."
+
+
+class ComparedRegions:
+    """Regions that are annotated, and compared between :meth:`compare` and :meth:`compared`.
+
+    Attributes:
+        functions: Autograd functions of reentrant checkpoints.
+    """
+
+    def __init__(self, annotated: AnnotatedRegions, index: ModuleIndex, guard: Guard) -> None:
+        self._annotated = annotated
+        self._index = index
+        self._guard = guard
+        self._comparing: Comparing | None = None
+        self._patches = Patches()
+        self._modules: dict[int, _ModuleRuns] = {}
+        self.functions: list[Any] = []
+
+    def compare(self) -> None:
+        """The step begins."""
+
+        def name_of(module: nn.Module) -> tuple[str, str]:
+            found = self._index.look_up([module])
+            return found.name, found.class_name
+
+        comparing = self._comparing = Comparing(name_of, self._guard.around, parameter_names)
+        self._watch_what_leaves(comparing)
+
+        def entered(call: Call, hooks: Any) -> Any:
+            comparing.hand_over(hooks)
+            return call(hooks)
+
+        for kind in hook_classes():
+            self._patches.replace(kind, "__enter__", self._guard.around(kind.__enter__, entered))
+
+    def _watch_what_leaves(self, comparing: Comparing) -> None:
+        """Of reentrant checkpoints, to the backward pass."""
+        leaving, thread = comparing.leaving, threading.get_ident()
+
+        def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread or torch._C._current_graph_task_id() != -1:
+                return call(*args, **kwargs)
+            with leaving.applying(args[1:]):
+                return call(*args, **kwargs)
+
+        # Bound to the class that is asked: one may inherit what is put here from another.
+        found = [(one, inspect.getattr_static(one, "apply", None)) for one in self.functions]
+        for function, original in found:
+            if isinstance(original, classmethod):
+                apply_of = _unbound(original)
+                around = self._guard.around(apply_of, apply, named=False)
+                self._patches.replace(function, "apply", classmethod(around))
+
+        def switch(by: int) -> Callable[..., Any]:
+            def switched(call: Call, *args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == thread:
+                    leaving.switched_off += by
+                return call(*args, **kwargs)
+
+            return switched
+
+        for name, by in (("__enter__", 1), ("__exit__", -1)):
+            original = getattr(torch.no_grad, name)
+            self._patches.replace(torch.no_grad, name, self._guard.around(original, switch(by)))
+
+        def differentiating(name: str) -> Callable[..., Any]:
+            def differentiate(call: Call, *args: Any, **kwargs: Any) -> Any:
+                outermost = torch._C._current_graph_task_id() == -1
+                if outermost and threading.get_ident() == thread:
+                    leaving.differentiated(tensors((*args[:1], *kwargs.values())))
+                result = call(*args, **kwargs)
+                if outermost:
+                    to_all = name == "backward" and len(args) < 6 and not kwargs.get("inputs")
+                    comparing.differentiated(to_all=to_all)
+                return result
+
+            return differentiate
+
+        for name in ("backward", "grad"):
+            original = getattr(torch.autograd, name)
+            around = self._guard.around(original, differentiating(name))
+            self._patches.replace(torch.autograd, name, around)
+
+    def compared(self) -> Fidelity:
+        """The step has ended: what it has shown. Nothing of it is left in the process."""
+        comparing, self._comparing = self._comparing, None
+        try:
+            return comparing.outcome() if comparing is not None else Fidelity()
+        finally:
+            self._patches.undo()
+            self._modules.clear()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether recomputes are compared, or a profiler records."""
+        return self._comparing is not None or self._annotated.wanted
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """As :meth:`AnnotatedRegions.preparing`; a step that is compared is not timed."""
+        return self._annotated.preparing() if self._comparing is None else nullcontext()
+
+    def region(self, call: CheckpointCall) -> RangedRegion:
+        """The region of one call."""
+        if self._comparing is None:
+            return self._annotated.region(call)
+        return self._compared(self._comparing, call)
+
+    def _compared(self, comparing: Comparing, call: CheckpointCall) -> RegionCall:
+        annotation = self._annotated.annotation(call)
+        known = ComparedRegion(
+            module=annotation.module,
+            module_class=annotation.module_class,
+            variant=annotation.variant,
+            mechanism=annotation.mechanism,
+            site=annotation.site,
+            options=tuple(filter(None, annotation.options.split(","))),
+            function=call.own or call.library,
+        )
+        covered = covered_modules(call.function, call.args, every=True)
+        return comparing.region(known, call.function, covered, call.application)
+
+    def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
+        """Around a checkpoint function of the script's own that runs a module by itself, and keeps
+        it for the recompute: nothing can take the place of a module, so its ``forward`` is
+        replaced until the step has ended.
+        """
+        module = call.function
+        if self._comparing is None or not isinstance(module, nn.Module):
+            return self._annotated.around_module(call)
+        runs = self._modules.get(id(module))
+        if runs is None:
+            runs = self._modules[id(module)] = _ModuleRuns()
+            self._patches.replace(module, "forward", self._followed(module.forward, runs))
+        return runs.forward_of(self._compared(self._comparing, call))
+
+    def _followed(self, original: Any, runs: _ModuleRuns) -> Callable[..., Any]:
+        def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with runs.next((*args, kwargs)) as returned:
+                result = call(*args, **kwargs)
+                if returned is not None:
+                    returned(result)
+                return result
+
+        return self._guard.around(original, forward)
+
+
+def _unbound(method: Any) -> Callable[..., Any]:
+    """A class method as a function of the class and the arguments."""
+
+    def call(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, kind)(*args, **kwargs)
+
+    return call
+
+
+class _ModuleRuns:
+    """Which call of the checkpoint function a run of one module belongs to."""
+
+    def __init__(self) -> None:
+        self._entered: RegionCall | None = None
+        self._awaited: list[RegionCall] = []
+
+    @contextmanager
+    def forward_of(self, region: RegionCall) -> Iterator[None]:
+        self._entered = region
+        try:
+            yield
+        finally:
+            self._entered = None
+
+    def next(self, given: Sequence[object]) -> AbstractContextManager[Returned | None]:
+        """Around the run that begins now, with these arguments."""
+        if self._entered is not None:
+            self._awaited.append(self._entered)  # once for each run of it, as of a part
+            return self._entered.forward(given)
+        if not self._awaited:
+            return nullcontext()
+        region = self._awaited.pop()
+        if any(one is not region for one in self._awaited):
+            for one in (region, *self._awaited):
+                one.leave_untold(_AMBIGUOUS)
+            return nullcontext()
+        return region.recompute(given)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from recompute_scan import units
-from recompute_scan.frameworks.known import find_title
-from recompute_scan.report.bars import BarPart, stacked
-from recompute_scan.report.escape import visible
-from recompute_scan.report.page import wrap
-from recompute_scan.report.templating import fill
+from recompute_scan.frameworks.registry import find_title
+from recompute_scan.report.blocks import wrap
+from recompute_scan.report.figures import BarPart, stacked
+from recompute_scan.report.templating import fill, visible
 from recompute_scan.report.words import family_words
-from recompute_scan.result.comparison import Comparison, FamilyCalls, Mark, Side, Switch
+from recompute_scan.result.compare import Comparison, FamilyCalls, Mark, Side, Switch
 from recompute_scan.units import count, ms, pct, plural, times
 
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing

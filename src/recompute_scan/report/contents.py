@@ -3,55 +3,54 @@
 from __future__ import annotations
 
 from recompute_scan.report.section import Section
-from recompute_scan.report.sections import (
-    block_by_block,
-    checkpoint_sites,
-    compiled_code,
-    device_use,
-    every_rule,
-    failure,
-    findings_and_fixes,
-    first_screen,
-    how_to_check,
-    hta_figures,
-    measured_fix,
-    memory_snapshots,
-    method,
-    planned_checkpoints,
-    rank_by_rank,
-    recomputed_by_design,
-    run_by_run,
-    same_computation,
-    selective_policies,
-    step_cost,
-    steps_and_families,
-    trace_health,
+from recompute_scan.report.sections import plan
+from recompute_scan.report.sections.answer import (
+    EVERY_RULE,
+    FAILURE,
+    FINDINGS_AND_FIXES,
+    FIRST_SCREEN,
+    HOW_TO_CHECK,
+    METHOD,
 )
+from recompute_scan.report.sections.correctness import (
+    COMPILED_CODE,
+    SAME_COMPUTATION,
+    SELECTIVE_POLICIES,
+)
+from recompute_scan.report.sections.cost import DEVICE_USE, HTA_FIGURES, MEASURED_FIX, STEP_COST
+from recompute_scan.report.sections.layers import (
+    BLOCK_BY_BLOCK,
+    CHECKPOINT_SITES,
+    RECOMPUTED_BY_DESIGN,
+    RUN_BY_RUN,
+    STEPS_AND_FAMILIES,
+)
+from recompute_scan.report.sections.run import MEMORY_SNAPSHOTS, RANK_BY_RANK, TRACE_HEALTH
 from recompute_scan.result import Result
 
 SECTIONS: tuple[Section, ...] = (
-    failure.SECTION,
-    planned_checkpoints.SECTION,
-    first_screen.SECTION,
-    measured_fix.SECTION,
-    step_cost.SECTION,
-    run_by_run.SECTION,
-    block_by_block.SECTION,
-    recomputed_by_design.SECTION,
-    rank_by_rank.SECTION,
-    checkpoint_sites.SECTION,
-    compiled_code.SECTION,
-    findings_and_fixes.SECTION,
-    same_computation.SECTION,
-    selective_policies.SECTION,
-    memory_snapshots.SECTION,
-    how_to_check.SECTION,
-    device_use.SECTION,
-    hta_figures.SECTION,
-    every_rule.SECTION,
-    steps_and_families.SECTION,
-    trace_health.SECTION,
-    method.SECTION,
+    FAILURE,
+    plan.PLANNED_CHECKPOINTS,
+    FIRST_SCREEN,
+    MEASURED_FIX,
+    STEP_COST,
+    RUN_BY_RUN,
+    BLOCK_BY_BLOCK,
+    RECOMPUTED_BY_DESIGN,
+    RANK_BY_RANK,
+    CHECKPOINT_SITES,
+    COMPILED_CODE,
+    FINDINGS_AND_FIXES,
+    SAME_COMPUTATION,
+    SELECTIVE_POLICIES,
+    MEMORY_SNAPSHOTS,
+    HOW_TO_CHECK,
+    DEVICE_USE,
+    HTA_FIGURES,
+    EVERY_RULE,
+    STEPS_AND_FAMILIES,
+    TRACE_HEALTH,
+    METHOD,
 )
 
 

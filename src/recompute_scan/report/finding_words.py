@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from recompute_scan.report import words
-from recompute_scan.report.commands import diff_lines
-from recompute_scan.report.escape import visible
-from recompute_scan.report.page import WIDTH, Page
+from recompute_scan.report.blocks import WIDTH, Page
+from recompute_scan.report.summary import diff_lines
+from recompute_scan.report.templating import visible
 from recompute_scan.result import Finding
 
 UNKNOWN_CAUSE = "This is none of the failures that recompute-scan knows."

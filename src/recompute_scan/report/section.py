@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from recompute_scan.report.page import Page
+from recompute_scan.report.blocks import Page
 from recompute_scan.result import Result
 
 

@@ -1,25 +1,151 @@
-"""Templates filled: every value escaped, and a page that may run nothing but our own.
+"""Templates of the page: escaping and attachments.
+
+Templates filled: every value escaped, and a page that may run nothing but our own.
 
 Style and script are in the page and allowed by their hashes only; everything else is
 refused by the content policy, so that even a name that slipped through could do nothing.
+
+Names out of a trace, made harmless: for a page, a terminal, Markdown and a script block.
+
+A trace is written by somebody else's program, so every name in it may hold markup, terminal
+codes, or characters that reverse the reading direction (the "Trojan Source" trick,
+https://trojansource.codes). Here they become visible text. HTML quoting itself is the
+template engine's work (autoescaping); these functions do what quoting cannot.
+
+What a reader may take out of the page: a table for a spreadsheet, an excerpt for Perfetto.
 """
 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import re
+import unicodedata
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
+from msgspec import Struct
 
 from recompute_scan import units
 from recompute_scan.report import words
-from recompute_scan.report.escape import lines, sentence, shorten, visible
-from recompute_scan.terminal import inert
+from recompute_scan.result import Proof, Result
+from recompute_scan.terminal import UNSEEN, inert, printable
+
+LONGEST_NAME = 120
+
+# A word joiner after these keeps a tracker from seeing a mention, a reference or a link.
+_TRACKER = re.compile(r"(@|#(?=\d)|GH(?=-\d)|:(?=//)|\bwww(?=\.))", re.IGNORECASE)
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
+_MARKDOWN_START = re.compile(r"^(\d*)([-+#>=.)])")
+_JOINER = "\N{WORD JOINER}"
+
+
+def visible(text: str, limit: int = LONGEST_NAME) -> str:
+    """A name fit to show: one line, nothing unseen, at most ``limit`` characters.
+
+    A longer name loses its middle, since both ends of a module path or a file name say more.
+    """
+    # an escape is at most ten characters, so no more than this can matter at either end
+    if len(text) > 2 * limit:
+        text = text[:limit] + "…" + text[-limit:]
+    return shorten(inert(text), limit)
+
+
+def sentence(text: str, limit: int) -> str:
+    """Prose fit to show: nothing unseen, and where it is longer than ``limit``, cut at the end of
+    its last whole word. A word that is too long alone loses its middle, as a name does.
+    """
+    shown = inert(text[: 2 * limit])
+    if len(shown) <= limit:
+        return shown
+    kept, space, _ = shown[: limit - 1].rpartition(" ")
+    return f"{kept.rstrip(' ,;:(')} …" if space and kept.strip() else shorten(shown, limit)
+
+
+def shorten(text: str, limit: int) -> str:
+    """The text with its middle replaced by one ``…`` where it is longer than ``limit``."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    tail = limit - head - 1
+    return text[:head] + "…" + (text[-tail:] if tail > 0 else "")
+
+
+def lines(text: str) -> list[str]:
+    """A block of text (a diff, a source line) as lines; only tabs and line ends stay unseen."""
+    return inert(text.replace("\r\n", "\n"), keep="\n\t").split("\n")
+
+
+def script_json(text: str) -> str:
+    r"""JSON text that means the same and can stand anywhere in a page.
+
+    ``<``, ``>`` and ``&`` become ``\u`` escapes, so that no ``</script>`` or ``<!--`` remains,
+    and so do unseen characters, which JSON strings hold but no JSON syntax does.
+    """
+    quoted = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    if quoted.isascii() and not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", quoted):
+        return quoted
+    return "".join(_json_spell(char) for char in quoted)
+
+
+def json_text(text: str) -> str:
+    """JSON text that means the same, with every unseen character of its strings as an escape.
+
+    A command of a CI service (``##[error]``, ``##vso[…]``) is one wherever it is in a line.
+    """
+    text = text.replace("##", "#\\u0023")
+    if text.isascii() and "\x7f" not in text:  # the encoder has spelled out what is below a blank
+        return text
+    return "".join(_json_spell(char) for char in text)
+
+
+def markdown_text(text: str) -> str:
+    """Markdown as it may be printed; what keeps a tracker from seeing mentions stays."""
+    return printable(text, keep=f"\n\t{_JOINER}")
+
+
+def _json_spell(char: str) -> str:
+    if char in "\n\t" or unicodedata.category(char) not in UNSEEN:
+        return char
+    code = ord(char)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+def markdown_prose(text: str) -> str:
+    """Text that Markdown shows as it stands: no markup, no HTML, no mention, no reference."""
+    quoted = inert(text.strip()).replace("&", "&amp;").replace("<", "&lt;")
+    # joiners go in before the backslashes, which would otherwise hide what they look for
+    quoted = _MARKDOWN.sub(r"\\\1", _TRACKER.sub(r"\1" + _JOINER, quoted))
+    return _MARKDOWN_START.sub(r"\1\\\2", quoted)
+
+
+def markdown_code(text: str, limit: int = LONGEST_NAME) -> str:
+    """A name as inline code whose quotes are longer than any run of backticks inside."""
+    shown = visible(text, limit).replace("|", "¦") or " "
+    ticks = "`" * (_longest_run(shown, "`") + 1)
+    pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
+    return f"{ticks}{pad}{shown}{pad}{ticks}"
+
+
+def markdown_fence(text: str, language: str = "") -> str:
+    """A fenced block that nothing inside can close: its fence is longer than any run inside."""
+    body = "\n".join(lines(text.rstrip("\n")))
+    ticks = "`" * max(3, _longest_run(body, "`") + 1)
+    return f"{ticks}{language}\n{body}\n{ticks}"
+
+
+def _longest_run(text: str, char: str) -> int:
+    return max((len(run) for run in re.findall(f"{re.escape(char)}+", text)), default=0)
+
 
 _INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")
@@ -113,3 +239,84 @@ def _asset(name: str) -> Markup:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# Spreadsheets take a cell that begins so for a formula, whoever wrote it.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+_COLUMNS = (
+    "ordinal",
+    "module",
+    "module_class",
+    "forward_runs_per_step",
+    "recompute_runs_per_backward",
+    "mean_recompute",
+    "forward_ms_per_step",
+    "recompute_ms_per_step",
+    "redundant_ms_per_step",
+)
+
+
+class Attachments(Struct, frozen=True):
+    """The result in the forms that the page hands out; ``json`` is ``None`` where too large."""
+
+    markdown: str
+    csv: str
+    json: str | None
+
+
+def regions_csv(result: Result) -> str:
+    """The table of blocks as CSV, a header line first; text can start no formula.
+
+    Numbers are as the result has them (ms, runs); ``checkpoints`` are ``variant call site``,
+    outermost first, separated by `` > ``.
+    """
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow((*_COLUMNS, "checkpoints"))
+    for region in result.regions:
+        asked = " > ".join(
+            " ".join(part for part in (each.variant, each.call_site) if part)
+            for each in region.checkpoints
+        )
+        table.writerow([cell(getattr(region, name)) for name in _COLUMNS] + [cell(asked)])
+    return written.getvalue()
+
+
+def cell(value: object) -> object:
+    """A value as a CSV cell: text is made visible and can start no formula."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return value
+    shown = inert(value)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+
+
+def proof_trace(proof: Proof) -> str:
+    """The enlarged block as a trace that Perfetto and chrome://tracing open.
+
+    Each lane is a thread of its own, in the order of the page; times are the recorded trace's
+    own, in µs. The format is Chrome's Trace Event Format.
+    """
+    events: list[dict[str, object]] = []
+    for number, lane in enumerate(proof.lanes):
+        place = {"pid": 1, "tid": number + 1}
+        events.append(
+            {"ph": "M", "name": "thread_name", **place, "args": {"name": inert(lane.label)}}
+        )
+        events.append(
+            {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}}
+        )
+        events.extend(
+            {
+                "ph": "X",
+                "name": inert(op.name),
+                "cat": inert(op.family),
+                **place,
+                "ts": op.start_us,
+                "dur": op.duration_us,
+            }
+            for op in lane.ops
+        )
+    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}).decode()

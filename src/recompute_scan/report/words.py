@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from recompute_scan.annotations import COMPILED
-from recompute_scan.frameworks.known import find_title
+from recompute_scan.frameworks.registry import find_title
 from recompute_scan.result import (
     Checkpoint,
     Cost,

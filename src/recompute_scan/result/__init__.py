@@ -6,15 +6,9 @@ shares lie in 0..1, percentages in 0..100, and what is not known is ``None``, ne
 ``json_schema`` describes it.
 """
 
-from recompute_scan.result.arranged import (
-    ActivationPlan,
-    PlannedModule,
-    PlanOutcome,
-    PlanPoint,
-    PlanProof,
-)
 from recompute_scan.result.cost import (
     MEASURED,
+    ActivationPlan,
     Arm,
     Breakdown,
     Cost,
@@ -27,6 +21,10 @@ from recompute_scan.result.cost import (
     Memory,
     MemoryPlan,
     Outcome,
+    PlannedModule,
+    PlanOutcome,
+    PlanPoint,
+    PlanProof,
     RegionMemory,
     Verified,
     WithPlan,

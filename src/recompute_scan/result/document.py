@@ -8,12 +8,11 @@ import msgspec
 from msgspec import Struct, field
 
 from recompute_scan.crash import Crash
-from recompute_scan.deciding import Policies
 from recompute_scan.errors import InputError
-from recompute_scan.faithful import Fidelity
 from recompute_scan.files import encodable
-from recompute_scan.result.arranged import ActivationPlan
-from recompute_scan.result.cost import Cost, Flops, Hta, Memory, Verified
+from recompute_scan.result.cost import ActivationPlan, Cost, Flops, Hta, Memory, Verified
+from recompute_scan.result.decisions import Policies
+from recompute_scan.result.fidelity import Fidelity
 from recompute_scan.result.recompute import (
     Attention,
     ByDesign,

@@ -1,10 +1,8 @@
 """Traces in: files to columns. Nothing above this package knows a file format."""
 
-from recompute_scan.trace.columns import Kind, Trace
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Trace
 from recompute_scan.trace.health import sentences
-from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
-from recompute_scan.trace.sources import Address, find, load, name_of
-from recompute_scan.trace.store import read_beside
+from recompute_scan.trace.sources import Address, find, load, name_of, read_beside
 
 __all__ = [
     "DEFAULT_LIMITS",

@@ -1,18 +1,324 @@
-"""Where traces come from: files and folders here, addresses elsewhere, Nsight's databases."""
+"""Traces found and loaded, by path or by address.
+
+Where traces come from: files and folders here, addresses elsewhere, Nsight's databases.
+
+Where traces lie: files, folders of ranks, globs and archives, plain or compressed.
+
+A stream of bytes to a trace: what kind it is, is told by its first bytes, not by its name.
+"""
 
 from __future__ import annotations
 
+import functools
+import glob
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from recompute_scan.errors import InputError
-from recompute_scan.files import is_file, opened
-from recompute_scan.trace import formats, remote, store
-from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
+from recompute_scan.files import is_file, is_there, opened
+from recompute_scan.garbage import paused
+from recompute_scan.progress import reading
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Trace, refuse_event_size
+from recompute_scan.trace.kineto.chunks import CHUNK
+from recompute_scan.trace.kineto.reader import Reader
+from recompute_scan.trace.kineto.schema import Excerpt, Outline
 from recompute_scan.trace.nsys import REPORT_SUFFIXES, is_sqlite, refuse_report
-from recompute_scan.trace.outline import Outline
+from recompute_scan.trace.sniff import look_at_folder, look_at_members, look_at_names
+from recompute_scan.trace.streams import (
+    Front,
+    Stream,
+    inflate,
+    is_remote,
+    is_zip,
+    list_remote,
+    members,
+    open_member,
+    open_remote,
+    shown,
+    split_member,
+)
+
+_FORMATS_HEAD = 64
+_LOOKED_AT = 2000
+
+
+def read(
+    raw: Stream,
+    source: str,
+    *,
+    python: bool = False,
+    within: tuple[int, int] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    health: dict[str, int] | None = None,
+    again: bool = False,
+) -> Trace:
+    """The trace in a stream, plain or compressed.
+
+    Args:
+        raw: The bytes.
+        source: Their name, for messages.
+        python: Whether Python frames are kept.
+        within: Only what overlaps this span of time is kept, ns on the trace's clock.
+        limits: What is refused.
+        health: Counters that the raw stream adds to while it is read.
+        again: Whether a part of the stream could be read once more by its place in it; of plain
+            JSON the trace then has an outline.
+
+    Raises:
+        InputError: Not JSON (``E302``), JSON but no trace (``E303``), no events (``E304``),
+            compressed data without one readable event (``E307``), beyond a limit (``E310`` to
+            ``E315``).
+    """
+    health = {} if health is None else health
+    stream, compressed = inflate(raw, source, limits, health)
+    front = Front(stream, _FORMATS_HEAD)
+    # Every event is garbage by the end of its chunk, and none is part of a cycle.
+    with paused():
+        trace = Reader(front, source, limits, python, health, within, CHUNK).read()
+    if compressed or not again:
+        trace = replace(trace, outline=None)
+    if within is None and (trace.kind == Kind.OTHER).all():
+        raise _another_programs(trace, source)
+    return trace
+
+
+def _another_programs(trace: Trace, source: str) -> InputError:
+    """``E303``: Chrome's format, which many programs write, and not one event is of torch's."""
+    whose = look_at_names(trace.names[code] for code in trace.name[:_LOOKED_AT].tolist())
+    return InputError(
+        "E303",
+        f"{source} is a trace, but none of torch.profiler.",
+        why=f"its events are {whose}" if whose else "no event is an operator, a kernel or a range",
+        hint="give a trace that torch.profiler's export_chrome_trace wrote",
+    )
+
+
+_SUFFIXES = (".json", ".json.gz", ".json.zst")
+_DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
+# What `run` writes beside its traces, what tlparse makes, and other JSON that is never a trace.
+_NOT_A_TRACE = re.compile(
+    r"(^|/)(chromium_events|compile_directory)\.json$|"
+    r"(result|(run|so-far|flight|gradients)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
+)
+
+
+def load_file(
+    path: Path,
+    *,
+    python: bool = False,
+    within: tuple[int, int] | None = None,
+    outline: Outline | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Trace:
+    """The trace in one file, or in one member of a zip archive.
+
+    Compression is told by the first bytes, not by the name. What is damaged is read as far as
+    it can be, and the trace's ``health`` counts what was repaired or lost.
+
+    Args:
+        path: The file; a member of an archive is named as if the archive were a folder, and
+            may be left out where the archive holds one trace.
+        python: Whether ``python_function`` events are kept.
+        within: Only what overlaps this span of time is kept, ns on the trace's clock.
+        outline: The file's own, from an earlier reading; with ``within``, parts that hold nothing
+            but later events are passed over, and not counted in ``left_out``.
+        limits: What is refused.
+
+    Raises:
+        InputError: The file is missing or unreadable (``E301``), an archive is unsafe
+            (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
+            limit (see :func:`recompute_scan.trace.sources.read`).
+    """
+    inside = split_member(path) if not is_there(path) else None
+    if inside is None and is_zip(path):
+        inside = path, _only_trace(path, limits)
+    health: dict[str, int] = {}
+    how = functools.partial(read, python=python, within=within, limits=limits, health=health)
+    try:
+        if inside is None:
+            with opened(path, buffering=0) as file, reading(file):
+                if outline is not None and within is not None:
+                    return how(Excerpt(file, outline.before(within[1])), str(path))
+                return how(file, str(path), again=True)
+        archive, member = inside
+        source = str(archive / member)
+        with open_member(archive, member, source, limits, health) as stream:
+            return how(stream, source)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
+    """A small file beside a trace, in a folder or in an archive; ``None`` if it is not there.
+
+    Raises:
+        InputError: It cannot be read (``E301``), leads out of the folder (``E317``), or is
+            longer than an event may be (``E315``); for an archive as :func:`load`.
+    """
+    inside = split_member(path)
+    most = limits.event_bytes
+    try:
+        if inside is not None:
+            archive, name = inside
+            if name not in members(archive, limits):
+                return None
+            buffer = memoryview(bytearray(most + 1))
+            filled = 0
+            with open_member(archive, name, str(path), limits, {}) as stream:
+                while filled <= most and (number := stream.readinto(buffer[filled:])):
+                    filled += number
+            data = bytes(buffer[:filled])
+        elif is_file(path):
+            _refuse_links(path.parent, [path.name])
+            with opened(path) as file:
+                data = file.read(most + 1)
+        else:
+            return None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if len(data) > most:
+        raise refuse_event_size(str(path), most)
+    return data
+
+
+def find_files(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[Path]:
+    """The trace files that the given files, folders, globs and archives stand for, in order.
+
+    A folder stands for the traces in it, one a rank, and for its zip archives where it holds
+    none; an archive for the traces in it; a name with ``*``, ``?`` or ``[`` that no file has,
+    for what it matches. What ``recompute-scan run`` writes beside its traces is passed over.
+
+    Raises:
+        InputError: A path is missing (``E301``), a folder or an archive has no trace
+            (``E308``), or an archive is damaged, too large or unsafe (``E307``, ``E316``,
+            ``E317``).
+    """
+    found: list[Path] = []
+    for path in paths:
+        for each in _matches(path):
+            refuse_special(each)
+            if each.is_dir():
+                found += _in_folder(each, limits)
+            elif is_zip(each):
+                found += _in_archive(each, limits)
+            else:
+                found.append(each)
+    return found
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse what is neither a file nor a folder: opening it may wait for ever (``E301``)."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # who opens it says why it cannot be
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(
+            "E301",
+            f"Cannot read {path}.",
+            why="it is a pipe, a socket or a device, and no file",
+            hint="write what it gives to a file, and give that",
+        )
+
+
+def _matches(path: Path) -> list[Path]:
+    if is_there(path) or split_member(path):
+        return [path]
+    matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_natural)  # noqa: PTH207 - absolute patterns too
+    if not matches:
+        raise _unreadable(path, FileNotFoundError("No such file or folder"))
+    return matches
+
+
+def _in_folder(folder: Path, limits: Limits) -> list[Path]:
+    # Links that lead nowhere stay, so that it is said; pipes and the like are nobody's trace.
+    names = [file.name for file in folder.iterdir() if is_file(file) or not is_there(file)]
+    if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
+        _refuse_links(folder, inside)
+        return [folder / name for name in inside]
+    archives = sorted(name for name in names if name.endswith(".zip"))
+    if not archives:
+        look = look_at_folder(names)
+        raise _no_trace_in(folder, *(look or ()))
+    _refuse_links(folder, archives)
+    return [trace for name in archives for trace in _in_archive(folder / name, limits)]
+
+
+def _refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Somebody else's folder must not stand for files of this machine's owner."""
+    home = folder.resolve()
+    for name in names:
+        path = folder / name
+        if path.is_symlink() and not _leads_to(path).is_relative_to(home):
+            raise InputError(
+                "E317",
+                f"{folder} is refused: it holds a link that leads out of it.",
+                why=f"the link is {name[:200]!r}",
+                hint="copy the file there, or name it itself",
+            )
+
+
+def _leads_to(link: Path) -> Path:
+    """Where a link leads; one that leads round in a circle leads to itself."""
+    try:
+        return link.resolve()
+    except (OSError, RuntimeError):  # RuntimeError before Python 3.13
+        return link.parent.resolve() / link.name
+
+
+def _in_archive(path: Path, limits: Limits) -> list[Path]:
+    names = members(path, limits)
+    inside = _traces(names)
+    if not inside:
+        raise _no_trace_in(path, look_at_members(names))
+    return [path / name for name in inside]
+
+
+def _only_trace(path: Path, limits: Limits) -> str:
+    names = members(path, limits)
+    inside = _traces(names)
+    if not inside:
+        raise _no_trace_in(path, look_at_members(names))
+    if len(inside) > 1:
+        raise InputError(
+            "E318",
+            f"{path} holds {len(inside)} traces where one is wanted.",
+            hint=f"name one of them, such as {path / inside[0]}",
+        )
+    return inside[0]
+
+
+def _traces(names: Iterable[str], suffixes: tuple[str, ...] = _SUFFIXES) -> list[str]:
+    kept = [name for name in names if name.endswith(suffixes) and not _NOT_A_TRACE.search(name)]
+    return sorted(kept, key=lambda name: _natural(Path(name)))
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _no_trace_in(path: Path, why: str | None = None, hint: str | None = None) -> InputError:
+    return InputError(
+        "E308",
+        f"{path} holds no trace.",
+        why=why or "no file in it ends in .json, .json.gz, .json.zst, .sqlite or .zip",
+        hint=hint or "give the folder that `recompute-scan run` or the profiler wrote",
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        "E301",
+        f"Cannot read {path}.",
+        why=error.strerror or str(error),
+        hint="check the path; a trace is a .json file, plain or compressed, or a folder of them",
+    )
+
 
 # A path, or a remote address (`s3://…`): a path would lose one of its slashes.
 Address = Path | str
@@ -26,17 +332,17 @@ def find(addresses: Sequence[Address], limits: Limits = DEFAULT_LIMITS) -> list[
     """The traces that the given files, folders, globs, archives and addresses stand for.
 
     Raises:
-        InputError: See :func:`recompute_scan.trace.store.find` and
-            :func:`recompute_scan.trace.remote.list_remote`.
+        InputError: See :func:`recompute_scan.trace.sources.find_files` and
+            :func:`recompute_scan.trace.streams.list_remote`.
     """
     found: list[Address] = []
     for address in addresses:
         if isinstance(address, str) and (here := _HERE.match(address)):
-            found.extend(store.find([Path(address[here.end() :])], limits))
-        elif isinstance(address, str) and remote.is_remote(address):
-            found.extend(remote.list_remote(address, limits))
+            found.extend(find_files([Path(address[here.end() :])], limits))
+        elif isinstance(address, str) and is_remote(address):
+            found.extend(list_remote(address, limits))
         else:
-            found.extend(store.find([Path(address)], limits))
+            found.extend(find_files([Path(address)], limits))
     return found
 
 
@@ -60,11 +366,11 @@ def load(
         limits: What is refused.
 
     Raises:
-        InputError: See :func:`recompute_scan.trace.store.load`,
+        InputError: See :func:`recompute_scan.trace.sources.load_file`,
             :func:`recompute_scan.trace.nsys.export.load_nsys` and
-            :func:`recompute_scan.trace.remote.open_remote`.
+            :func:`recompute_scan.trace.streams.open_remote`.
     """
-    if isinstance(address, str) and remote.is_remote(address):
+    if isinstance(address, str) and is_remote(address):
         return _load_remote(address, python, limits)
     path = Path(address)
     if path.suffix in REPORT_SUFFIXES:
@@ -76,21 +382,21 @@ def load(
             from recompute_scan.trace.nsys.export import load_nsys  # noqa: PLC0415 - most are JSON
 
             return load_nsys(path, limits)
-    return store.load(path, python=python, within=within, outline=outline, limits=limits)
+    return load_file(path, python=python, within=within, outline=outline, limits=limits)
 
 
 def name_of(address: Address) -> str:
     """The trace's own name, without folders, and without secrets of a remote address."""
-    return remote.shown(str(address)).rstrip("/").rpartition("/")[2] or str(address)
+    return shown(str(address)).rstrip("/").rpartition("/")[2] or str(address)
 
 
 def _load_remote(address: str, python: bool, limits: Limits) -> Trace:
-    name = remote.shown(address)
-    with remote.open_remote(address) as stream:
+    name = shown(address)
+    with open_remote(address) as stream:
         if is_sqlite(stream.peek(_HEAD)[:_HEAD]):
             raise InputError(
                 "E324",
                 f"{name} is a database, which cannot be read from afar.",
                 hint="copy it here first",
             )
-        return formats.read(stream, name, python=python, limits=limits, health={})
+        return read(stream, name, python=python, limits=limits, health={})

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from recompute_scan.trace.columns import Trace
+from recompute_scan.trace.columns import Limits, Trace
 from recompute_scan.trace.health import count
-from recompute_scan.trace.kineto.builder import Builder
-from recompute_scan.trace.kineto.ending import About, FileEnd
-from recompute_scan.trace.kineto.layout import (
+from recompute_scan.trace.kineto.chunks import (
     BOM,
     CHUNK,
+    About,
+    FileEnd,
     Separator,
     decode_chunk,
     find_head,
@@ -26,22 +26,21 @@ from recompute_scan.trace.kineto.layout import (
     loose_cut,
     python_frames,
 )
-from recompute_scan.trace.kineto.packing import Packer
+from recompute_scan.trace.kineto.decode import Builder, Packer, Window
 from recompute_scan.trace.kineto.repair import Mender
 from recompute_scan.trace.kineto.schema import (
     UNREADABLE,
     Decode,
     Event,
+    Outline,
     decode_document,
     decode_document_exactly,
     decode_events,
     decode_events_exactly,
+    earliest,
     is_coarse,
 )
-from recompute_scan.trace.kineto.sniff import nothing_kept, without_events
-from recompute_scan.trace.kineto.window import Window
-from recompute_scan.trace.limits import Limits
-from recompute_scan.trace.outline import Outline, earliest
+from recompute_scan.trace.sniff import nothing_kept, without_events
 from recompute_scan.trace.streams import Stream
 
 # A cut at a false separator makes pieces that only decode together.

@@ -15,10 +15,18 @@ from typing import TypeVar
 
 import msgspec
 
+from recompute_scan.trace.columns import Limits, refuse_depth
 from recompute_scan.trace.health import count
-from recompute_scan.trace.kineto.brackets import BETWEEN_EVENTS, STRING, EventSpans, measure_nesting
-from recompute_scan.trace.kineto.schema import UNREADABLE, Decode, Event, decode_events
-from recompute_scan.trace.limits import Limits, refuse_depth
+from recompute_scan.trace.kineto.schema import (
+    BETWEEN_EVENTS,
+    STRING,
+    UNREADABLE,
+    Decode,
+    Event,
+    EventSpans,
+    decode_events,
+    measure_nesting,
+)
 
 T = TypeVar("T")
 

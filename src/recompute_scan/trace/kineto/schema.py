@@ -1,18 +1,121 @@
-"""What is decoded of an event: the fields in use, and nothing else.
+"""Kineto's fields, its brackets, and the outline of a file.
+
+Where the objects of a text end and how deep they are nested, whether it is sound or not.
+
+What is decoded of an event: the fields in use, and nothing else.
 
 Times become exact nanoseconds, and kinds go over all spellings of a category since torch 1.8.
 The field names and their changes over the versions are those of Kineto's own writer
 (``libkineto/src/output_json.cpp``) as found in traces of each version. Every field may hold
 anything: leniency costs no time, and one odd value must not cost its neighbours.
+
+Which parts of a file hold which times, so that a second reading passes over most of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import math
+import re
+from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct, field
+
+# Matches at every quote, closed or not: a failing match would be tried again at each quote.
+STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
+# A place that looks like the border of two events, whatever the file's layout.
+BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{\s*\"(?:ph|cat|name|pid|tid|ts|args|s|id)\"\s*:")
+_TOKEN = re.compile(STRING + rb"|[{}\[\]]", re.DOTALL)
+_MAY_END = re.compile(rb"\}(?=\s*(?:,\s*)*(?:[\]{]|\Z))")
+# How many ends of a broken event are likely enough.
+_ENDS = 8
+# A longer event is none.
+_LONGEST = 1 << 20
+_WINDOW, _WINDOW_GROWS = 256, 16
+# How often each byte is looked at in the mean, for an end and as part of what may be an event,
+# before only the nearest end is taken. Sound events take a little over 1.
+_LOOKS, _TRIES = 8, 64
+
+
+class EventSpans:
+    """Bytes that hold events, some of them damaged, and where each seems to end.
+
+    To look for the ends of all takes time in proportion to the bytes, whatever they are.
+
+    Attributes:
+        data: The bytes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._looks = _LOOKS * len(data)
+        self._tries = _TRIES * len(data)
+
+    def end(self, start: int) -> int:
+        """Where the object at ``start`` ends, before another event seems to begin.
+
+        Where so many objects ended nowhere that none is looked at any more: where it may end.
+
+        Returns:
+            -1 where it does not end.
+        """
+        # Through a window that grows: nothing far behind is looked at for a short event's sake.
+        window = _WINDOW
+        while self._looks > 0:
+            border = BETWEEN_EVENTS.search(self.data, start, start + window)
+            stop = border.start() + 1 if border else min(start + window, len(self.data))
+            end = object_end(self.data, start, stop - start)
+            self._looks -= (end if end > 0 else stop) - start
+            if end > 0 or border or window >= _LONGEST or stop == len(self.data):
+                return end
+            window *= _WINDOW_GROWS
+        return next(self.likely_ends(start), -1)
+
+    def likely_ends(self, start: int) -> Iterator[int]:
+        """Where the broken event at ``start`` may end, the nearest place first."""
+        for number, found in enumerate(islice(_MAY_END.finditer(self.data, start), _ENDS)):
+            if number and self._tries <= 0:
+                break
+            self._tries -= found.end() - start
+            yield found.end()
+
+
+def object_end(data: bytes, start: int = 0, most: int = 1 << 20) -> int:
+    """Where the value that opens with a bracket at ``start`` ends.
+
+    Returns:
+        The place behind it; -1 when it does not end within ``most`` bytes.
+    """
+    depth = 0
+    for token in _TOKEN.finditer(data, start, min(len(data), start + most)):
+        first = token[0]
+        if first in (b"{", b"["):
+            depth += 1
+        elif first in (b"}", b"]"):
+            depth -= 1
+            if depth <= 0:
+                return token.end()
+    return -1
+
+
+def measure_nesting(data: bytes, enough: int) -> int:
+    """How deep values are nested, strings aside; counted up to ``enough``."""
+    depth = deepest = 0
+    for token in _TOKEN.finditer(data):
+        first = token[0]
+        if first in (b"{", b"["):
+            depth += 1
+            deepest = max(deepest, depth)
+            if deepest >= enough:
+                break
+        elif first in (b"}", b"]"):
+            depth -= 1
+    return deepest
+
 
 # Below this a double holds nanoseconds; 101 days in µs.
 EXACT_US = 2.0**43
@@ -142,3 +245,76 @@ decode_document_exactly: Callable[[bytes], Document] = msgspec.json.Decoder(
 
 # What a decoder raises on bytes it cannot take; RecursionError says "too deep".
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+_TIME = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)[\s,}]')
+
+
+def earliest(data: bytearray, first: int, stop: int) -> float:
+    """The earlier of the times that stand first and last in a part of a buffer, ns.
+
+    Minus infinity where either cannot be told.
+    """
+    times = []
+    for at in (data.find(b'"ts"', first, stop), data.rfind(b'"ts"', first, stop)):
+        written = _TIME.match(data, max(at, 0))
+        if not written:
+            return -math.inf
+        times.append(float(written[1]) * 1000)
+    return min(times)
+
+
+class Outline(Struct):
+    """The parts of a plain file, in order.
+
+    Attributes:
+        begins: Where in the file each begins: with an event, except for the first.
+        earliest: The earlier of the times of its first and last event, ns; minus infinity where
+            it is unknown.
+    """
+
+    begins: list[int] = field(default_factory=lambda: [0])
+    earliest: list[float] = field(default_factory=lambda: [-math.inf])
+
+    def add(self, begin: int, time: float) -> None:
+        """Note the next part."""
+        self.begins.append(begin)
+        self.earliest.append(time)
+
+    def before(self, time: int) -> Iterator[tuple[int, int | None]]:
+        """Begin and end of the parts that do not begin and end at this time, in ns, or later.
+
+        The last part, whose end is ``None``, is always among them.
+        """
+        ends = pairwise([*self.begins, None])
+        for (begin, end), earliest in zip(ends, self.earliest, strict=True):
+            if begin is not None and (earliest < time or end is None):
+                yield begin, end
+
+
+class Excerpt:
+    """Parts of a file as one stream; each begins with an event, so that they read as a trace.
+
+    Args:
+        file: The file.
+        parts: Begin and end of each, in order; ``None`` for the end of the file.
+    """
+
+    def __init__(self, file: io.RawIOBase, parts: Iterator[tuple[int, int | None]]) -> None:
+        self._file = file
+        self._parts = parts
+        self._left = 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """See :class:`recompute_scan.trace.streams.Stream`."""
+        while not self._left:
+            begin, end = next(self._parts, (None, None))
+            if begin is None:
+                return 0
+            self._file.seek(begin)
+            size = self._file.seek(0, io.SEEK_END) if end is None else end
+            self._file.seek(begin)
+            self._left = max(0, size - begin)
+        number = self._file.readinto(buffer[: self._left]) or 0
+        self._left = self._left - number if number else 0
+        return number

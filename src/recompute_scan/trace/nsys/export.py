@@ -2,7 +2,7 @@
 
 Kernels and the calls that launched them are always there, tied by ``correlationId``. Operators
 are only where the training script ran under ``torch.autograd.profiler.emit_nvtx``, see
-:mod:`recompute_scan.trace.nsys.texts`. Times are whole nanoseconds. ``globalTid`` and
+:mod:`recompute_scan.trace.nsys.rows`. Times are whole nanoseconds. ``globalTid`` and
 ``globalPid`` hold the thread in 24 bits, the process in the next 24, and machine numbers above
 (``nsys-exporter/examples.html`` of NVIDIA's documentation, "Serialized process and thread
 identifiers").
@@ -22,15 +22,18 @@ from typing import Any
 import numpy as np
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace.columns import Int32, Kind, Trace
-from recompute_scan.trace.limits import DEFAULT_LIMITS, Limits
-from recompute_scan.trace.nsys.database import (
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Int32, Kind, Limits, Trace
+from recompute_scan.trace.nsys.rows import (
+    EVENT_TABLES,
+    STRINGS,
     UNKNOWN,
     UNREADABLE,
     Database,
+    EventRows,
+    Export,
     open_database,
+    read_tables,
 )
-from recompute_scan.trace.nsys.rows import EVENT_TABLES, STRINGS, EventRows, Export, read_tables
 
 # What `nsys export` writes of any recording, since which of them depends on its version.
 _OF_EVERY_EXPORT = (

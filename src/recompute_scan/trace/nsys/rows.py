@@ -1,23 +1,344 @@
-"""Tables of Nsight Systems' export to columns of events.
+"""Rows and texts of Nsight Systems' SQLite database.
+
+Tables of Nsight Systems' export to columns of events.
 
 Tables and columns are those of the "SQLite Export Schema Reference" in NVIDIA's Nsight Systems
 documentation (``nsys-exporter/exported_data.html``). Tables are made lazily there and columns
 differ between versions, so a column that is missing is unknown for every event, and a table that
 is missing has no events.
+
+SQLite files from anywhere, as blocks of numbers and texts.
+
+A database is a program's file format and a program: views, generated columns, virtual tables and
+expression indexes run what their author wrote. So a file is opened read-only and immutable,
+nothing but the plain columns of plain tables is ever named in a query, indexes are not used, and
+an authorizer refuses all else. These are the precautions of https://sqlite.org/security.html
+for database files of unknown origin.
+
+Names of Nsight Systems' events: numbers in the tables, texts in ``StringIds``.
+
+A name is decoded once per distinct text, not once per event, except for NVTX ranges, whose texts
+mostly differ. What a text says is four numbers: code of the
+name, kind, sequence number, code of the shapes.
+
+Under ``torch.autograd.profiler.emit_nvtx`` (which ``nsys profile --pytorch=autograd-nvtx`` and
+``autograd-shapes-nvtx`` switch on) each operator and each autograd node becomes one range, its
+text put together in ``torch/csrc/profiler/util.cpp`` (``getNvtxStr``)::
+
+    name, seq = 12, op_id = 345, sizes = [[2, 8, 16], []], input_op_ids = [(344,0), (0,-1)]
+
+Each part but the name may be missing: the sequence number where it is negative, ``op_id`` before
+torch 1.10, sizes without ``record_shapes``. Nodes said ``stashed seq`` before torch 1.5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+import re
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct, structs
 
-from recompute_scan.trace.columns import Bool, Int64, Kind
-from recompute_scan.trace.limits import Limits, refuse_distinct, refuse_events
-from recompute_scan.trace.nsys.database import UNKNOWN, UNREADABLE, Database
-from recompute_scan.trace.nsys.texts import NAMELESS, Said, Texts, Wanted, look_up
+from recompute_scan.trace.columns import (
+    OPERATOR,
+    RANGE,
+    Bool,
+    Int64,
+    Kind,
+    Limits,
+    refuse_distinct,
+    refuse_events,
+)
+
+# What is in a block where the file has no integer.
+UNKNOWN = int(np.iinfo(np.int64).min)
+# What a damaged file raises: Python decodes SQLite's own messages strictly, and they may quote it.
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+_BLOCK = 1 << 14
+_TEXT_BLOCK = 1 << 9
+# Longer texts are cut: none that means something to us comes near it.
+TEXT_CHARS = 1 << 16
+_LONGEST_CELL = 1 << 24
+_FUNCTIONS = ("typeof", "substr")
+_PRECAUTIONS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
+
+
+@contextmanager
+def open_database(path: Path) -> Iterator[Database]:
+    """The file's tables; nothing is ever written, no lock or journal is made.
+
+    Raises:
+        sqlite3.Error, UnicodeDecodeError: It cannot be opened, or its schema cannot be read; so
+            everywhere in this module, see :data:`UNREADABLE`.
+    """
+    address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+    with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+        for setting in _PRECAUTIONS:
+            connection.execute(f"PRAGMA {setting}")
+        if sys.version_info >= (3, 11):
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_CELL)
+        connection.text_factory = bytes
+        connection.set_authorizer(_authorize)
+        yield Database(connection)
+
+
+class Database:
+    """Plain tables of an open file; made by :func:`open_database`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        # Views and virtual tables have no page of their own.
+        rows = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
+        )
+        self._tables = {name.decode(errors="replace") for (name,) in rows}
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Names of a table's stored columns; none where there is no such table.
+
+        Raises:
+            sqlite3.Error: The schema cannot be read.
+        """
+        if table not in self._tables:
+            return frozenset()
+        # Generated and hidden columns are not among these.
+        rows = self._connection.execute(f"PRAGMA table_info({_quoted(table)})")
+        return frozenset(row[1].decode(errors="replace") for row in rows)
+
+    def numbers(self, table: str, columns: Sequence[str]) -> Iterator[Int64]:
+        """Blocks of rows, one array column for each name.
+
+        :data:`UNKNOWN` stands for what is no integer, and for columns that do not exist.
+
+        Raises:
+            sqlite3.Error: From here on the table cannot be read.
+        """
+        for rows in self._blocks(table, _integers(self.columns(table), columns), _BLOCK):
+            yield np.array(rows, np.int64)
+
+    def texts(
+        self, table: str, columns: Sequence[str], text: str
+    ) -> Iterator[tuple[Int64, list[bytes | None]]]:
+        """Blocks of rows: numbers as :meth:`numbers` has them, and one column of text.
+
+        ``None`` stands for what is no text; texts are cut to :data:`TEXT_CHARS` characters.
+
+        Raises:
+            sqlite3.Error: From here on the table cannot be read.
+        """
+        present = self.columns(table)
+        wanted = _integers(present, columns)
+        name = _quoted(text)
+        cut = f"CASE typeof({name}) WHEN 'text' THEN substr({name}, 1, {TEXT_CHARS}) END"
+        wanted.append(cut if text in present else "NULL")
+        for rows in self._blocks(table, wanted, _TEXT_BLOCK):
+            *numbers, found = zip(*rows, strict=True)
+            yield np.array(numbers, np.int64).T, list(found)
+
+    def _blocks(self, table: str, wanted: Sequence[str], size: int) -> Iterator[list[tuple]]:  # type: ignore[type-arg]
+        if table not in self._tables:
+            return
+        # The names are ours, not the file's. An index could hold what its author computed.
+        query = f"SELECT {', '.join(wanted)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
+        with closing(self._connection.execute(query)) as cursor:
+            while rows := cursor.fetchmany(size):
+                yield rows
+
+
+def _integers(present: frozenset[str], columns: Sequence[str]) -> list[str]:
+    # A literal of -2**63 would be read as a float.
+    unknown = f"({UNKNOWN + 1} - 1)"
+    return [
+        f"CASE typeof({_quoted(name)}) WHEN 'integer' THEN {_quoted(name)} ELSE {unknown} END"
+        if name in present
+        else unknown
+        for name in columns
+    ]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _authorize(
+    action: int, first: str | None, second: str | None, _database: str | None, inside: str | None
+) -> int:
+    """Reading tables is allowed, by our own statements; nothing else is."""
+    if inside is not None:
+        return sqlite3.SQLITE_DENY
+    allowed = (
+        action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
+        or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
+        or (action == sqlite3.SQLITE_PRAGMA and first == "table_info")
+    )
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+_OPERATORS = ("aten::", "autograd::engine::", "torch::autograd::", "prims::")
+_SIZES = re.compile(r"\[[\[\], 0-9]*\]")
+# Numbers of autograd have 64 bits; 18 digits fit into them.
+_DIGITS = 18
+
+
+class Range(NamedTuple):
+    """What the text of one range says.
+
+    Attributes:
+        name: The operator's, node's or annotation's own name.
+        kind: ``Kind.OP`` for operators and autograd nodes, else ``Kind.ANNOTATION``.
+        sequence: Autograd's sequence number, -1 where there is none.
+        sizes: Input shapes as JSON text, empty where they were not recorded.
+    """
+
+    name: str
+    kind: int
+    sequence: int
+    sizes: str
+
+
+def parse_range(text: str) -> Range:
+    """The parts of an NVTX text; one that ``emit_nvtx`` did not write is all name."""
+    rest = text.partition(", input_op_ids = ")[0]
+    rest, _, sizes = rest.partition(", sizes = ")
+    if sizes and not _SIZES.fullmatch(sizes):
+        sizes = ""
+    rest, operator_number = _number(rest, ", op_id = ")
+    rest, sequence = _number(rest, ", seq = ")
+    if sequence < 0:
+        rest, sequence = _number(rest, ", stashed seq = ")
+    return Range(rest, _kind(rest, sequence, operator_number), sequence, sizes)
+
+
+def _number(text: str, label: str) -> tuple[str, int]:
+    """The text without its numbered end, and the number; the text itself and -1 without one."""
+    before, found, digits = text.rpartition(label)
+    if found and digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS:
+        return before, int(digits)
+    return text, -1
+
+
+def _kind(name: str, sequence: int, operator_number: int) -> int:
+    if RANGE.match(name):
+        return Kind.ANNOTATION
+    if sequence >= 0 or name.startswith(_OPERATORS):
+        return Kind.OP
+    if operator_number >= 0 and OPERATOR.match(name):  # torch numbered it
+        return Kind.OP
+    return Kind.ANNOTATION
+
+
+Said = tuple[int, int, int, int]
+NAMELESS = -1
+# The driver's version of an entry point: cudaLaunchKernel_v7000. Kineto leaves it out.
+_VERSION = re.compile(r"_v\d+(_ptsz|_ptds)?$")
+
+
+class Texts:
+    """Distinct names and shapes, numbered as they come.
+
+    Args:
+        most_chars: Longer names are cut and counted as ``names_shortened``.
+        health: Counters to add to.
+    """
+
+    def __init__(self, most_chars: int, health: dict[str, int]) -> None:
+        self._codes: dict[str, int] = {}
+        self._sizes: dict[str, int] = {"": 0}
+        self._most_chars = most_chars
+        self._health = health
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, by code."""
+        return tuple(self._codes)
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """All shapes, by code; the first is empty."""
+        return tuple(self._sizes)
+
+    def __len__(self) -> int:
+        return max(len(self._codes), len(self._sizes))
+
+    def code(self, name: str) -> int:
+        """Code of a name."""
+        if len(name) > self._most_chars:
+            name = name[: self._most_chars]
+            if name not in self._codes:
+                self._count("names_shortened")
+        return self._codes.setdefault(name, len(self._codes))
+
+    def kernel(self, text: bytes) -> Said:
+        """What a device activity's text says: its name."""
+        return self.code(self._decode(text)), Kind.KERNEL, -1, 0
+
+    def call(self, text: bytes) -> Said:
+        """What a CUDA call's text says: its name, without the version of its entry point."""
+        return self.code(_VERSION.sub("", self._decode(text))), Kind.RUNTIME, -1, 0
+
+    def range(self, text: bytes) -> Said:
+        """What an NVTX range's text says: all four."""
+        decoded = self._decode(text)
+        said = parse_range(decoded)
+        # Shapes that were cut are no shapes.
+        sizes = said.sizes if len(decoded) < TEXT_CHARS else ""
+        dims = self._sizes.setdefault(sizes, len(self._sizes))
+        return self.code(said.name), said.kind, said.sequence, dims
+
+    def _decode(self, text: bytes) -> str:
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            self._count("text_repaired")
+            return text.decode(errors="replace")
+
+    def _count(self, counter: str) -> None:
+        self._health[counter] = self._health.get(counter, 0) + 1
+
+
+class Wanted:
+    """The rows of ``StringIds`` that one table's events refer to.
+
+    Args:
+        strings: Row for each event, ``none`` where its name is known or lacking.
+        none: See ``strings``.
+        reading: What a text of this table says.
+    """
+
+    def __init__(self, strings: Int64, none: int, reading: Callable[[bytes], Said]) -> None:
+        self._asks = strings != none
+        self._rows, self._where = np.unique(strings[self._asks], return_inverse=True)
+        self._said = np.full((len(self._rows), 4), NAMELESS, np.int64)
+        self._reading = reading
+
+    def offer(self, rows: Int64, texts: Sequence[bytes | None]) -> None:
+        """Take what is wanted of some rows of ``StringIds``."""
+        if not len(self._rows):
+            return
+        at = np.minimum(self._rows.searchsorted(rows), len(self._rows) - 1)
+        for row in np.flatnonzero(self._rows[at] == rows).tolist():
+            if (text := texts[row]) is not None:
+                self._said[at[row]] = self._reading(text)
+
+    def fill(self, said: Int64) -> None:
+        """Write what the texts say over the events' rows of ``said``, where a text was found."""
+        found = self._said[self._where]
+        known = found[:, 0] != NAMELESS
+        said[np.flatnonzero(self._asks)[known]] = found[known]
+
+
+def look_up(wanted: Iterable[Wanted], blocks: Iterable[tuple[Int64, list[bytes | None]]]) -> None:
+    """Go through ``StringIds`` once, for all tables."""
+    wanted = list(wanted)
+    for numbers, texts in blocks:
+        for one in wanted:
+            one.offer(numbers[:, 0], texts)
+
 
 STRINGS = "StringIds"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"

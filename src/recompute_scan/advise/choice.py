@@ -1,0 +1,446 @@
+"""Which checkpoint to keep, and the advice in words.
+
+Which of several checkpoints around one block to keep, and how to take the other out.
+
+How to take one checkpoint out, in a sentence: in the words of the line, and of the version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN_PARTS
+from recompute_scan.cost.memory import Levels
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.base import FEWER, Mechanism, Rename
+from recompute_scan.frameworks.registry import find_mechanism
+from recompute_scan.result import Checkpoint, Fix
+from recompute_scan.result.run_record import Source
+from recompute_scan.units import is_before, size
+
+_LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
+
+
+class RunFacts(Struct, frozen=True):
+    """A run as far as it is known.
+
+    Attributes:
+        versions: Installed versions by the distribution's name; other facts may be beside them.
+        sharded: Whether FSDP is at work in the trace.
+        levels: What either of two levels of checkpoints keeps out of memory, where that is known.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    sharded: bool = False
+    levels: Levels | None = None
+
+    def has(self, package: str, since: str) -> bool | None:
+        """Whether the package is of this version or newer; ``None`` where that is not known."""
+        before = is_before(self.versions.get(package, ""), since)
+        return None if before is None else not before
+
+
+UNKNOWN_RUN = RunFacts()
+
+NOT_READ = "The file of that line could not be read, so there is no diff to check."
+
+
+def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
+    """What a person calls the checkpoint."""
+    text = mechanism.title if mechanism else checkpoint.mechanism
+    text = text or "a checkpoint of unknown origin"
+    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
+
+
+def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
+    """What switched the checkpoint on; a function of the project's own where only that is known."""
+    own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
+    return find_mechanism(checkpoint.mechanism) or own
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """What a person calls the checkpoint; says so where that is not known."""
+    return title(checkpoint, mechanism_of(checkpoint))
+
+
+def place(site: str | None) -> str:
+    """Where it was asked for, to follow a noun: `` at train.py:3``; empty where that is unknown."""
+    if not site:
+        return ""
+    return f" at {site}" if _LINE.fullmatch(site) else f" by {site}"
+
+
+def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: RunFacts) -> str:
+    """What to do to take it out, with the place, one sentence without the full stop."""
+    if site and not _LINE.fullmatch(site):
+        if _is_variable(site):
+            return f"unset {site}"
+        if mechanism.on_by_default:
+            given = f"{site} false" if site.startswith("-") else f"{site}=false"
+            return f"pass {given} on the command line: left out, it is on"
+        return f"leave {site} out of the command line"
+    statement = source.statement if source else ""
+    keyword = next((name for name in _settings(mechanism) if _names(statement, name)), None)
+    if keyword is not None:
+        value = next(edit.value for edit in mechanism.edits if edit.name == keyword)
+        return f"set {keyword}={value}{place(site)}"
+    if _in_configuration(site):
+        return f"switch it off{place(site)}"
+    return f"{worded(mechanism.remove, mechanism, run, statement)}{place(site)}"
+
+
+def worded(text: str, mechanism: Mechanism, run: RunFacts, statement: str = "") -> str:
+    """The text in the words of the statement, else of the installed version, else of both."""
+    for rename in mechanism.renames:
+        text = _renamed(text, rename, run, statement)
+    return text
+
+
+def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -> str:
+    """Why there is no diff to check, one sentence."""
+    if not site:
+        return "The line to change was not found, so there is no diff to check."
+    if not _LINE.fullmatch(site):
+        where = "in the environment" if _is_variable(site) else "on the command line"
+        return f"It was switched on {where}, so there is no line to change."
+    if _in_configuration(site):
+        return "It was switched on in a configuration file, which other jobs may share."
+    if source is None:
+        return NOT_READ
+    if source.installed:
+        return "That line belongs to an installed package: change it where the package is made."
+    if not source.whole_lines:
+        return "The statement shares its line with others, so there is no diff to check."
+    if mechanism.caution and not mechanism.edits:
+        return mechanism.caution
+    return "The change is not one to the statement on that line, so there is no diff to check."
+
+
+def _renamed(text: str, rename: Rename, run: RunFacts, statement: str) -> str:
+    if rename.old not in text or _names(statement, rename.old):
+        return text
+    new = run.has(rename.package, rename.since)
+    if new or _names(statement, rename.new):
+        return text.replace(rename.old, rename.new)
+    if new is None:
+        return f"{text} ({rename.new} from {rename.package} {rename.since})"
+    return text
+
+
+def _settings(mechanism: Mechanism) -> list[str]:
+    return [edit.name for edit in mechanism.edits if edit.how in ("keyword", "entry")]
+
+
+def _names(statement: str, name: str) -> bool:
+    return bool(re.search(rf"\b{re.escape(name)}\b", statement))
+
+
+def _is_variable(site: str) -> bool:
+    return site.isupper() and site.isidentifier()
+
+
+def _in_configuration(site: str | None) -> bool:
+    found = _LINE.fullmatch(site or "")
+    return found is not None and found["file"].endswith((".yaml", ".yml", ".json", ".toml", ".ini"))
+
+
+def leave_out(mechanism: Mechanism | None, run: RunFacts) -> str:
+    """How to leave out single layers, in the words for the installed version.
+
+    They have ``{layers}`` and ``{title}`` in them.
+    """
+    if mechanism is None:
+        return FEWER
+    old = (b for b in mechanism.fewer_before if run.has(b.package, b.version) is False)
+    return next((before.words for before in old), mechanism.fewer)
+
+
+_GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+
+# A non-reentrant checkpoint outweighs a reentrant one that is worth so much more, and no more.
+_NON_REENTRANT = 8
+# Which of them to keep first, by what they are around.
+_EXTENT = {"block": 2, "several": 1, "part": 0}
+# What tells two switches apart: the mechanism and the line that set it.
+Switch = tuple[str | None, str | None]
+
+
+def advise_removal(
+    checkpoints: Sequence[Checkpoint],
+    sources: Mapping[str, Source],
+    alone: Collection[Switch] = (),
+    run: RunFacts = UNKNOWN_RUN,
+) -> Fix | None:
+    """The fix for a block with two or more checkpoints; ``None`` where fewer are known.
+
+    Of two levels, one around several others, the one stays without which the peak would grow more.
+    Where that is not known, one around single blocks stays, rather than one around several at
+    once, which holds all that these save while it recomputes them, or one around parts. Of such
+    alike a function that goes through its block part by part stays, which holds no more than one
+    of these, then one inside compiled code, or else the mechanism that costs least; of two of like
+    worth the non-reentrant one, which checks what it recomputes and stops early. Switching one to
+    another variant is never advised: reentrant hides faults, and both still run.
+
+    Args:
+        checkpoints: All checkpoints around the block, outermost first.
+        sources: Source statements by call site, from the run's own run record.
+        alone: Switches that elsewhere are the only checkpoint of a block, which would lose it.
+        run: What else is known of the run.
+    """
+    if len(checkpoints) < 2:
+        return None
+    kept, dropped = keep_and_drop(checkpoints, alone, sharded=run.sharded, levels=run.levels)
+    mechanism = mechanism_of(dropped)
+    if mechanism is None or (mechanism_of(kept) is None and kept.mechanism is None):
+        keep = _which(kept, dropped)
+        if IN_PARTS in kept.options and kept.around == dropped.around:
+            keep = _keep(kept, checkpoints, run)
+        other = f"the other one, {title_of(dropped)}" if mechanism else "the other one"
+        return Fix(
+            summary="Two checkpoints enclose each block: leave one of them on.",
+            disposition="review",
+            diff=None,
+            keep=keep,
+            remove=f"{other}; record with `recompute-scan run` to see whose line it is",
+            docs=_GENERAL_DOCS,
+            reason="It is not known which line asked for which checkpoint.",
+        )
+    fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
+    alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
+    if alike and (fix.diff is None or _together(kept, dropped)):
+        fix = _applied_once(kept, dropped, mechanism, run)
+        return _with_memory(fix, kept, dropped, run.levels)
+    fix = Fix(
+        summary=f"Keep {title_of(kept)}; {fix.summary}",
+        disposition=fix.disposition,
+        diff=fix.diff,
+        keep=_keep(kept, checkpoints, run),
+        remove=fix.remove,
+        docs=fix.docs,
+        removes=fix.removes,
+        reason=fix.reason,
+    )
+    return _with_memory(fix, kept, dropped, run.levels)
+
+
+def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels | None) -> Fix:
+    """The fix, with what its removal costs in memory, where one checkpoint is around several.
+
+    Results stay the same, but a peak that grows can end a training.
+    """
+    if kept.around == dropped.around:
+        return fix
+    outer = dropped.depth < kept.depth
+    if levels is None:
+        memory = (
+            "One checkpoint is around several others, and how much memory either saves is not "
+            "known: `--verify` measures the peak with and without the fix."
+        )
+    else:
+        mine, other = levels.without_inner, levels.without_outer
+        if outer:
+            mine, other = other, mine
+        which, rest = ("around them", "inside it") if outer else ("inside it", "around them")
+        more = f"about {size(mine)} more" if mine else "no more memory"
+        memory = (
+            f"One checkpoint is around several others: without that {which} the peak takes {more} "
+            f"(without those {rest} about {size(other)} more), by the shapes in the trace."
+        )
+        if not mine and fix.reason is None:
+            return replace(fix, keep=f"{fix.keep} {memory}")
+    reason = memory if fix.reason is None else f"{fix.reason} {memory}"
+    return replace(fix, disposition="review", reason=reason)
+
+
+def keep_and_drop(
+    checkpoints: Sequence[Checkpoint],
+    alone: Collection[Switch] = (),
+    *,
+    sharded: bool = False,
+    levels: Levels | None = None,
+) -> tuple[Checkpoint, Checkpoint]:
+    """Of two or more checkpoints the one to keep, and the first to take out.
+
+    Where it is not known what switched one of them on, only their variants are compared. Of two
+    levels the one goes without which the peak grows less, where that is known.
+    """
+    around = _EXTENT
+    if levels is not None:
+        outward = levels.without_inner < levels.without_outer
+        order = ("part", "block", "several") if outward else ("several", "block", "part")
+        around = {extent: place for place, extent in enumerate(order)}
+    known = all(mechanism_of(each) is not None for each in checkpoints)
+
+    def preference(checkpoint: Checkpoint) -> tuple[int, bool, bool, bool, int, bool, int]:
+        return (
+            around[checkpoint.around],
+            IN_PARTS in checkpoint.options,
+            switch_of(checkpoint) in alone,
+            COMPILED in checkpoint.options,
+            _worth(checkpoint, checkpoints, sharded) if known else 0,
+            checkpoint.variant == "non-reentrant",
+            -checkpoint.depth,
+        )
+
+    kept, dropped, *_ = sorted(checkpoints, key=preference, reverse=True)
+    return kept, dropped
+
+
+def kept(
+    checkpoints: Sequence[Checkpoint], *, sharded: bool = False, levels: Levels | None = None
+) -> Checkpoint:
+    """The one that stays of one or more checkpoints around a block."""
+    if len(checkpoints) > 1:
+        return keep_and_drop(checkpoints, sharded=sharded, levels=levels)[0]
+    return checkpoints[0]
+
+
+def take_out(
+    dropped: Checkpoint,
+    mechanism: Mechanism,
+    sources: Mapping[str, Source],
+    *,
+    lost: bool = False,
+    run: RunFacts = UNKNOWN_RUN,
+) -> Fix:
+    """The fix that takes one checkpoint out.
+
+    Args:
+        dropped: The checkpoint.
+        mechanism: What switched it on.
+        sources: Source statements by call site.
+        lost: Whether other blocks have only this checkpoint.
+        run: What else is known of the run.
+    """
+    site = dropped.call_site
+    source = sources.get(site) if site else None
+    new = edited(source, mechanism.edits) if source else None
+    diff = change_diff(site, source, new) if site and source and new is not None else None
+    risk = _reason(dropped, mechanism, lost=lost)
+    missing = why_no_diff(mechanism, site, source) if diff is None else None
+    reason = " ".join(dict.fromkeys(one for one in (risk, missing) if one)) or None
+    return Fix(
+        summary=f"{removal(mechanism, site, source, run)}.",
+        disposition="review" if reason else "safe",
+        diff=diff,
+        keep="",
+        remove=f"{title_of(dropped)}{place(site)}",
+        docs=mechanism.docs,
+        removes=dropped,
+        reason=reason,
+    )
+
+
+def switch_of(checkpoint: Checkpoint) -> Switch:
+    """Which switch turned this checkpoint on."""
+    return checkpoint.mechanism, checkpoint.call_site
+
+
+def _worth(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> int:
+    """How much speaks for keeping it here."""
+    mechanism = mechanism_of(checkpoint)
+    if mechanism is None:
+        return 0
+    if _fits_fsdp(checkpoint, checkpoints, sharded):
+        return mechanism.keep_sharded
+    return mechanism.keep + _NON_REENTRANT * (checkpoint.variant == "non-reentrant")
+
+
+def _fits_fsdp(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> bool:
+    """Is it made for FSDP's units, and the only one inside them, or one that checks itself?"""
+    mechanism = mechanism_of(checkpoint)
+    innermost = checkpoint.depth >= max(each.depth for each in checkpoints)
+    made_for_it = mechanism is not None and mechanism.keep_sharded > 0
+    return sharded and made_for_it and (innermost or checkpoint.variant == "non-reentrant")
+
+
+def _together(kept: Checkpoint, dropped: Checkpoint) -> bool:
+    return kept.call_site == dropped.call_site
+
+
+def _applied_once(
+    kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism, run: RunFacts
+) -> Fix:
+    """The fix for one mechanism that is applied twice: to switch it off would take out both."""
+    name, site = title_of(dropped), dropped.call_site
+    remove = f"the second application of {name}{place(site)}"
+    if dropped.module_class and mechanism.fewer != FEWER:
+        layers = f"each {dropped.module_class}"
+        how = leave_out(mechanism, run).format(layers=layers, title=name)
+        summary = f"Apply {name} once, {kept.extent}: {how}{place(site)}"
+        remove = f"its checkpoints {dropped.extent}"
+        reason = "That line switches both on, and stays."
+    elif kept.around != dropped.around:
+        keep = f"keep it {kept.extent}{place(kept.call_site)}"
+        summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"
+        together = _together(kept, dropped)
+        both = "A change of that line may take out both."
+        reason = both if together else "What else that line does stays to be done."
+    elif _together(kept, dropped):
+        summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"
+        reason = "A change of that line takes out both, unless it is what calls it twice."
+    else:
+        summary = f"Apply {name} once: keep it{place(kept.call_site)}, leave it out{place(site)}"
+        reason = "What else that line does stays to be done."
+    return Fix(
+        summary=f"{summary}.",
+        disposition="review",
+        diff=None,
+        keep=f"{name}, applied once.",
+        remove=remove,
+        docs=mechanism.docs,
+        removes=dropped,
+        reason=reason,
+    )
+
+
+def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | None:
+    """Why the fix needs a look; ``None`` where it cannot change the results of training."""
+    if lost:
+        return "Other blocks have only this checkpoint, and would need more memory without it."
+    if COUNTS_RUNS in dropped.options:
+        return (
+            "Modules in the block count their own runs (running statistics), and will count "
+            "fewer, as they would without checkpointing."
+        )
+    return mechanism.caution
+
+
+def _which(kept: Checkpoint, dropped: Checkpoint) -> str:
+    """What tells the one that stays from the other, where lines and settings are not known."""
+    if kept.around != dropped.around:
+        text = f"the checkpoint {kept.extent}"
+    elif kept.variant is None or dropped.variant is None:
+        return "the non-reentrant checkpoint, where there is one"
+    elif kept.variant != dropped.variant:
+        text = f"the {kept.variant} checkpoint"
+    else:
+        text = "the outer one" if kept.depth < dropped.depth else "the inner one"
+    return f"{text}, {title_of(kept)}" if mechanism_of(kept) else text
+
+
+def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) -> str:
+    """What stays, and the reasons that hold in this run."""
+    mechanism = mechanism_of(kept)
+    reasons = []
+    if _fits_fsdp(kept, checkpoints, run.sharded):
+        reasons.append("inside the FSDP unit its recompute needs no second all-gather")
+    if IN_PARTS in kept.options:
+        reasons.append("it goes through the block part by part, and holds what one of them saves")
+    if COMPILED in kept.options:
+        reasons.append("the compiler makes its recompute a part of the backward graph")
+    if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):
+        early = "" if EARLY_STOP_OFF in kept.options else " and stops early"
+        reasons.append(f"being non-reentrant it checks the recomputed tensors{early}")
+    levels = run.levels
+    inner = levels is None or levels.without_inner >= levels.without_outer
+    if any(c.around == "several" for c in checkpoints) and kept.around == "block" and inner:
+        reasons.append("its recomputes hold one block at a time")
+    if not reasons:
+        reasons.append(mechanism.why_keep if mechanism else "it is enough alone")
+    return f"{title_of(kept)}: {', and '.join(reasons)}."

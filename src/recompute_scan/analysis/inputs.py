@@ -1,0 +1,235 @@
+"""The traces of a run with the run records beside them, and which readings of a trace are needed.
+
+Frames are most of a trace that has them, and are passed over at first. Where they are few, all are
+read, for the names of modules. Where they are many, those of one step are, and only when work was
+recomputed, no annotation says by whose doing, and the trace, or the one with stacks that `run`
+writes beside it, has frames.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan import trace as traces
+from recompute_scan.annotations import REGION
+from recompute_scan.compiled.logs import records_beside
+from recompute_scan.errors import InputError
+from recompute_scan.files import is_there
+from recompute_scan.frameworks.registry import recognise
+from recompute_scan.recompute.frames import has_frames
+from recompute_scan.recompute.layers import Block
+from recompute_scan.recompute.study import RecomputeFacts, study
+from recompute_scan.result.run_record import RunInfo, parse_run_info, run_info_name, so_far_name
+from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
+
+if TYPE_CHECKING:
+    from recompute_scan.compiled.code import Graphs
+
+
+class Loaded(Struct, frozen=True):
+    """One trace of a run, with what is known beside it.
+
+    Attributes:
+        name: The trace's own name, without folders.
+        rank: The rank it is of.
+        trace: The trace.
+        info: The run record of its run, where there is one.
+        address: Where it was read from.
+        graphs: The compiler's graphs beside it, where there are some.
+    """
+
+    name: str
+    rank: int
+    trace: Trace
+    info: RunInfo | None
+    address: Address
+    graphs: Graphs | None = None
+
+
+def load_each(
+    addresses: Sequence[Address],
+    failures: list[InputError],
+    on_progress: Callable[[str], None] = lambda _: None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Loaded]:
+    """The traces one after the other, so that one at a time is held.
+
+    Args:
+        addresses: Files, folders of one trace a rank, globs, archives; remote addresses as text.
+        failures: What could not be read is added here.
+        on_progress: Called with a line for the person before each is read.
+        limits: What is refused as too large.
+
+    Raises:
+        InputError: An address stands for nothing (see :func:`recompute_scan.trace.find`).
+    """
+    for number, address in enumerate(traces.find(addresses, limits)):
+        try:
+            yield load_one(address, number, on_progress, limits)
+        except InputError as error:
+            error.__context__ = None  # with their tracebacks, both hold the reader's buffers
+            failures.append(error.with_traceback(None))
+
+
+def load_one(
+    address: Address,
+    number: int,
+    on_progress: Callable[[str], None] = lambda _: None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Loaded:
+    """One trace file with its run record.
+
+    Args:
+        address: The file, a member of an archive, or a remote address.
+        number: Its place among the traces of the run: its rank, where nothing tells it.
+        on_progress: Called with a line for the person.
+        limits: What is refused as too large.
+
+    Raises:
+        InputError: It cannot be read (see :func:`recompute_scan.trace.load`), or its run record is
+            damaged.
+    """
+    name = traces.name_of(address)
+    on_progress(f"reading {name}")
+    trace = with_module_frames(traces.load(address, limits=limits), address, limits)
+    info = _info_beside(address, limits)
+    rank = info.rank if info else trace.rank if trace.rank is not None else number
+    return Loaded(name, rank, trace, info, address, _graphs_beside(address, rank, info, limits))
+
+
+def _graphs_beside(
+    address: Address, rank: int, info: RunInfo | None, limits: Limits
+) -> Graphs | None:
+    """The compiler's graphs that `run` wrote beside a trace, else torch's own."""
+    records = records_beside(address, rank, limits)
+    if records is None:
+        return None
+    # What reads graphs is loaded where there are some.
+    from recompute_scan.compiled.code import graphs_from  # noqa: PLC0415
+
+    budget = info.environment.get("activation_memory_budget", "") if info else ""
+    known = float(budget) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", budget) else None
+    return graphs_from(records, known)
+
+
+def _info_beside(address: Address, limits: Limits) -> RunInfo | None:
+    """The run record that `run` wrote beside ``trace-rank<N>.json.gz``, if there is one."""
+    if isinstance(address, str):
+        return None
+    rank = address.name.removeprefix("trace-rank").partition(".")[0]
+    if not rank.isdigit():
+        return None
+    # Of a rank that was killed there may be only what it had recorded so far.
+    for name in (run_info_name(int(rank)), so_far_name(int(rank))):
+        data = traces.read_beside(address.with_name(name), limits)
+        if data is not None:
+            return parse_run_info(data, name)
+    return None
+
+
+# What a second reading may hold: about 500 MB of columns.
+_MOST_EVENTS = 5_000_000
+# So many are few: a moment suffices to read them.
+_FEW_FRAMES = 500_000
+
+
+def with_module_frames(trace: Trace, address: Address, limits: Limits) -> Trace:
+    """The trace again with all its Python frames, where it has some but few.
+
+    Frames name modules: they are read where no annotation of the recording does.
+
+    Raises:
+        InputError: See :func:`recompute_scan.trace.load`.
+    """
+    if not trace.metadata.get("with_stack") or not 0 < trace.left_out <= _FEW_FRAMES:
+        return trace
+    if any(name.startswith(REGION) for name in trace.names):
+        return trace
+    return traces.load(address, python=True, limits=limits)
+
+
+def with_stacks(
+    facts: RecomputeFacts,
+    address: Address,
+    info: RunInfo | None,
+    limits: Limits,
+    on_progress: Callable[[str], None],
+) -> RecomputeFacts:
+    """The facts, with call sites and mechanisms from Python frames where those are needed.
+
+    Args:
+        facts: What was found in the trace without its frames.
+        address: Where the trace is; what lies elsewhere is not fetched a second time.
+        info: The run record of its run.
+        limits: Bounds on what is read.
+        on_progress: Called with a line for the person.
+    """
+    if facts.annotations is not None or not facts.alignment.recomputes or isinstance(address, str):
+        return facts
+    if has_frames(facts.trace):
+        return facts
+    beside = stacks_beside(address, info)
+    source = address if facts.trace.metadata.get("with_stack") else beside
+    if source is None:
+        return facts
+    whole = [step for step, full in zip(facts.steps, facts.complete, strict=True) if full]
+    if not whole:
+        return facts
+    # One step tells as much as all, and of a long trace they would not fit into memory.
+    again = source == address
+    within = (whole[0].start, whole[0].end) if again else None
+    outline = facts.trace.outline if again else None
+    on_progress(f"reading the Python frames of {traces.name_of(source)}")
+    bounded = replace(limits, events=min(limits.events, _MOST_EVENTS))
+    try:
+        trace = traces.load(source, python=True, within=within, outline=outline, limits=bounded)
+    except InputError:  # too many frames, or a file that is not there any more
+        return facts
+    return _carried_over(facts, study(trace, name_mechanism))
+
+
+def name_mechanism(place: str) -> str:
+    """Name of the mechanism that asks for checkpoints from this place in code."""
+    return recognise(place).name
+
+
+def _carried_over(facts: RecomputeFacts, framed: RecomputeFacts) -> RecomputeFacts:
+    """The facts, with the checkpoints of another step of the same run, block by block."""
+    model = _first_pass(framed)
+    passes = [list(blocks) for _, blocks in groupby(facts.blocks, lambda block: block.batch)]
+    if not framed.framed or any(len(blocks) != len(model) for blocks in passes):
+        return facts
+    blocks = [
+        replace(
+            block,
+            checkpoints=named.checkpoints,
+            parts=tuple(
+                replace(part, checkpoints=other.checkpoints)
+                for part, other in zip(block.parts, named.parts, strict=False)
+            ),
+            span=replace(
+                block.span, module=named.span.module, module_class=named.span.module_class
+            ),
+        )
+        for one in passes
+        for block, named in zip(one, model, strict=True)
+    ]
+    return replace(facts, blocks=tuple(blocks), framed=True)
+
+
+def _first_pass(facts: RecomputeFacts) -> list[Block]:
+    return [block for block in facts.blocks if block.batch == facts.blocks[0].batch]
+
+
+def stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:
+    """The trace with stacks that `run` wrote beside this one, if there is one."""
+    path = trace.with_name(info.stacks) if info and info.stacks else None
+    # A link could lead out of the folder.
+    return path if path is not None and is_there(path) and not path.is_symlink() else None

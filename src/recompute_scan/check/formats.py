@@ -1,0 +1,310 @@
+"""The answer as a person, a program or a CI service reads it. Names in it are hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+import msgspec
+
+from recompute_scan.check.policy import Refusal, Ruling, Site, fingerprint
+from recompute_scan.report.templating import visible
+from recompute_scan.result import Result
+from recompute_scan.terminal import inert
+
+HOME = "https://github.com/recompute-scan/recompute-scan"
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+LEVELS = {"error": "error", "warning": "warning", "info": "note"}
+_LONGEST = 1000
+_NO_XML = {0xFFFE: "\\ufffe", 0xFFFF: "\\uffff"}
+
+
+def text(outcome: Ruling) -> str:
+    """For a person. Every line begins with a word of ours: a CI service reads some beginnings."""
+    lines = []
+    for title, refusals in (("refused", outcome.refused), ("accepted", outcome.accepted)):
+        for refusal in refusals:
+            where = f" at {_shown(refusal.site)}" if refusal.site else ""
+            lines.append(f"{title}: {refusal.rule}{where}: {line(refusal.why)}")
+            fix = refusal.finding.fix if refusal.finding else None
+            if fix and title == "refused":
+                lines.append(f"  fix: {line(fix.summary)}")
+    lines += [f"undecided: {line(doubt)}" for doubt in outcome.undecided]
+    return "\n".join([*lines, _closing(outcome)]) + "\n"
+
+
+def as_json(outcome: Ruling) -> str:
+    """For a program: ``recompute-scan-check/1``."""
+    result = outcome.result
+    document = {
+        "schema": "recompute-scan-check/1",
+        "tool_version": result.tool_version,
+        "outcome": outcome.word,
+        "status": outcome.status,
+        "verdict": result.verdict,
+        "recompute_per_backward": result.recompute_per_backward,
+        "saving_pct": result.cost.saving_pct if result.cost else None,
+        "refused": [_plain(refusal, result) for refusal in outcome.refused],
+        "accepted": [_plain(refusal, result) for refusal in outcome.accepted],
+        "undecided": list(outcome.undecided),
+    }
+    encoded = msgspec.json.encode(document)
+    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+
+
+def github(outcome: Ruling) -> str:
+    """Workflow commands of GitHub Actions: an annotation for each refusal, at its call site.
+
+    https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
+    """
+    lines = [
+        command("error", refusal.why, refusal.site, title=f"recompute-scan {refusal.rule}")
+        for refusal in outcome.refused
+    ]
+    lines += [
+        command("warning", doubt, None, title="recompute-scan has no verdict")
+        for doubt in outcome.undecided
+    ]
+    return "\n".join([*lines, _closing(outcome)]) + "\n"
+
+
+def sarif(outcome: Ruling) -> str:
+    """SARIF 2.1.0, for code scanning.
+
+    https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+    """
+    result = outcome.result
+    rules = {rule.code: rule.name for rule in result.checked}
+    rules |= {finding.code: finding.name for finding in result.findings}
+    for refusal in (*outcome.refused, *outcome.accepted):
+        rules.setdefault(refusal.rule, refusal.rule)
+    numbers = {code: number for number, code in enumerate(rules)}
+    results = [
+        _sarif_result(refusal, result, numbers, accepted=refusals is outcome.accepted)
+        for refusals in (outcome.refused, outcome.accepted)
+        for refusal in refusals
+    ]
+    return sarif_document(
+        rules,
+        results,
+        result.tool_version,
+        outcome.undecided,
+        outcome.status,
+        complete=not outcome.undecided,
+    )
+
+
+def sarif_document(
+    rules: Mapping[str, str],
+    results: Sequence[Mapping[str, Any]],
+    version: str,
+    doubts: Sequence[str],
+    status: int,
+    *,
+    complete: bool,
+) -> str:
+    """One run in SARIF: rules by code with their names, and what they found."""
+    document = {
+        "$schema": _SARIF_SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "recompute-scan",
+                        "version": version,
+                        "informationUri": HOME,
+                        "rules": [
+                            {"id": code, "name": name, "helpUri": f"{HOME}/tree/main/docs/findings"}
+                            for code, name in rules.items()
+                        ],
+                    }
+                },
+                "invocations": [
+                    {
+                        "executionSuccessful": complete,
+                        "exitCode": status,
+                        "toolExecutionNotifications": [
+                            {"level": "warning", "message": {"text": inert(doubt)}}
+                            for doubt in doubts
+                        ],
+                    }
+                ],
+                "columnKind": "unicodeCodePoints",
+                "results": results,
+            }
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def junit(outcome: Ruling) -> str:
+    """A JUnit report: one test a rule, and one for each threshold that was passed."""
+    result = outcome.result
+    names = {rule.code: f"{rule.code} {rule.name}" for rule in result.checked}
+    for refusal in (*outcome.refused, *outcome.accepted):
+        names.setdefault(refusal.rule, refusal.rule)
+    broken = [rule for rule in result.checked if rule.status == "error"]
+    refused = {refusal.rule for refusal in outcome.refused}
+    verdict = [doubt for doubt in outcome.undecided if result.verdict == "inconclusive"][:1]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="recompute-scan",
+        tests=str(len(names) + 1),
+        failures=str(len(refused)),
+        errors=str(len(broken) + len(verdict)),
+        skipped=str(sum(rule.status == "not-applicable" for rule in result.checked)),
+    )
+    case = _case(suite, "verdict")
+    for doubt in verdict:
+        ElementTree.SubElement(case, "error", type="undecided", message=line(doubt))
+    states = {rule.code: rule for rule in result.checked}
+    for code, name in names.items():
+        case = _case(suite, name)
+        for refusal in outcome.refused:
+            if refusal.rule == code:
+                failure = ElementTree.SubElement(
+                    case, "failure", type=code, message=line(refusal.why)
+                )
+                failure.text = "\n".join(_explained(refusal))
+        state = states.get(code)
+        if state is not None and state.status in ("error", "not-applicable"):
+            kind = "error" if state.status == "error" else "skipped"
+            ElementTree.SubElement(case, kind, message=line(state.why or ""))
+    return xml_text(suite)
+
+
+def xml_text(suite: ElementTree.Element) -> str:
+    """A JUnit suite as a document."""
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    for element in suite.iter():
+        element.attrib = {name: _xml(value) for name, value in element.attrib.items()}
+        element.text = _xml(element.text) if element.text else element.text
+    ElementTree.indent(suites)
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        + ElementTree.tostring(suites, encoding="unicode")
+        + "\n"
+    )
+
+
+def _xml(text: str) -> str:
+    """What a document may hold: https://www.w3.org/TR/xml/#charsets."""
+    return inert(text, keep="\n\t").translate(_NO_XML)
+
+
+RENDERINGS: dict[str, Callable[[Ruling], str]] = {
+    "text": text,
+    "json": as_json,
+    "github": github,
+    "sarif": sarif,
+    "junit": junit,
+}
+
+
+def _closing(outcome: Ruling) -> str:
+    result = outcome.result
+    numbers = [f"verdict {result.verdict}"]
+    if result.recompute_per_backward is not None:
+        runs = result.recompute_per_backward
+        numbers.append(f"{runs:g} {'recompute' if runs == 1 else 'recomputes'} per backward")
+    if result.cost is not None and result.verdict != "inconclusive":
+        numbers.append(f"{result.cost.saving_pct:.1f} % of the step is redundant")
+    counted = ", ".join(
+        f"{len(found)} {word}"
+        for found, word in ((outcome.refused, "refused"), (outcome.accepted, "accepted"))
+        if found
+    )
+    return f"recompute-scan check: {counted or outcome.word} ({', '.join(numbers)})"
+
+
+def _explained(refusal: Refusal) -> Iterator[str]:
+    if refusal.site is not None:
+        yield f"at {_shown(refusal.site)}"
+    if refusal.finding is not None:
+        yield line(refusal.finding.detail)
+        for evidence in refusal.finding.evidence:
+            yield f"- {line(evidence)}"
+        if refusal.finding.fix is not None:
+            yield f"fix: {line(refusal.finding.fix.summary)}"
+
+
+def _plain(refusal: Refusal, result: Result) -> dict[str, Any]:
+    finding = refusal.finding
+    return {
+        "rule": refusal.rule,
+        "why": inert(refusal.why),
+        "file": inert(refusal.site.file) if refusal.site else None,
+        "line": refusal.site.line if refusal.site else None,
+        "fingerprint": fingerprint(finding, result) if finding else None,
+        "fix": inert(finding.fix.summary) if finding and finding.fix else None,
+        "saving_pct": finding.saving_pct if finding else None,
+    }
+
+
+def _sarif_result(
+    refusal: Refusal, result: Result, numbers: dict[str, int], *, accepted: bool
+) -> dict[str, Any]:
+    finding = refusal.finding
+    message = [refusal.why, *([finding.fix.summary] if finding and finding.fix else [])]
+    found: dict[str, Any] = {
+        "ruleId": refusal.rule,
+        "ruleIndex": numbers[refusal.rule],
+        "level": LEVELS[finding.severity] if finding else "error",
+        "message": {"text": "\n".join(map(line, message))},
+    }
+    if refusal.site is not None:
+        found["locations"] = [location(refusal.site)]
+    if finding is not None:
+        found["partialFingerprints"] = {"recomputeScan/v1": fingerprint(finding, result)}
+    if accepted:
+        found["suppressions"] = [{"kind": "external", "justification": "in the baseline"}]
+    return found
+
+
+def location(site: Site) -> dict[str, Any]:
+    """A line of a file in SARIF."""
+    uri = quote(site.file.replace("\\", "/"), errors="replace")
+    relative = not uri.startswith("/")
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": uri, "uriBaseId": "%SRCROOT%"}
+            if relative
+            else {"uri": f"file://{uri}"},
+            "region": {"startLine": site.line},
+        }
+    }
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="recompute_scan", name=name)
+
+
+def command(kind: str, message: str, site: Site | None, *, title: str) -> str:
+    """One workflow command of GitHub Actions."""
+    fields = {"file": inert(site.file), "line": str(site.line)} if site else {}
+    fields["title"] = title
+    told = ",".join(f"{name}={_property(value)}" for name, value in fields.items())
+    return f"::{kind} {told}::{_data(line(message))}"
+
+
+def _data(value: str) -> str:
+    # `##[` begins a command of GitHub's runner wherever it is in a line.
+    value = value.replace("##[", "## [")
+    return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(value: str) -> str:
+    return _data(value).replace(":", "%3A").replace(",", "%2C")
+
+
+def _shown(site: Site) -> str:
+    return f"{visible(site.file).replace('##[', '## [')}:{site.line}"
+
+
+def line(value: str) -> str:
+    """On one line, inert, and begun by no command of GitHub's runner."""
+    return visible(value, _LONGEST).replace("##[", "## [")

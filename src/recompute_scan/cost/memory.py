@@ -1,0 +1,683 @@
+"""What checkpoints keep out of memory, and the room that is left.
+
+What checkpoints keep out of memory, seen from the allocations of a recorded step.
+
+A recompute makes again what its checkpoint did not keep, and keeps it for the backward pass that
+follows at once. So what the device has more at the end of a recompute than at its beginning is what
+the checkpoint saves between the forward pass and the recompute. A reentrant recompute holds its
+region's result too, which the next region keeps in any case: there the figure is too high by it.
+
+Which regions to stop checkpointing: the most time for the memory that there is, exactly.
+
+Each region x (0 or 1) gives its recompute time back and holds its tensors from its forward run to
+where its recompute begins today. At every moment what is allocated today and what is held beside it
+must fit, which gives one linear constraint for each set of regions that hold something at once.
+HiGHS solves it (``docs/decisions/memory-plan.md``).
+
+Selective checkpoints: what keeping attention would give, and how long their operators took.
+
+A selective checkpoint keeps the results of chosen operators and recomputes the rest (Korthikanti et
+al. 2022, arXiv 2205.05198). Attention is the usual choice: its result is as large as its query,
+and no other operator takes as long for so little.
+
+Under a policy each operator is there twice in a trace: once as it is called, and once, inside, as
+torch's dispatch mode calls it. A result that was kept has no second one in the recompute, so only
+the inner ones are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
+from recompute_scan.cost.arrangement import silent_solver
+from recompute_scan.cost.autograd import saved_by, saves_result
+from recompute_scan.cost.flops import (
+    Inputs,
+    Machine,
+    capacity,
+    count_call,
+    number_type,
+    parse_inputs,
+)
+from recompute_scan.cost.phases import tensors_of
+from recompute_scan.numpy_tools import median
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.boundaries import same_boundary
+from recompute_scan.recompute.layers import Block
+from recompute_scan.recompute.study import RecomputeFacts
+from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
+from recompute_scan.result.decisions import DecidedOperator, Policies, WatchedPolicy
+from recompute_scan.trace.allocations import Allocations
+from recompute_scan.trace.calls import step_of
+from recompute_scan.trace.columns import Bool, Int64, Trace
+
+
+class Held(Struct, frozen=True):
+    """What one run of a region would hold if it were not checkpointed.
+
+    Attributes:
+        layer: Place of its region among all, in forward order.
+        size: Bytes.
+        start: End of its forward run, ns.
+        end: Start of its recompute, from which on it holds them today too, ns.
+    """
+
+    layer: int
+    size: int
+    start: int
+    end: int
+
+
+class Levels(Struct, frozen=True):
+    """What the peak gains about where one of two levels of checkpoints goes.
+
+    With both, a backward pass holds the inputs of all outer checkpoints, those of the inner ones
+    of one outer checkpoint, and what one inner block saves. Without the inner ones it holds what
+    all blocks in one outer checkpoint save; without the outer ones, the inputs of all inner ones.
+
+    Attributes:
+        without_inner: Bytes more without the checkpoints inside, at least 0.
+        without_outer: Bytes more without those around them, at least 0.
+    """
+
+    without_inner: int
+    without_outer: int
+
+
+class Footprint(Struct, frozen=True):
+    """The memory of one device over the recorded steps.
+
+    Attributes:
+        device: Number of the GPU, -1 for the host.
+        ts: When it changed, ns, ascending.
+        allocated: Bytes that were allocated from then on; on the host beyond those when
+            recording began.
+        peak_reserved: Most that torch held of the device, bytes; ``None`` where not told.
+        held: All checkpointed runs.
+        modules: Name of each layer's module, ``None`` where not known.
+    """
+
+    device: int
+    ts: Int64
+    allocated: Int64
+    peak_reserved: int | None
+    held: tuple[Held, ...]
+    modules: tuple[str | None, ...]
+
+    @property
+    def peak_allocated(self) -> int:
+        """Most that was allocated at once, bytes."""
+        return int(self.allocated.max(initial=0))
+
+    def saved(self, layer: int) -> int | None:
+        """Bytes that the layer's checkpoint saves in one micro-batch; the median of all."""
+        sizes = [held.size for held in self.held if held.layer == layer]
+        return int(median(sizes)) if sizes else None
+
+
+def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint:
+    """The footprint of the device that the regions' tensors lie on.
+
+    Args:
+        facts: What ran again in the trace that the allocations are of.
+        allocations: At least one.
+    """
+    devices, places = np.unique(allocations.device, return_inverse=True)
+    traffic = np.bincount(places, weights=np.abs(allocations.size).astype(np.float64))
+    traffic[devices < 0] *= (devices >= 0).sum() == 0  # a GPU, where one is in use
+    device = int(devices[np.argmax(traffic)])
+    mine = allocations.device == device
+    ts, size = allocations.ts[mine], allocations.size[mine]
+    allocated = allocations.allocated[mine]
+    if device < 0 or (allocated < 0).any():
+        # The host's total goes on over all recordings of a process, with gaps between them.
+        allocated = size.cumsum()
+    most = int(allocations.reserved[mine].max(initial=-1)) if device >= 0 else -1
+    layers = facts.layers
+    total = np.concatenate(([0], size.cumsum()))
+    held = [
+        one
+        for layer, blocks in enumerate(layers)
+        for block in blocks
+        if (one := _held(facts, block, layer, ts, total)) is not None
+    ]
+    return Footprint(
+        device=device,
+        ts=ts,
+        allocated=allocated,
+        peak_reserved=most if most > 0 else None,
+        held=tuple(held),
+        modules=tuple(blocks[0].span.module for blocks in layers),
+    )
+
+
+def levels_of(facts: RecomputeFacts) -> Levels | None:
+    """What either of two levels of checkpoints keeps out of the peak; ``None`` where unknown.
+
+    Worked out of the shapes that the trace has: a block's input is the first tensor of its first
+    operator, and a block saves, for each operator that saves anything, as much as its first tensor
+    takes, what two operators save once. Unknown without annotations or shapes, without a second
+    level, and with more than two.
+    """
+    if facts.annotations is None:
+        return None
+    counts, structure, alignment = facts.counts, facts.structure, facts.alignment
+    spans = {(call.first, call.last) for call in facts.annotations.calls}
+    # What runs without gradients saves nothing there, and bears no annotations of what is inside:
+    # that shows in the recompute.
+    rows = counts.rows.copy()
+    for recompute, begin in zip(alignment.recomputes, alignment.begins.tolist(), strict=True):
+        places = alignment.places[begin : begin + len(recompute.again)]
+        graded = structure.number[recompute.again] >= 0
+        rows[places[graded]] = recompute.again[graded]
+        above = int(facts.calls.parent[recompute.engine])
+        if above >= 0 and structure.engine[above] >= 0:
+            span = int(places.min()), int(places.max())
+            if not any(same_boundary(span, other) for other in spans):
+                spans.add(span)
+    of_pass: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for first, last in sorted(spans):
+        if counts.counted[first : last + 1].any():
+            of_pass[int(counts.batch[first])].append((first, last))
+    saves = saved_by(facts.calls, structure.role) > 0
+    saves = np.append(0, saves.cumsum())
+    result = np.array([saves_result(name) for name in counts.names(facts.calls, slice(None))])
+    sizes: dict[int, int] = {}
+
+    def taken(place: int) -> int:
+        code = int(facts.calls.dims[facts.counts.rows[place]])
+        if code not in sizes:
+            tensors = tensors_of(facts.trace.signatures[code])
+            sizes[code] = next((number * width for number, width in tensors if width), 0)
+        return sizes[code]
+
+    def saved(first: int, last: int) -> int:
+        mine = rows[first : last + 1]
+        own = saves[mine + 1 + facts.calls.size[mine]] > saves[mine]
+        # A result that the next operator saves as its input is there once.
+        own[:-1] &= ~(own[1:] & result[first:last])
+        return sum(taken(place) for place in (first + np.flatnonzero(own)).tolist())
+
+    found = [_levels_of(spans, taken, saved) for spans in of_pass.values()]
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    return Levels(max(one.without_inner for one in known), max(one.without_outer for one in known))
+
+
+def _levels_of(
+    spans: list[tuple[int, int]],
+    taken: Callable[[int], int],
+    saved: Callable[[int, int], int],
+) -> Levels | None:
+    """The same for the checkpointed calls of one forward pass."""
+    inside = {
+        outer: [one for one in spans if one != outer and outer[0] <= one[0] and one[1] <= outer[1]]
+        for outer in spans
+    }
+    several = {outer: inner for outer, inner in inside.items() if len(inner) > 1}
+    if not several or any(inside[one] for inner in several.values() for one in inner):
+        return None
+    inputs = {outer: sum(taken(first) for first, _ in inner) for outer, inner in several.items()}
+    blocks = {outer: [saved(*one) for one in inner] for outer, inner in several.items()}
+    if not all(all(sizes) for sizes in blocks.values()) or not all(inputs.values()):
+        return None
+    most = max(max(sizes) for sizes in blocks.values())
+    around = sum(taken(first) for first, _ in several)
+    both = around + max(inputs[outer] + max(blocks[outer]) for outer in several)
+    alone = around + max(sum(sizes) for sizes in blocks.values())
+    return Levels(max(0, alone - both), max(0, sum(inputs.values()) + most - both))
+
+
+def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int64) -> Held | None:
+    """From the recompute that keeps most: of nested checkpoints the outer one's keeps little."""
+    calls = facts.calls
+    rows = facts.counts.rows[block.places]
+    size, first_start, done = 0, None, -1
+    for recompute in facts.alignment.recomputes:
+        again = recompute.again[np.isin(recompute.original, rows)]
+        if not len(again):
+            continue
+        first, last = int(again[0]), int(again[-1])
+        begin = int(calls.start[first])
+        if first == recompute.again[0] and recompute.engine != done:
+            # State of random numbers is put aside before the first operator, and back after.
+            begin = int(calls.start[recompute.engine])
+        done = recompute.engine
+        following = last + int(calls.size[last]) + 1
+        # What the recompute's own frames held is released before the next operator begins.
+        same = following < len(calls) and calls.thread[following] == calls.thread[last]
+        end = int(calls.start[following]) if same else int(calls.end[last])
+        at = ts.searchsorted([begin, end])
+        size = max(size, int(total[at[1]] - total[at[0]]))
+        first_start = begin if first_start is None else min(first_start, begin)
+    if first_start is None:
+        return None
+    return Held(layer, size, int(calls.end[rows].max()), first_start)
+
+
+Float64 = npt.NDArray[np.float64]
+
+# Of two equal choices the later region is preferred: it holds its tensors for a shorter time.
+_PREFERENCE = 1e-6
+_TIME_LIMIT_S = 5.0
+# The solver gets MiB, so that its coefficients are of one size.
+_SCALE = 2.0**20
+
+
+class Problem(Struct, frozen=True):
+    """When how much is allocated, and what every layer would add.
+
+    Attributes:
+        base: Most that is allocated today in each span of time, bytes.
+        added: Bytes that each layer (column) would add in each span (row).
+    """
+
+    base: Int64
+    added: Int64
+
+    def peak(self, chosen: Bool) -> int:
+        """Most that would be allocated with these layers not checkpointed, bytes."""
+        return int((self.base + self.added @ chosen.astype(np.int64)).max(initial=0))
+
+
+def build_problem(footprint: Footprint, layers: int) -> Problem:
+    """The constraints, one for each set of layers that hold something at once.
+
+    Args:
+        footprint: The memory of the recorded steps.
+        layers: Number of layers.
+    """
+    times = [t for held in footprint.held for t in (held.start, held.end)]
+    edges = np.unique(np.array(times, np.int64))
+    starts = np.concatenate(([np.iinfo(np.int64).min], edges)).astype(np.int64)
+    stops = np.concatenate((edges, [np.iinfo(np.int64).max])).astype(np.int64)
+    added = np.zeros((len(starts), layers), np.int64)
+    for held in footprint.held:
+        active = (starts >= held.start) & (stops <= held.end)
+        added[active, held.layer] += held.size
+    base = _most_in(footprint, starts, stops)
+    return _merged(base, added)
+
+
+def best(problem: Problem, gain: Sequence[float], budget: int) -> Bool | None:
+    """The layers to stop checkpointing for the most gain within the budget.
+
+    Args:
+        problem: See :func:`build_problem`.
+        gain: What each layer gives back, in ms; 0 for one that must stay.
+        budget: Most that may be allocated, bytes.
+
+    Returns:
+        One entry per layer; ``None`` where not even today's memory fits.
+    """
+    gains = np.asarray(gain, np.float64)
+    if problem.base.max(initial=0) > budget:
+        return None
+    everything = gains > 0
+    if problem.peak(everything) <= budget:
+        return everything
+    return _solve(problem, gains, budget)
+
+
+def curve(problem: Problem, gain: Sequence[float], points: int = 16) -> list[tuple[Bool, int]]:
+    """Choices that are fastest for their memory, with their peaks, from nothing to everything."""
+    nothing = np.zeros(len(gain), np.bool_)
+    everything = np.asarray(gain, np.float64) > 0
+    low, high = problem.peak(nothing), problem.peak(everything)
+    found: list[tuple[Bool, int]] = [(nothing, low)]
+    for budget in np.linspace(low, high, points)[:-1].astype(np.int64).tolist():
+        choice = best(problem, gain, int(budget))
+        if choice is not None:
+            _append(found, choice, problem, gain)
+    _append(found, everything, problem, gain)
+    return found
+
+
+def _append(
+    found: list[tuple[Bool, int]], choice: Bool, problem: Problem, gain: Sequence[float]
+) -> None:
+    def value(chosen: Bool) -> float:
+        return float(np.asarray(gain, np.float64)[chosen].sum())
+
+    if value(choice) > value(found[-1][0]):
+        found.append((choice, problem.peak(choice)))
+
+
+def _solve(problem: Problem, gains: Float64, budget: int) -> Bool:
+    highspy, solver = silent_solver(_TIME_LIMIT_S)
+    order = np.arange(1, len(gains) + 1) / len(gains)
+    worth = gains / gains.max() * (1 + _PREFERENCE * order)
+    chosen = [
+        solver.addBinary(obj=float(-value)) if value > 0 else None for value in worth.tolist()
+    ]
+    for base, added in zip(problem.base.tolist(), problem.added.tolist(), strict=True):
+        terms = [(x, size) for x, size in zip(chosen, added, strict=True) if x is not None and size]
+        if terms:
+            solver.addRow(
+                -highspy.kHighsInf,
+                (budget - base) / _SCALE,
+                len(terms),
+                np.array([x.index for x, _ in terms], np.int32),
+                np.array([size / _SCALE for _, size in terms], np.float64),
+            )
+    solver.run()
+    values = np.array([x is not None and solver.val(x) > 0.5 for x in chosen], np.bool_)
+    # Found in floating point: what does not fit to the byte gives way, the least gain first.
+    for place in gains.argsort(kind="stable"):
+        if problem.peak(values) <= budget:
+            break
+        values[place] = False
+    return values
+
+
+def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> Int64:
+    """Most that is allocated within each span, what is there at its start included."""
+    ts, allocated = footprint.ts, footprint.allocated
+    first = ts.searchsorted(starts, side="right") - 1
+    last = ts.searchsorted(stops, side="left")
+    return np.array(
+        [
+            int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
+            for before, behind in zip(first.tolist(), last.tolist(), strict=True)
+        ],
+        np.int64,
+    )
+
+
+def _merged(base: Int64, added: Int64) -> Problem:
+    """One row for each distinct set; the most that is allocated counts."""
+    rows, which = np.unique(added, axis=0, return_inverse=True)
+    most = np.zeros(len(rows), np.int64)
+    np.maximum.at(most, which.reshape(-1), base)
+    return Problem(most, rows)
+
+
+# Kept free of the capacity: the CUDA context and NCCL's buffers, which torch does not count,
+# fragmentation that grows with what is allocated, and steps larger than the recorded one.
+RESERVE = 0.10
+
+
+def weigh_memory(
+    footprint: Footprint,
+    trace: Trace,
+    regions: Sequence[Region],
+    cost: Cost | None,
+    machine: Machine,
+) -> Memory:
+    """The memory of the recorded step, and the plans for the regions.
+
+    Args:
+        footprint: The memory of a step of the same run.
+        trace: The trace that it was recorded in.
+        regions: One row per layer of the run.
+        cost: Price of the recomputes.
+        machine: What a person says of the device.
+    """
+    gpu = footprint.device >= 0
+    has = machine.memory_bytes or capacity(trace, footprint.device)
+    reserve = round(RESERVE * has) if has and gpu else None
+    peak, reserved = footprint.peak_allocated, footprint.peak_reserved
+    apart = max(0, (reserved or peak) - peak)
+    budget = has - reserve - apart if has and reserve is not None else None
+    same = [region.module for region in regions] == list(footprint.modules)
+    memory = Memory(
+        device="gpu" if gpu else "cpu",
+        # Where the host computes, only what was allocated while recording is known.
+        peak_allocated_bytes=peak if gpu else None,
+        peak_reserved_bytes=reserved,
+        capacity_bytes=has if gpu else None,
+        reserve_bytes=reserve,
+        budget_bytes=budget,
+        regions=tuple(
+            RegionMemory(region.ordinal, footprint.saved(place) if same else None)
+            for place, region in enumerate(regions)
+        ),
+    )
+    reason = _why_no_plan(gpu, same, cost, budget, footprint)
+    if reason is not None or cost is None or budget is None:
+        return replace(memory, reason=reason)
+    gains = _gains(regions, cost, footprint)
+    problem = build_problem(footprint, len(regions))
+    choices = curve(problem, gains)
+    fitting = best(problem, gains, budget)
+    if fitting is not None:
+        choices.append((fitting, problem.peak(fitting)))
+    plans = sorted(
+        {_plan(choice, peak, regions, gains, cost.predicted_step_ms) for choice, peak in choices},
+        key=lambda plan: (plan.peak_bytes, -plan.step_ms),
+    )
+    within = [place for place, plan in enumerate(plans) if plan.peak_bytes <= budget]
+    chosen = min(within, key=lambda place: plans[place].step_ms, default=None)
+    return replace(memory, plans=tuple(plans), chosen=chosen)
+
+
+def _why_no_plan(
+    gpu: bool, same: bool, cost: Cost | None, budget: int | None, footprint: Footprint
+) -> str | None:
+    if not gpu:
+        return "The tensors lie in the host's memory, which other programs share."
+    if not footprint.held:
+        return "No checkpointed region was recomputed while memory was recorded."
+    if not same:
+        return "The step that memory was recorded in has other regions than the trace."
+    if budget is None:
+        return "How much memory the GPU has is not known: --memory-gib says it."
+    return None if cost else "There is no step time to gain from."
+
+
+def _plan(
+    choice: Bool, peak: int, regions: Sequence[Region], gains: Sequence[float], step_ms: float
+) -> MemoryPlan:
+    out = np.flatnonzero(choice).tolist()
+    return MemoryPlan(
+        regions=tuple(regions[place].ordinal for place in out),
+        step_ms=step_ms - sum(gains[place] for place in out),
+        peak_bytes=peak,
+    )
+
+
+def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[float]:
+    """What a step gains by each region, ms: its share in the recomputes that are needed today."""
+    needed = [
+        max(0.0, region.recompute_ms_per_step - region.redundant_ms_per_step)
+        if footprint.saved(place) is not None
+        else 0.0
+        for place, region in enumerate(regions)
+    ]
+    everywhere = sum(r.recompute_ms_per_step - r.redundant_ms_per_step for r in regions)
+    scale = cost.breakdown.recompute / everywhere if everywhere > 0 else 0.0
+    return [scale * time for time in needed]
+
+
+# Ranges of the script's may stand between the two.
+_LEVELS = 4
+_NS_PER_MS = 1e6
+# By call site and name: ns in forwards, ns in recomputes.
+_Times = dict[tuple[str, str], list[float]]
+_ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "fp64": 8}
+# The logarithms of the sums of exponents, one a row of scores, in 32 bits.
+_ROW_BYTES = 4
+
+
+class KeptAttention(Struct, frozen=True):
+    """The choice to keep the results of attention.
+
+    Attributes:
+        operators: Names of the operators, as the profiler has them.
+        calls: Attention calls that are recomputed in one micro-batch.
+        saving_ms: What a step would gain.
+        added_bytes: What one micro-batch would hold beside what it holds today.
+    """
+
+    operators: tuple[str, ...]
+    calls: int
+    saving_ms: float
+    added_bytes: int
+
+
+def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
+    """The choice for this trace; ``None`` where no attention is recomputed that could be kept.
+
+    Args:
+        facts: What ran again.
+        cost: Price of the recomputes.
+    """
+    counts = facts.counts
+    recomputed = np.flatnonzero(counts.counted & (counts.runs > 0))
+    needed = (counts.again - counts.redundant)[counts.counted].sum()
+    if not len(recomputed) or needed <= 0:
+        return None
+    time, size, calls, operators = 0.0, 0, 0, set()
+    batches = np.unique(counts.batch[recomputed])
+    for place in recomputed.tolist():
+        found = _attention(facts, int(counts.rows[place]))
+        if found is None:
+            continue
+        operators.add(found[0])
+        time += float(counts.again[place] - counts.redundant[place])
+        if counts.batch[place] == batches[0]:
+            calls += 1
+            size += found[1]
+    if not operators:
+        return None
+    return KeptAttention(
+        operators=tuple(sorted(operators)),
+        calls=calls,
+        saving_ms=cost.breakdown.recompute * time / float(needed),
+        added_bytes=size,
+    )
+
+
+def _attention(facts: RecomputeFacts, row: int) -> tuple[str, int] | None:
+    """Name of the outermost attention operator with known shapes in a call, bytes it returns."""
+    calls = facts.calls
+    if vocabulary.family_of(calls.names[calls.name[row]])[1] != "attention":
+        return None
+    for inner in range(row, row + 1 + int(calls.size[row])):
+        name = calls.names[calls.name[inner]]
+        inputs = parse_inputs(facts.trace.signatures[calls.dims[inner]])
+        if inputs and vocabulary.family_of(name)[1] == "attention" and count_call(name, inputs):
+            return name, _result_bytes(inputs)
+    return None
+
+
+def _result_bytes(inputs: Inputs) -> int:
+    query, _, value = inputs.shapes[:3]
+    rows = prod(query[:-1])
+    return rows * (value[-1] * _ITEM_BYTES.get(number_type(inputs), 4) + _ROW_BYTES)
+
+
+def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Policies:
+    """The policies, with the time of each operator per step.
+
+    Unknown where two policies share a call site, or one meets two overloads of a name: a trace
+    does not tell those apart.
+
+    Args:
+        policies: As they were seen.
+        facts: The trace of the same run.
+        scale: Factor from recorded to unprofiled times.
+    """
+    if facts.annotations is None or not facts.complete_count:
+        return policies
+    times = _times(facts)
+    sites = Counter(one.site for one in policies.policies)
+    factor = scale / _NS_PER_MS / facts.complete_count
+    timed = tuple(
+        _timed(one, times, factor) if sites[one.site] == 1 else one for one in policies.policies
+    )
+    return replace(policies, policies=timed)
+
+
+def _timed(policy: WatchedPolicy, times: _Times, factor: float) -> WatchedPolicy:
+    overloads = Counter(_called(one.name) for one in policy.operators)
+
+    def with_time(one: DecidedOperator) -> DecidedOperator:
+        name = _called(one.name)
+        if overloads[name] > 1 or (policy.site, name) not in times:
+            return one
+        forward, again = times[policy.site, name]
+        return replace(
+            one, forward_ms_per_step=forward * factor, recompute_ms_per_step=again * factor
+        )
+
+    return replace(policy, operators=tuple(map(with_time, policy.operators)))
+
+
+def _called(operator: str) -> str:
+    """The profiler's name of an operator: ``aten::mm`` of ``aten.mm.default``."""
+    return "::".join(operator.split(".")[:2])
+
+
+def _times(facts: RecomputeFacts) -> _Times:
+    calls = facts.calls
+    sites: dict[int, str] = {}
+    ranges: list[tuple[int, str, bool]] = []
+    rows = np.concatenate([calls.named(re.compile(re.escape(REGION))), calls.named(ANY_RECOMPUTE)])
+    rows = rows[calls.start[rows].argsort(kind="stable")]
+    step = step_of(list(facts.steps), calls.start[rows])
+    whole = (step >= 0) & np.append(facts.complete, False)[step]
+    for row in rows.tolist():
+        region = parse_region(calls.names[calls.name[row]])
+        if region is not None:
+            sites[region.call] = region.site
+    for row in rows[whole].tolist():
+        name = calls.names[calls.name[row]]
+        region = parse_region(name)
+        site = region.site if region is not None else sites.get(parse_recompute(name) or 0)
+        if site is not None:
+            ranges.append((row, site, region is None))
+    # In order of rows what is in another comes after it, and takes its own calls from it.
+    owner = np.full(len(calls), -1, np.int64)
+    for number, (row, _, _) in sorted(enumerate(ranges), key=lambda one: one[1][0]):
+        owner[row + 1 : row + 1 + int(calls.size[row])] = number
+    inner = np.flatnonzero(_is_inner(facts, owner))
+    took = _took(facts, inner)
+    found: _Times = defaultdict(lambda: [0.0, 0.0])
+    again = _within_recompute(facts)
+    for row, time in zip(inner.tolist(), took.tolist(), strict=True):
+        _, site, _ = ranges[owner[row]]
+        found[site, calls.names[calls.name[row]]][int(again[row])] += time
+    return dict(found)
+
+
+def _within_recompute(facts: RecomputeFacts) -> Bool:
+    return facts.calls.inside(facts.calls.named(ANY_RECOMPUTE))
+
+
+def _is_inner(facts: RecomputeFacts, owner: Int64) -> Bool:
+    """For each call: is it in a range, below another of its name, and the innermost of these?"""
+    calls = facts.calls
+    below = np.zeros(len(calls), np.bool_)
+    holds = np.zeros(len(calls), np.bool_)
+    above = calls.parent.astype(np.int64)
+    for _ in range(_LEVELS):
+        known = above >= 0
+        same = known & (calls.name[np.maximum(above, 0)] == calls.name)
+        same &= owner[np.maximum(above, 0)] == owner
+        below |= same
+        holds[above[same]] = True
+        above = np.where(known, calls.parent[np.maximum(above, 0)], -1)
+    return np.asarray((owner >= 0) & below & ~holds)
+
+
+def _took(facts: RecomputeFacts, rows: Int64) -> Int64:
+    """Ns of each call: its kernels' where the trace has a GPU, else its own on the host."""
+    calls, kernels = facts.calls, facts.kernels
+    if not facts.work.on_gpu:
+        return np.asarray(calls.duration[rows])
+    each = np.zeros(len(calls) + 1, np.int64)
+    launched = kernels.launch >= 0
+    np.add.at(each, kernels.launch[launched] + 1, (kernels.end - kernels.start)[launched])
+    sums = each.cumsum()
+    return np.asarray(sums[rows + calls.size[rows] + 1] - sums[rows])

@@ -1,0 +1,432 @@
+"""A step's host threads as a graph.
+
+What waits for what in a few steps of a trace: hosts, kernels, streams, synchronisation.
+
+Nodes are the moments that matter: the ends of kernels and copies, the ends of calls that wait
+for the GPU, the hand-over between the thread that calls backward and the one that runs it, and
+the ends of steps. On a host thread time passes by its clock from one node to whatever follows
+(:mod:`recompute_scan.cost.clock`), so launches need no nodes. An edge is a time that must pass
+between two nodes:
+
+* launch: from the launching call to the kernel;
+* stream: from each kernel to the next on its stream;
+* event: from what a stream had been given when an event was recorded on it, to what another
+  stream was given after it was made to wait (:mod:`recompute_scan.cost.device`);
+* synchronisation: from the kernel to the end of the call that waited for it;
+* hand-over: from the last thing that the calling thread did to the first of the backward pass,
+  and back from the last (:mod:`recompute_scan.cost.timeline`).
+
+Times are chosen so that the unchanged graph gives the trace's own times back: what comes later
+than all its edges explain is given to the edge that came last, and counted.
+
+Where a host thread waits: for the GPU, or for another thread to run the backward pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from recompute_scan.cost.clock import HostThread, host_threads
+from recompute_scan.cost.device import Device, find_device, find_waits
+from recompute_scan.cost.phases import Float64
+from recompute_scan.numpy_tools import changes, split
+from recompute_scan.recompute.study import RecomputeFacts
+from recompute_scan.trace.calls import StepSpan
+from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
+
+_SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
+_WHOLE_DEVICE = re.compile(r"(cuda|hip|cu)(Device|Ctx)Synchronize")
+_COPY = re.compile(r"(cuda|hip|cu)Memcpy")
+# Another call waits for the GPU (a full launch queue, memory that must be freed) if it takes
+# this many times longer than its kind does, and at least this long.
+_SLOW = 10
+_SLOW_NS = 50_000
+# What a call that waits does besides, at most.
+_OWN_NS = 5_000
+
+
+class HostWait(Struct, frozen=True):
+    """A moment at which a host thread goes on.
+
+    Attributes:
+        thread: Code of the thread.
+        time: The moment, ns.
+        until: Up to when the thread's own time counts before it; -1 where it only waited.
+        own: Time that it needs for itself after ``until``, ns.
+        call: Row of the call that waits, or -1.
+        kernels: Positions in ``Device`` of what it waits for.
+        other: Code of the thread that it waits for, or -1.
+        at: The moment on that thread, ns.
+        lag: From what is waited for to this moment, ns.
+    """
+
+    thread: int
+    time: int
+    until: int
+    own: int = 0
+    call: int = -1
+    kernels: tuple[int, ...] = ()
+    other: int = -1
+    at: int = -1
+    lag: int = 0
+
+
+def main_thread(facts: RecomputeFacts, step: StepSpan) -> int:
+    """Code of the thread that runs the training loop: most of the forward pass is there."""
+    rows = facts.counts.rows
+    rows = rows if len(rows) else np.arange(len(facts.calls))
+    here = rows[(facts.calls.start[rows] >= step.start) & (facts.calls.start[rows] < step.end)]
+    threads = facts.calls.thread[here if len(here) else rows]
+    codes, times = np.unique(threads, return_counts=True)
+    return int(codes[np.argmax(times)])
+
+
+def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> list[HostWait]:
+    """Calls that ended because the GPU had come so far.
+
+    A synchronisation with the device waits for all that was launched before; one with a stream
+    or an event for the last kernel that ended before it did; a copy for itself; any other call
+    that took unusually long for the last kernel that ended while it lasted.
+    """
+    calls = facts.calls
+    runtime = np.flatnonzero(
+        (calls.kind == Kind.RUNTIME) & (calls.start >= begin) & (calls.start < end)
+    )
+    if not len(device) or not len(runtime):
+        return []
+    duration = calls.duration[runtime]
+    typical = _typical(calls.name[runtime], duration, len(calls.names))
+    synchronizes = calls.matching(_SYNCHRONIZE)[calls.name[runtime]]
+    copies = calls.matching(_COPY)[calls.name[runtime]]
+    whole = calls.matching(_WHOLE_DEVICE)[calls.name[runtime]]
+    slow = (duration > _SLOW_NS) & (duration > _SLOW * typical)
+    own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
+    by_end = device.end.argsort(kind="stable")
+    ends = device.end[by_end]
+    found = []
+    for at in np.flatnonzero(synchronizes | copies | slow):
+        row = int(runtime[at])
+        start, finish = int(calls.start[row]), int(calls.end[row])
+        if copies[at]:
+            kernel = own_kernel.get(row, -1)
+            waited = kernel >= 0 and device.end[kernel] <= finish
+        else:
+            place = int(ends.searchsorted(finish, side="right")) - 1
+            kernel = int(by_end[place]) if place >= 0 else -1
+            waited = kernel >= 0 and (synchronizes[at] or device.end[kernel] > start)
+        if not waited:
+            continue
+        # The rest of the call is its own, and passes in any case.
+        lag = finish - int(device.end[kernel])
+        own = min(finish - start, _OWN_NS)
+        if lag >= finish - start:  # the GPU had been done before
+            own, lag = finish - start, min(lag, _OWN_NS)
+        kernels = {kernel}
+        if whole[at]:
+            kernels |= {k for k in _last_of_streams(device, start) if device.end[k] <= finish}
+        found.append(
+            HostWait(int(calls.thread[row]), finish, start, own, row, tuple(kernels), lag=lag)
+        )
+    return found
+
+
+def _last_of_streams(device: Device, before: int) -> list[int]:
+    """Position of the last kernel of each stream that was launched before a time."""
+    mine = np.flatnonzero(device.launched < before)
+    # In order of start, so that the last one of a stream is found first from behind.
+    streams, last = np.unique(device.stream[mine][::-1], return_index=True)
+    return mine[::-1][last].tolist() if len(streams) else []
+
+
+def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int) -> list[HostWait]:
+    """Backward passes that another thread than the main one ran, which waited for it.
+
+    Autograd has a thread for each GPU; ``backward`` hands the graph to it and waits.
+    """
+    cuts = {thread.thread: thread.times for thread in threads}
+    calls, times = facts.calls, cuts[main]
+    roots = facts.structure.roots
+    found = []
+    for code in np.unique(calls.thread[roots]):
+        if int(code) == main or int(code) not in cuts:
+            continue
+        rows = np.flatnonzero((calls.thread == code) & (calls.depth == 0))
+        rows = rows[(calls.start[rows] >= times[0]) & (calls.end[rows] <= times[-1])]
+        gap = times.searchsorted(calls.start[rows], side="right") - 1
+        for part in split(rows, np.flatnonzero(changes(gap))):
+            first, last = int(calls.start[part].min()), int(calls.end[part].max())
+            at = int(times.searchsorted(first, side="right")) - 1
+            asked, resumed = int(times[at]), int(times[min(at + 1, len(times) - 1)])
+            found.append(HostWait(int(code), first, -1, other=main, at=asked, lag=first - asked))
+            if last <= resumed:
+                found.append(
+                    HostWait(main, resumed, -1, other=int(code), at=last, lag=resumed - last)
+                )
+    return found
+
+
+def _typical(name: Int32, duration: Int64, names: int) -> Int64:
+    """The median duration of each call's kind."""
+    median = np.zeros(names, np.int64)
+    order = np.lexsort((duration, name))
+    for part in split(order, np.flatnonzero(changes(name[order]))):
+        median[name[part[0]]] = duration[part[len(part) // 2]]
+    return median[name]
+
+
+class Graph(Struct, frozen=True):
+    """Some steps of a trace as nodes and edges.
+
+    Nodes are in an order in which each comes after those it waits for; node 0 is the beginning
+    of the first step. Edges are in the order of their targets.
+
+    Attributes:
+        threads: The host threads, cut at every call.
+        floor: For each node the earliest time it can have, ns from the beginning: 0, and for
+            kernels that were under way at the beginning the end they had.
+        kernel: For each node the row in ``Kernels``, or -1.
+        call: For each node the row of the call that waits, or -1.
+        source: For each edge the node that is waited for.
+        target: For each edge the node that waits.
+        delay: For each edge the time from the one to the other, ns.
+        on_host: Positions of the edges over which a host's time passes as well.
+        host: For each of those, the position of the thread in ``threads``.
+        since: For each of those, when its time begins to count, ns of the trace.
+        until: For each of those, when it stops to count.
+        along: For each edge: does it run along a stream, or a host thread?
+        early: For each edge along a stream: how long before the end of the one the other began, if
+            it did, ns, negative; else 0. That much is left of the one, whatever the other is.
+        step_ends: For each step, the nodes that must be over when it is.
+        measured: For each step, how long it took in the trace, ns.
+        late: How much of the time no edge explains, ns.
+    """
+
+    threads: tuple[HostThread, ...]
+    floor: Float64
+    kernel: Int64
+    call: Int64
+    source: Int64
+    target: Int64
+    delay: Float64
+    on_host: Int64
+    host: Int64
+    since: Int64
+    until: Int64
+    along: Bool
+    early: Float64
+    step_ends: tuple[Int64, ...]
+    measured: Float64
+    late: float
+
+
+def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
+    """The graph of steps that follow each other, in order of time."""
+    begin, end = steps[0].start, steps[-1].end
+    main = main_thread(facts, steps[0])
+    threads = host_threads(facts.calls, steps, main)
+    position = {thread.thread: at for at, thread in enumerate(threads)}
+    device = find_device(facts, begin, end)
+    waits = find_waits(facts, device)
+    hosts = gpu_waits(facts, device, begin, end) + hand_overs(facts, threads, main)
+    hosts += [HostWait(main, step.end, step.end) for step in steps]
+    hosts.sort(key=lambda node: node.time)
+
+    # Numbers of the nodes: the beginning, then kernels and host nodes together in order.
+    kernels = len(device)
+    keys = np.concatenate([device.order, np.array([node.time for node in hosts], np.int64)])
+    kinds = np.repeat([0, 1], [kernels, len(hosts)])
+    rank = np.empty(len(keys), np.int64)
+    rank[np.lexsort((np.arange(len(keys)), kinds, keys))] = np.arange(1, len(keys) + 1)
+    of_kernel, of_host = rank[:kernels], rank[kernels:]
+    anchors = _Anchors(threads, hosts, of_host, begin)
+
+    edges = _Edges()
+    launched = np.flatnonzero(device.thread >= 0)
+    long = (device.end - device.start).astype(np.float64)
+    for code in np.unique(device.thread[launched]):
+        mine = launched[device.thread[launched] == code]
+        node, since = anchors.before(int(code), device.launched[mine])
+        edges.over_host(
+            node,
+            of_kernel[mine],
+            (waits.launch + long)[mine],
+            position[int(code)],
+            since,
+            device.launched[mine],
+            along=False,
+        )
+    later = np.flatnonzero(device.before >= 0)
+    edges.add(
+        of_kernel[device.before[later]],
+        of_kernel[later],
+        (waits.gap + long)[later],
+        along=True,
+        early=np.minimum(waits.gap[later], 0),
+    )
+    edges.add(
+        of_kernel[waits.source],
+        of_kernel[waits.target],
+        waits.lag + long[waits.target],
+        along=False,
+    )
+    for number, wait in zip(of_host, hosts, strict=True):
+        one = np.array([number])
+        node, since = anchors.before(wait.thread, np.array([wait.time]), strictly=True)
+        # Where the thread only waited, its own time does not count.
+        until = np.array([wait.until]) if wait.until >= 0 else since
+        own = np.array([float(wait.own)])
+        edges.over_host(
+            node, one, own, position[wait.thread], since, np.maximum(until, since), along=True
+        )
+        lag = np.array([float(wait.lag)])
+        for waited in wait.kernels:
+            edges.add(of_kernel[[waited]], one, lag, along=False)
+        if wait.other >= 0:
+            moment = np.array([wait.at])
+            node, since = anchors.before(wait.other, moment)
+            edges.over_host(
+                node, one, lag, position[wait.other], since, np.maximum(moment, since), along=False
+            )
+    source, target, delay, along, early, on_host, host, since, until = edges.in_order()
+    floor = np.zeros(len(keys) + 1)
+    under_way = np.flatnonzero((device.thread < 0) & (device.before < 0))
+    floor[of_kernel[under_way]] = np.maximum(device.end[under_way] - begin, 0)
+    kernel = np.full(len(keys) + 1, -1, np.int64)
+    kernel[of_kernel] = device.rows
+    call = np.full(len(keys) + 1, -1, np.int64)
+    call[of_host] = [wait.call for wait in hosts]
+    step_ends, measured = _step_ends(steps, main, hosts, device, of_host, of_kernel)
+    return Graph(
+        threads=threads,
+        floor=floor,
+        kernel=kernel,
+        call=call,
+        source=source,
+        target=target,
+        delay=delay,
+        on_host=on_host,
+        host=host,
+        since=since,
+        until=until,
+        along=along,
+        early=early,
+        step_ends=step_ends,
+        measured=measured,
+        late=float(waits.late.sum()),
+    )
+
+
+def _step_ends(
+    steps: Sequence[StepSpan],
+    main: int,
+    hosts: Sequence[HostWait],
+    device: Device,
+    of_host: Int64,
+    of_kernel: Int64,
+) -> tuple[tuple[Int64, ...], Float64]:
+    """For each step the nodes that end it, and how long it took.
+
+    A step is over when its host is and its kernels are; what a step takes is counted from there
+    to there, so that work which the GPU still had to do is counted once.
+    """
+    number_of = {
+        wait.time: int(number)
+        for wait, number in zip(hosts, of_host, strict=True)
+        if wait.thread == main and wait.until == wait.time
+    }
+    ends, over = [], [steps[0].start]
+    for step in steps:
+        mine = np.flatnonzero((device.launched >= step.start) & (device.launched < step.end))
+        ends.append(np.append(of_kernel[mine], number_of[step.end]))
+        over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
+    # Differences first: nanoseconds since 1970 do not fit into a double.
+    return tuple(ends), np.diff(np.array(over, np.int64)).astype(np.float64)
+
+
+class _Anchors:
+    """The last host node before any moment of a thread; the beginning is on every thread."""
+
+    def __init__(
+        self,
+        threads: Sequence[HostThread],
+        hosts: Sequence[HostWait],
+        of_host: Int64,
+        begin: int,
+    ) -> None:
+        times: dict[int, list[int]] = {thread.thread: [begin] for thread in threads}
+        nodes: dict[int, list[int]] = {thread.thread: [0] for thread in threads}
+        for wait, number in zip(hosts, of_host, strict=True):
+            times[wait.thread].append(wait.time)
+            nodes[wait.thread].append(int(number))
+        self._times = {code: np.array(values, np.int64) for code, values in times.items()}
+        self._nodes = {code: np.array(values, np.int64) for code, values in nodes.items()}
+
+    def before(self, thread: int, moments: Int64, *, strictly: bool = False) -> tuple[Int64, Int64]:
+        """The node, and its time in the trace."""
+        times = self._times[thread]
+        at = times.searchsorted(moments, side="left" if strictly else "right") - 1
+        at = np.maximum(at, 0)
+        return self._nodes[thread][at], times[at]
+
+
+class _Edges:
+    """Edges under way."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64, Int64, Float64, Int64, Int64, Int64, Bool, Int64]] = []
+
+    def over_host(
+        self,
+        source: Int64,
+        target: Int64,
+        delay: Float64,
+        host: int,
+        since: Int64,
+        until: Int64,
+        *,
+        along: bool,
+        early: Int64 | None = None,
+    ) -> None:
+        size = len(target)
+        hosts, alongs = np.full(size, host), np.full(size, along, np.bool_)
+        early = np.zeros(size, np.int64) if early is None else early
+        self._parts.append((source, target, delay, hosts, since, until, alongs, early))
+
+    def add(
+        self,
+        source: Int64,
+        target: Int64,
+        delay: Float64,
+        *,
+        along: bool,
+        early: Int64 | None = None,
+    ) -> None:
+        nothing = np.zeros(len(target), np.int64)
+        self.over_host(source, target, delay, -1, nothing, nothing, along=along, early=early)
+
+    def in_order(
+        self,
+    ) -> tuple[Int64, Int64, Float64, Bool, Float64, Int64, Int64, Int64, Int64]:
+        source, target, delay, host, since, until, along, early = (
+            np.concatenate(column) for column in zip(*self._parts, strict=True)
+        )
+        # An edge against the order would ask for what is not known yet.
+        good = np.flatnonzero(source < target)
+        order = good[target[good].argsort(kind="stable")]
+        on_host = np.flatnonzero(host[order] >= 0)
+        timed = order[on_host]
+        return (
+            source[order],
+            target[order],
+            delay[order].astype(np.float64),
+            along[order],
+            early[order].astype(np.float64),
+            on_host,
+            host[timed],
+            since[timed],
+            until[timed],
+        )

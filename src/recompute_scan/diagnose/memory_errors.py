@@ -1,0 +1,283 @@
+"""Memory that ran out: on the GPU, by what went on there, on the host, and pinned there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from recompute_scan.crash import Frame
+from recompute_scan.diagnose.tracebacks import activity, doing
+from recompute_scan.frameworks import registry
+from recompute_scan.frameworks.base import CHECKPOINTED
+from recompute_scan.frameworks.detect import Signature, innermost, some
+
+_TORCH = "https://github.com/pytorch/pytorch/issues/"
+_CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+_ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
+# Each device's allocator says the same after the device's name; Apple's is "MPS backend".
+# torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
+# The last words are those of its allocator that leaves the pool to CUDA (cudaMallocAsync).
+_SAYS_FULL = (
+    r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of (?:the )?memory\b"
+    r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d"
+    r"|Allocation on device\b|.{0,200}UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\b)"
+)
+_FULL = re.compile(
+    rf"{_SAYS_FULL}|^(?:CUDA|HIP) error: out of memory|Cuda failure (?:2 )?'out of memory'"
+)
+_ALLOCATOR = re.compile(_SAYS_FULL)
+# torch 1.1 gives the number of the system's error alone: 12 is "cannot allocate memory".
+_HOST = re.compile(
+    r"^\[enforce fail at [^\]]{1,300}\] .{0,40}?DefaultCPUAllocator: (?:can't allocate|not enough) "
+    r"memory|^\[enforce fail at CPUAllocator\.cpp:\d+\] posix_memalign\([^)]*\) == 0\. 12 vs 0"
+)
+# What puts a sharded state together, or its pieces; not what writes each rank's own shard.
+_TOGETHER = re.compile(registry.either("gathering"))
+_OWN_SHARD = re.compile(r":_(?:sharded|local)_")
+_COPIES_AT_ONCE = re.compile(r"""\.to\(\s{0,9}["']cpu["'].{0,200}non_blocking\s{0,9}=\s{0,9}True""")
+# torch's save_on_cpu makes its host buffers so where it pins them, and in no other case.
+_KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
+_PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
+_SAVES = doing("saving")
+_OF_STEPS = {"recompute", "backward", "optimizer"}
+# What calls training steps or is one, by its name or by the line where it stands.
+_STEP = re.compile(r"[:.]\w*train(?:ing)?_(?:one_)?(?:step|batch|epoch)(?:$|\()")
+_NO_GRADIENT = re.compile(r"torch/(?:utils/_contextlib|autograd/grad_mode)\.py:decorate_context$")
+_SMALLER = (
+    "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
+    "one's loss counts by its share of the tokens."
+)
+_EMPTY_CARD = "Checkpoints would change nothing there: no backward pass follows."
+
+
+def _gathers(frames: Sequence[Frame]) -> int | None:
+    """The frame that saves, where a sharded state is put together under it."""
+    found = _SAVES(frames)
+    inner = [frame.site for frame in frames[found:]] if found is not None else []
+    whole = any(map(_TOGETHER.search, inner)) and not any(map(_OWN_SHARD.search, inner))
+    return found if whole else None
+
+
+def _trains(frames: Sequence[Frame]) -> int | None:
+    """The frame that shows a training step, in its forward pass too, where nothing else tells."""
+    found = activity(frames)
+    if found is not None:
+        return found[1] if found[0] in _OF_STEPS else None
+    for index in range(len(frames) - 1, -1, -1):
+        frame = frames[index]
+        if _STEP.search(frame.site) or _STEP.search(frame.source or ""):
+            return index
+        if _NO_GRADIENT.search(frame.site):
+            return None
+    return None
+
+
+def _pinned(frames: Sequence[Frame]) -> int | None:
+    """A frame that pins, or an innermost one that copies to the host without waiting."""
+    source = frames[-1].source or ""
+    found = _PINS(frames)
+    if found is None and _COPIES_AT_ONCE.search(source):
+        return len(frames) - 1
+    if found is None and "torch.empty(" in source:
+        return _KEEPS_ON_HOST(frames)
+    return found
+
+
+_DEVICE = Signature(
+    code="RS120",
+    name="out-of-memory",
+    cause_name="device",
+    error=_ERRORS,
+    message=_ALLOCATOR,
+    title="The GPU ran out of memory",
+    cause="What is asked for does not fit. The frames do not tell what went on.",
+    fix=(
+        "Look at what was going on in the traceback. In a training step: checkpoint whole layers, "
+        "once, and non-reentrant; smaller micro-batches, and more of them; offloading. Anywhere "
+        "else (loading, evaluation, generation) checkpoints change nothing."
+    ),
+    versions="Not tied to a version.",
+    sources=(_CUDA_NOTES,),
+)
+
+SIGNATURES = (
+    Signature(
+        code="RS129",
+        name="host-memory-exhausted",
+        cause_name="host",
+        error="RuntimeError",
+        message=_HOST,
+        title="The host's memory ran out; the GPU's own memory is not the matter",
+        cause=(
+            "torch asked the system for ordinary memory and got none. The number in the message is "
+            "what this one tensor asked for, and not what the process held before."
+        ),
+        fix=(
+            "Look at what the innermost line of your own makes. A huge number is one tensor that "
+            "is too large; a small one means that something else filled the memory: data kept "
+            "whole, workers of the loader, predictions collected on the CPU, a copy of the weights "
+            "in each process (low_cpu_mem_usage, device_map), offloading. Checkpoints change "
+            "nothing there, unless the model itself runs on the CPU."
+        ),
+        versions="Not tied to a version.",
+        sources=("https://github.com/pytorch/pytorch/issues/31302",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS127",
+        name="pinned-memory-exhausted",
+        cause_name="pinned",
+        error=r"RuntimeError|AcceleratorError",
+        message=re.compile(r"^(?:CUDA|HIP) error: out of memory"),
+        where=_pinned,
+        needs_frames=True,
+        title="There was no pinned host memory left; the GPU's own memory is not the matter",
+        cause=(
+            "Pinned memory is host memory that the driver locks. It runs out when the host's does, "
+            "or a limit on locked memory is met, and CUDA calls both out of memory."
+        ),
+        fix=(
+            "Pin less: pin_memory=False in the offloading's or the loader's settings, fewer "
+            "workers, smaller offload buffers. Or give the container more memory (on WSL, too)."
+        ),
+        versions="Not tied to a version.",
+        sources=(
+            "https://github.com/deepspeedai/DeepSpeed/issues/2676",
+            "https://github.com/deepspeedai/DeepSpeed/issues/6651",
+        ),
+    ),
+    Signature(
+        code="RS128",
+        name="inference-cache-memory",
+        cause_name="cache-blocks",
+        error="ValueError",
+        message=re.compile(
+            r"^No available memory for the cache blocks"
+            r"|^To serve at least one request with the models?'s max seq len"
+            r"|is larger than the maximum number of tokens that can be stored in KV cache"
+        ),
+        title="vLLM has no GPU memory left for its key-value cache",
+        cause=(
+            "vLLM takes a share of the card for weights and cache together. What the weights, and "
+            "a trainer on the same card, leave of that share is not enough for one cache block, or "
+            "for one request of the longest length."
+        ),
+        fix=(
+            "Raise gpu_memory_utilization where the card is otherwise free; where a trainer shares "
+            "it, lower max_model_len or give vLLM more cards (tensor_parallel_size), or a card of "
+            "its own. Checkpoints have no part in it."
+        ),
+        versions="vLLM, all versions.",
+        sources=("https://github.com/vllm-project/vllm/issues/2248",),
+    ),
+    Signature(
+        code="RS207",
+        name="out-of-memory-while-saving",
+        cause_name="gathered",
+        error=_ERRORS,
+        message=_FULL,
+        where=_gathers,
+        needs_frames=True,
+        title="The GPU ran out of memory while the state was gathered for saving",
+        cause="A full state dict brings every parameter to one GPU before it is written.",
+        fix=(
+            "Save a sharded state dict, or a full one that goes to the CPU piece by piece, called "
+            "on every rank: FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1, "
+            "StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3, save "
+            "the shards, and put them together later with zero_to_fp32.py."
+        ),
+        versions="FSDP and ZeRO-3, all versions.",
+        sources=(
+            "https://github.com/huggingface/accelerate/issues/3232",
+            "https://github.com/huggingface/accelerate/pull/1181",
+        ),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="saving",
+        message=_FULL,
+        where=_SAVES,
+        needs_frames=True,
+        title="The GPU ran out of memory while saving",
+        cause=(
+            "The state was being made ready for writing, and parts of it were copied on the GPU: "
+            "quantized weights into another layout, or a shard into one piece. Checkpointing has "
+            "no part in it."
+        ),
+        fix=(
+            "Save what was trained alone (an adapter), or move the state to the CPU first; take "
+            "the newest version of the library whose frame is the last; and leave the card more "
+            "room in training, with smaller micro-batches."
+        ),
+        sources=("https://github.com/huggingface/peft/issues/447", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="evaluation",
+        message=_FULL,
+        where=doing("evaluation"),
+        needs_frames=True,
+        title="The GPU ran out of memory while evaluating",
+        cause=(
+            "Evaluation keeps what training does not: the predictions of all batches, often the "
+            f"full logits. {_EMPTY_CARD}"
+        ),
+        fix=(
+            "Take a smaller evaluation batch, and move predictions off the GPU as they come "
+            "(eval_accumulation_steps and preprocess_logits_for_metrics in transformers)."
+        ),
+        sources=("https://github.com/huggingface/transformers/issues/7232", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="generation",
+        message=_FULL,
+        where=doing("generation"),
+        needs_frames=True,
+        title="The GPU ran out of memory while generating",
+        cause=f"The key-value cache grows with every token and sequence. {_EMPTY_CARD}",
+        fix=(
+            "Generate fewer or shorter sequences at once, or give an inference engine that shares "
+            "the card a smaller part of it."
+        ),
+        sources=("https://github.com/vllm-project/vllm/issues/188", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="loading",
+        message=_FULL,
+        where=doing("loading"),
+        needs_frames=True,
+        title="The GPU ran out of memory while weights or state were loaded",
+        cause=f"The weights, or a second copy of them, do not fit. {_EMPTY_CARD}",
+        fix=(
+            "Load to the CPU first (map_location='cpu'), free what was loaded before, shard or "
+            "quantize the weights, and look whether another process holds the card (nvidia-smi)."
+        ),
+        sources=("https://github.com/karpathy/nanoGPT/pull/236", _CUDA_NOTES),
+    ),
+    replace(
+        _DEVICE,
+        cause_name="training",
+        message=_FULL,
+        where=_trains,
+        needs_frames=True,
+        title="The GPU ran out of memory in a training step",
+        cause=(
+            "What the step needs does not fit. Removing the second of two doubled checkpoints "
+            "does not raise the need; removing the only one does."
+        ),
+        fix=(
+            "Checkpoint whole layers, once, and non-reentrant; under FSDP2 the reentrant variant "
+            "is known to grow until it fails. Then smaller micro-batches, and more of them, or "
+            "offloading; for memory that runs out in the optimizer's step, a sharded optimizer, or "
+            "an 8-bit one, which does not make the same updates."
+        ),
+        gradients=f"{CHECKPOINTED} {_SMALLER}",
+        versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
+        sources=(f"{_TORCH}169349", _CUDA_NOTES),
+    ),
+    replace(_DEVICE, gradients=f"{CHECKPOINTED} {_SMALLER}"),
+)

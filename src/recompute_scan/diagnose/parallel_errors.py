@@ -1,0 +1,223 @@
+"""Failures of DDP and FSDP that activation checkpointing brings about, or that are in its way."""
+
+from __future__ import annotations
+
+import re
+
+from recompute_scan.diagnose.tracebacks import doing
+from recompute_scan.frameworks import registry
+from recompute_scan.frameworks.base import NON_REENTRANT
+from recompute_scan.frameworks.detect import Signature, some
+
+_TORCH = "https://github.com/pytorch/pytorch/issues/"
+
+SIGNATURES = (
+    Signature(
+        code="RS111",
+        name="ddp-marked-ready-twice",
+        cause_name="reentrant",
+        error="RuntimeError",
+        message=re.compile(r"Expected to mark a variable ready only once"),
+        where=some(registry.either("backward")),
+        needs_frames=True,
+        title="DDP saw the gradient of one parameter twice in one backward pass",
+        cause=(
+            "A reentrant checkpoint runs a backward pass of its own, and two things make it give a "
+            "gradient twice, which the message does not tell apart. With "
+            "find_unused_parameters=True, DDP has already marked the parameters that it could not "
+            "reach from the loss as ready. Or the same checkpointed module runs more than once in "
+            "a forward pass, and each recompute of it gives the gradients anew."
+        ),
+        fix=(
+            "Use the non-reentrant variant (use_reentrant=False), which helps in both cases; for "
+            "the first, find_unused_parameters=False where every parameter is used."
+        ),
+        gradients=NON_REENTRANT,
+        versions="All versions of torch; reentrant checkpoints.",
+        sources=(
+            "https://github.com/huggingface/accelerate/issues/389",
+            "https://github.com/huggingface/transformers/issues/23018",
+        ),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS112",
+        name="ddp-unused-parameters",
+        cause_name="unused",
+        error="RuntimeError",
+        message=re.compile(
+            r"Expected to have finished reduction in the prior iteration"
+            r"|LightningModule has parameters that were not used in producing the loss returned by"
+        ),
+        title="DDP waits for gradients of parameters that no loss uses",
+        cause="Some parameters took no part in the loss, so that their gradients never came.",
+        fix=(
+            "Look first whether these parameters are meant to be unused: those inside a reentrant "
+            "checkpoint may get no gradient by mistake (RS104), which the switch would hide. If "
+            "they are, take the unused branch out, or set find_unused_parameters=True, and then "
+            "use non-reentrant checkpoints only (RS111)."
+        ),
+        gradients=NON_REENTRANT,
+        versions="All versions of torch.",
+        sources=(f"{_TORCH}43259",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS113",
+        name="mixed-tensor-and-dtensor",
+        cause_name="fsdp2",
+        error="RuntimeError",
+        message=re.compile(r"got mixed torch\.Tensor and DTensor"),
+        where=doing("recompute"),
+        needs_frames=True,
+        title="A recompute under FSDP2 met parameters that had been sharded again",
+        cause=(
+            "The parameters of a nested FSDP2 unit were sharded again between the forward pass "
+            "and the recompute: with two forward passes before one backward, or a reentrant "
+            "checkpoint."
+        ),
+        fix="Use the non-reentrant variant, and shard whole blocks rather than parts of them.",
+        gradients=NON_REENTRANT,
+        versions="FSDP2 before torch 2.13, as far as the threads tell.",
+        sources=(f"{_TORCH}153354", "https://github.com/pytorch/pytorch/pull/171779"),
+    ),
+    Signature(
+        code="RS114",
+        name="fsdp-state-broken",
+        cause_name="state",
+        error="AssertionError|ValueError|RuntimeError",
+        message=re.compile(
+            r"expected to be in states .{0,400}?TrainingState"
+            r"|Expects `BACKWARD_PRE` or `BACKWARD_POST` state"
+        ),
+        title="FSDP was asked for something out of its order",
+        cause=(
+            "One forward pass of an FSDP unit must be followed by one backward pass. A reentrant "
+            "checkpoint, several forward passes of one unit, a backward pass not started through "
+            "the strategy, or saving while an exception is handled break that order."
+        ),
+        fix=(
+            "Where checkpoints are reentrant, use the non-reentrant variant. Start backward "
+            "through the strategy, with one forward per backward for each unit. FSDP2 has no such "
+            "states."
+        ),
+        gradients=NON_REENTRANT,
+        versions="FSDP1, all versions; fairscale.",
+        sources=(
+            "https://github.com/Lightning-AI/pytorch-lightning/issues/19626",
+            "https://github.com/facebookresearch/fairscale/issues/617",
+            f"{_TORCH}148756",
+        ),
+    ),
+    Signature(
+        code="RS114",
+        name="fsdp-state-broken",
+        cause_name="second-root",
+        error="AssertionError|RuntimeError",
+        message=re.compile(r"Non-root FSDP instance's `_is_root` should not have been set yet"),
+        title="An inner FSDP unit was used before the model that holds it",
+        cause=(
+            "The first unit that is called, or asked for its state, takes itself for the root. "
+            "Here that was an inner one: called by itself, or part of another model that was "
+            "wrapped or saved first."
+        ),
+        fix=(
+            "Make the first call through the outermost wrapped model, and take state dicts from "
+            "it; wrap a model once. FSDP2 finds its root at the first forward pass in the same way."
+        ),
+        versions="FSDP1, all versions; seen with torch 2.13.",
+        sources=(f"{_TORCH}113496",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS115",
+        name="fsdp-mixed-requires-grad",
+        cause_name="flattening",
+        error="ValueError",
+        message=re.compile(
+            r"Must flatten tensors with uniform `?requires_grad`?"
+            r"|FlatParameter\S{0,9} requires uniform `?requires_grad`?"
+        ),
+        title="One FSDP unit holds frozen and trainable parameters",
+        cause=(
+            "FSDP1 flattens the parameters of a unit into one, which either needs a gradient or "
+            "does not. LoRA, or a frozen part, mixes the two."
+        ),
+        fix=(
+            "Pass use_orig_params=True, or wrap the frozen part in units of its own (peft's "
+            "fsdp_auto_wrap_policy does)."
+        ),
+        versions="FSDP1; seen with torch 2.13.",
+        sources=(f"{_TORCH}104690", "https://github.com/huggingface/peft/issues/1702"),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS116",
+        name="fsdp-mixed-dtype",
+        cause_name="flattening",
+        error="ValueError",
+        message=re.compile(
+            r"Must flatten tensors with uniform dtype|FlatParameter\S{0,9} requires uniform dtype"
+        ),
+        title="One FSDP unit holds parameters of different dtypes",
+        cause=(
+            "FSDP1 flattens the parameters of a unit into one tensor, which has one dtype. "
+            "Adapters in float32 on a model in bfloat16 are the usual case."
+        ),
+        fix=(
+            "Wrap the adapters in units of their own, which keeps them as they are; or cast them "
+            "to the model's dtype before wrapping. For quantized models set "
+            "bnb_4bit_quant_storage to that dtype."
+        ),
+        gradients=(
+            "Adapters that are cast to bfloat16 get gradients, updates and optimizer state that "
+            "are rounded to 8 bits; in units of their own nothing changes."
+        ),
+        versions="FSDP1; seen with torch 2.13.",
+        sources=("https://github.com/huggingface/peft/issues/484",),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS117",
+        name="fsdp-weight-not-gathered",
+        cause_name="called-past-root",
+        error="RuntimeError",
+        message=re.compile(r"^'weight' must be 2-D"),
+        sharded=some(registry.either("sharding")),
+        title="A layer was called while its weight was a flat, sharded piece (FSDP, ZeRO-3)",
+        cause=(
+            "FSDP and ZeRO-3 gather a unit's parameters when the unit is called. A sub-module "
+            "called directly, generate() on the inner model, or a second model that was never "
+            "handed to them for use, sees the flat, sharded piece. Where neither is in use, the "
+            "weight itself is no table, as after a load that went wrong."
+        ),
+        fix=(
+            "Go through the wrapped model. For a call that needs no gradient, such as "
+            "generate(), FullyShardedDataParallel.summon_full_params(model) around it does too "
+            "(deepspeed.zero.GatheredParameters)."
+        ),
+        gradients=(
+            "What is computed inside summon_full_params is not reduced over the ranks: never train "
+            "so."
+        ),
+        versions="FSDP1, all versions (also DeepSpeed ZeRO-3, which gathers in the same way).",
+        sources=(f"{_TORCH}109385", f"{_TORCH}124019"),
+        checked="reproduced",
+    ),
+    Signature(
+        code="RS118",
+        name="fsdp-needs-device",
+        cause_name="no-accelerator",
+        error="RuntimeError",
+        message=re.compile(r"FSDP needs a non-CPU accelerator device"),
+        title="FSDP found no GPU and was not told to use the CPU",
+        cause="Without device_id, FSDP looks for an accelerator.",
+        fix=(
+            'For a run on CPU pass device_id=torch.device("cpu"). If a GPU was meant, look why '
+            "torch sees none (torch.cuda.is_available())."
+        ),
+        versions="Seen with torch 2.13.",
+        sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
+        checked="reproduced",
+    ),
+)

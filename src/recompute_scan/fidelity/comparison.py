@@ -1,0 +1,475 @@
+"""One step compared: each region's forward, and each of its recomputes with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from msgspec import Struct, field
+from msgspec.structs import replace
+from torch import nn
+
+from recompute_scan.fidelity.lost_gradients import Applied, Leaving
+from recompute_scan.fidelity.operators import tensors
+from recompute_scan.fidelity.passing import Application, Passing
+from recompute_scan.fidelity.runs import ForwardRun, PartRun, RecomputeRun, RegionRun, Shown
+from recompute_scan.fidelity.state import (
+    Reach,
+    changed_again,
+    look_at_state,
+    named_weights,
+    python_states,
+)
+from recompute_scan.fidelity.tape import (
+    NameOf,
+    Thread,
+    Watch,
+    WatchedStep,
+    nodes_so_far,
+    watched_already,
+)
+from recompute_scan.fidelity.tensors import Fingerprint, fingerprint, unseen
+from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
+from recompute_scan.result.fidelity import (
+    ComparedRegion,
+    Difference,
+    Fidelity,
+    KeptState,
+    LostGradient,
+    Operation,
+    WhyLost,
+)
+
+_ROUNDS = 30
+# What a run of a region is to be told when it returns: what it returns.
+Returned = Callable[[Any], None]
+_OTHER_PARTS = (
+    "The function runs its block on parts of what it gets, and in the backward pass on other parts."
+)
+Given = list[Fingerprint | None]
+# Of one region; a model has the same fault in each layer, and each in its own region.
+_MOST = 8
+
+
+class Comparing:
+    """Compares while it is on. Regions tell it when they are entered; it never fails for them."""
+
+    def __init__(
+        self,
+        name_of: NameOf,
+        around: Around,
+        weights: Callable[[], dict[int, str]] = dict,
+    ) -> None:
+        """Nothing is compared yet.
+
+        Args:
+            name_of: Name and class of a module.
+            around: Makes the hooks that torch calls, so that what fails in ours stays with us.
+            weights: The names of all parameters, by their numbers.
+        """
+        self._weights = weights
+        self._name_of = name_of
+        self._around = around
+        self._step = WatchedStep()
+        self._thread = Thread(self._step)
+        self._thread.leaving = self.leaving = Leaving(name_of)
+        self._passing: list[tuple[Passing, ComparedRegion, _Sum]] = []
+        self._lacking: dict[Applied, tuple[str, ...]] = {}
+        self._regions: dict[ComparedRegion, _Sum] = {}
+        self._began = time.perf_counter()
+
+    def region(
+        self,
+        region: ComparedRegion,
+        function: object,
+        modules: Sequence[nn.Module] = (),
+        application: Application | None = None,
+    ) -> RegionCall:
+        """One call of a region.
+
+        Args:
+            region: What is known of it, with nothing compared yet.
+            function: What it runs.
+            modules: The modules it covers.
+            application: The call of an autograd function of the script's that runs it.
+        """
+        total = self._regions.setdefault(region, _Sum())
+        named = [(self._name_of(module)[0], module) for module in modules]
+        non_reentrant = region.variant == "non-reentrant"
+        reach = total.reach(function, named)
+        passing = None
+        if application is not None:
+
+            def tell(why: WhyLost) -> None:
+                total.left.append(LostGradient("", _backward_of(region), why))
+
+            passing = Passing(application, self._around, tell)
+            self._passing.append((passing, region, total))
+        return RegionCall(
+            total,
+            named,
+            reach,
+            self._thread,
+            self._name_of,
+            self._around,
+            passing,
+            non_reentrant=non_reentrant,
+        )
+
+    def hand_over(self, hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
+        """A checkpoint is about to put its hooks in place, and to run what it checkpoints."""
+        if self._step.under_way:
+            self._thread.handed = see_what_is_handed(hooks, self._around)
+
+    def outcome(self) -> Fidelity:
+        """The step has ended: what was seen."""
+        self._step.under_way = False
+        took = time.perf_counter() - self._began
+        self.leaving.end()
+        untrained = self._settle_lost()
+        regions = tuple(total.of(region) for region, total in self._regions.items())
+        keeping = None
+        if any(region.recomputes for region in regions):
+            with suppress(RuntimeError):  # a GPU that cannot be asked now
+                keeping = unseen(cost_of_keeping)
+        return Fidelity(regions, took * 1e3, keeping_us=keeping, untrained=untrained)
+
+    def differentiated(self, *, to_all: bool) -> None:
+        """A backward pass has ended: what has no gradient now.
+
+        Args:
+            to_all: Whether all weights behind it were to get one.
+        """
+        names: dict[int, str] | None = None
+        passing, self._passing = self._passing, []
+        for one, region, total in passing:
+            lacking = one.without_gradient()
+            if lacking and to_all:
+                names = self._weights() if names is None else names
+                known = (names.get(key, "a weight that no module holds") for key in lacking)
+                where = _backward_of(region)
+                total.left.append(LostGradient("", where, "weights-left-out", tuple(known)))
+        for applied in self.leaving.all:
+            if applied.lost:
+                names = self._weights() if names is None else names
+                weights = {key: ref() for key, ref in applied.weights.items()}
+                self._lacking[applied] = tuple(
+                    names.get(key, "a weight that no module holds")
+                    for key, one in weights.items()
+                    if one is not None and one.grad is None
+                )
+
+    def _settle_lost(self) -> tuple[str, ...]:
+        """Tell the regions what they have lost; gives the weights that have no gradient at all."""
+        untrained: dict[str, None] = {}
+        for applied in self.leaving.all:
+            lacking = self._lacking.get(applied, ())
+            if applied.alone and lacking:
+                untrained |= dict.fromkeys(lacking)
+                continue
+            for name, used in applied.lost.items():
+                if applied.tell is not None:
+                    applied.tell(LostGradient(name, used, "left-without", lacking))
+        return tuple(untrained)
+
+
+class _Sum(Struct):
+    """All calls of one region."""
+
+    calls: int = 0
+    recomputes: list[Shown] = field(default_factory=list)
+    untold: dict[str, None] = field(default_factory=dict)
+    states: dict[str, KeptState] = field(default_factory=dict)
+    left: list[LostGradient] = field(default_factory=list)
+    _modules: Sequence[tuple[str, nn.Module]] = ()
+    _reach: tuple[object, Reach] | None = None
+
+    def reach(self, function: object, modules: Sequence[tuple[str, nn.Module]]) -> Reach:
+        """What this function, around these modules, may change; that of the call before, as a
+        rule.
+        """
+        code = _identity(function)
+        known = len(modules) == len(self._modules) and all(
+            one is other for (_, one), (_, other) in zip(modules, self._modules, strict=True)
+        )
+        if self._reach is None or not known or self._reach[0] != code:
+            self._modules, self._reach = modules, (code, Reach(function, modules))
+        return self._reach[1]
+
+    def of(self, region: ComparedRegion) -> ComparedRegion:
+        """What the step has shown, when its backward passes have ended."""
+        differences: dict[tuple[str, str, str], Difference] = {}
+        lost: dict[tuple[str, str], LostGradient] = {}
+        unused = 0
+        for one in self.recomputes:
+            difference = one.difference
+            if difference is not None:
+                where = difference.operation
+                differences.setdefault((difference.kind, where.name, where.site), difference)
+            else:
+                unused += one.differing
+            for gone in one.lost:
+                lost.setdefault((gone.name, gone.why), gone)
+        for gone in self.left:
+            lost.setdefault((gone.name, gone.why), gone)
+        roundings = [one.rounding for one in self.recomputes if one.rounding is not None]
+        return replace(
+            region,
+            calls=self.calls,
+            recomputes=len(self.recomputes),
+            operators=sum(one.operators for one in self.recomputes),
+            random_operators=sum(one.random for one in self.recomputes),
+            unused=unused,
+            untold=tuple(self.untold),
+            rounding=max(roundings, default=None),
+            differences=tuple(differences.values())[:_MOST],
+            states=tuple(sorted(self.states.values(), key=lambda one: not one.is_buffer))[:_MOST],
+            lost=tuple(lost.values())[:_MOST],
+        )
+
+
+def _identity(function: object) -> object:
+    """What is the same for two functions that refer to the same variables."""
+    if isinstance(function, FunctionType):
+        cells = tuple(id(cell) for cell in function.__closure__ or ())
+        return id(function.__code__), cells, tuple(map(id, function.__defaults__ or ()))
+    return id(function)
+
+
+class RegionCall:
+    """One call: its forward is noted, and each recompute followed along it."""
+
+    def __init__(
+        self,
+        total: _Sum,
+        modules: Sequence[tuple[str, nn.Module]],
+        reach: Reach,
+        thread: Thread,
+        name_of: NameOf,
+        around: Around,
+        passing: Passing | None = None,
+        *,
+        non_reentrant: bool,
+    ) -> None:
+        self._around = around
+        self._passing = passing
+        self._non_reentrant = non_reentrant
+        self._sum = total
+        self._modules = modules
+        self._reach = reach
+        self._thread = thread
+        self._name_of = name_of
+        self._wanted = True
+        self._forwards: list[tuple[ForwardRun, Given]] = []
+
+    @contextmanager
+    def forward(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
+        """Around a run in the forward; a function that cuts what it gets into parts makes several.
+
+        Args:
+            given: What it is called with, where there may be several.
+        """
+        passing = self._passing
+        with self._compared_forward(given) as returned:
+            ran = None if passing is None else partial(passing.ran, given)
+            yield _both(returned, ran)
+
+    @contextmanager
+    def _compared_forward(self, given: Sequence[object]) -> Iterator[Returned | None]:
+        handed = self._claim()
+        if not self._can_compare():
+            yield None
+            return
+        prints = unseen(_prints_of, given)
+        run = ForwardRun(self.leave_untold, handed, look_at_state(self._reach), python_states())
+        with self._watched(run), self._leaving() as returned:
+            yield returned
+        if self._wanted:
+            again = any(isinstance(one, RecomputeRun) for one in self._thread.runs)
+            self._sum.calls += not (again or self._forwards)
+            run.end(look_at_state(self._reach), python_states())
+            self._forwards.append((run, prints))
+
+    def _forward_of(self, given: Sequence[object]) -> ForwardRun | None:
+        """The run in the forward that a recompute with these arguments repeats."""
+        if len(self._forwards) < 2:
+            return self._forwards[0][0] if self._forwards else None
+        prints = unseen(_prints_of, given)
+        for run, known in self._forwards:
+            if len(known) == len(prints) and all(map(_same, known, prints)):
+                return run
+        self.leave_untold(_OTHER_PARTS)
+        return None
+
+    @contextmanager
+    def recompute(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
+        """Around the run of a recompute, which may end early. Tell what it returns.
+
+        Args:
+            given: As of :meth:`forward`.
+        """
+        passing, first = self._passing, nodes_so_far()
+        with self._compared_recompute(given) as returned:
+            ran = None if passing is None else partial(passing.recomputed, given, first)
+            yield _both(returned, ran)
+
+    @contextmanager
+    def _compared_recompute(self, given: Sequence[object]) -> Iterator[Returned | None]:
+        handed = self._claim()
+        possible = self._can_compare()
+        forward = self._forward_of(given) if possible else None
+        if forward is None:
+            with self._parts_alone() if possible and self._forwards else nullcontext():
+                yield None
+            return
+        run = RecomputeRun(self.leave_untold, handed, forward, self._parameters, self._around)
+        began = look_at_state(self._reach)
+        try:
+            with self._watched(run):
+                yield None if self._non_reentrant else run.returned
+        finally:  # it may stop early, by an exception
+            if self._wanted:
+                ended = look_at_state(self._reach)
+                for state in changed_again(forward.before, forward.after, began, ended):
+                    self._sum.states.setdefault(state.name, state)
+                self._sum.recomputes.append(run.shown())
+
+    @contextmanager
+    def _parts_alone(self) -> Iterator[None]:
+        """Around a recompute on other parts."""
+        run = PartRun(self.leave_untold, [one for one, _ in self._forwards])
+        with self._watched(run):
+            yield
+        shown = run.shown()
+        if shown is not None:
+            self._sum.recomputes.append(shown)
+
+    @contextmanager
+    def _leaving(self) -> Iterator[Returned | None]:
+        leaving = self._thread.leaving
+        if leaving is None or self._non_reentrant:
+            yield None
+            return
+        with leaving.block() as returned:
+            if returned is not None:
+                leaving.innermost.tell = self._sum.left.append
+            yield returned
+
+    def _parameters(self) -> dict[int, str]:
+        """The names of the parameters that there are now, by their numbers."""
+        return {
+            id(parameter): f"{name}.{inner}" if name else inner
+            for name, module in self._modules
+            for inner, parameter in named_weights(module)
+        }
+
+    def _claim(self) -> HandedTensors | None:
+        """What the checkpoint's hooks, which were put in place just before, will see."""
+        handed, self._thread.handed = self._thread.handed, None
+        return handed if self._non_reentrant else None
+
+    @contextmanager
+    def _watched(self, run: RegionRun) -> Iterator[None]:
+        runs = self._thread.runs
+        runs.append(run)
+        try:
+            watched = watched_already(self._thread)
+            with nullcontext() if watched else Watch(self._thread, self._name_of):
+                yield
+        finally:
+            runs.remove(run)
+
+    def _can_compare(self) -> bool:
+        if self._wanted and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self.leave_untold("The region ran while a CUDA graph was captured.")
+        return self._wanted
+
+    def leave_untold(self, why: str) -> None:
+        """Compare no more runs of this call, and say why."""
+        self._wanted = False
+        self._sum.untold[why] = None
+
+
+def _both(one: Returned | None, other: Returned | None) -> Returned | None:
+    """Tells both, where there are two."""
+    if one is None or other is None:
+        return one or other
+
+    def returned(result: Any) -> None:
+        one(result)
+        other(result)
+
+    return returned
+
+
+def _backward_of(region: ComparedRegion) -> Operation:
+    """The backward of the autograd function that runs this region, as a place."""
+    return Operation(f"{region.function}.backward", region.module, region.module_class, region.site)
+
+
+def _prints_of(given: Sequence[object]) -> Given:
+    """Fingerprints of the tensors in what a run is called with, weights aside."""
+    inputs = [one for one in tensors(given) if not isinstance(one, nn.Parameter)]
+    prints = [fingerprint(one) for one in inputs]
+    for one in prints:
+        if one is not None:
+            one.let_go(keep=False)
+    return prints
+
+
+def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    return one is other or (one is not None and other is not None and one.same_bits(other))
+
+
+def cost_of_keeping() -> float:
+    """Time of the host, in µs, for one checkpointed call and its recompute: the least of several.
+
+    A checkpoint reads the state in the forward; for the recompute it reads the present one, puts
+    the forward's in place and in the end the present one back (``torch.utils.checkpoint``,
+    ``torch.random.fork_rng``), of the CPU and of the GPU that is used. This does the same with
+    generators of its own, so that the script's are left alone; what torch does around that in
+    Python comes on top.
+    """
+    generators = [torch.Generator()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        generators.append(torch.Generator(f"cuda:{torch.cuda.current_device()}"))
+    return 1e6 * min(_once(generators) for _ in range(_ROUNDS))
+
+
+def _once(generators: Sequence[torch.Generator]) -> float:
+    began = time.perf_counter()
+    states = [_read(one) for one in generators]
+    with ExitStack() as forks:
+        for generator, state in zip(generators, states, strict=True):
+            forks.enter_context(_forked(generator))
+            _put(generator, state)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _forked(generator: torch.Generator) -> Iterator[None]:
+    state = _read(generator)
+    try:
+        yield
+    finally:
+        _put(generator, state)
+
+
+def _read(generator: torch.Generator) -> torch.Tensor:
+    if generator.device.type == "cpu":
+        return generator.get_state()
+    with torch.cuda.device(generator.device):
+        return generator.get_state()
+
+
+def _put(generator: torch.Generator, state: torch.Tensor) -> None:
+    if generator.device.type == "cpu":
+        generator.set_state(state)
+    else:
+        with torch.cuda.device(generator.device):
+            generator.set_state(state)

@@ -1,0 +1,200 @@
+"""RS007 and RS010 to RS012: checkpoints in compiled code.
+
+RS007: part of the backward pass is compiled, and what it recomputes cannot be counted.
+
+RS010: the compiler could not trace a checkpointed function to its end, and left it to Python.
+
+RS011: the compiler runs random operators again without the state that they drew from.
+
+RS012: the compiler runs products or attention again, and no checkpoint asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from recompute_scan.findings.base import (
+    Answer,
+    CodeEvidence,
+    Evidence,
+    NotApplicable,
+    Rule,
+    from_code,
+    place_of,
+)
+from recompute_scan.recompute.verdict import Compiled
+from recompute_scan.result import Finding
+
+_WHAT_TO_TRY = (
+    "To count, record with `recompute-scan run`, which keeps the compiler's graphs (torch 2.10 and "
+    "newer). Only where that is no choice, set TORCH_COMPILE_DISABLE=1: the checkpoints are the "
+    "same, and every operator shows."
+)
+# https://github.com/pytorch/pytorch/issues/190758, open; torch 2.13 does so.
+_NEW_NUMBERS = (
+    "The compiler's memory budget was {budget}. Below 1 it may run operators again that draw "
+    "random numbers, and then draws others: gradients through dropout are wrong (pytorch/pytorch "
+    "issue 190758). Set torch._functorch.config.activation_memory_budget to 1.0 where anything in "
+    "the model draws random numbers."
+)
+
+
+def check(evidence: Evidence) -> Answer:
+    """One finding where compiled nodes run in the backward pass."""
+    if not evidence.has_backward:
+        return NotApplicable("The trace shows no autograd nodes, so none that is compiled.")
+    return (
+        [_compiled_recompute_finding(evidence, evidence.compiled)]
+        if evidence.compiled is not None
+        else []
+    )
+
+
+def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Finding:
+    share = f"{100 * compiled.share:.0f} % of the backward pass is compiled"
+    again = evidence.compiled_calls_again
+    if compiled.recomputes:
+        title = f"{share} and runs forward work again that operators do not count"
+        detail = (
+            "Operators that no gradient needs run inside compiled backward code: a checkpoint "
+            "inside what was compiled, or the compiler's own choice. How often, and of which "
+            "layers, cannot be told from outside."
+        )
+    else:
+        title = f"{share}: what the compiler recomputes there cannot be seen"
+        detail = (
+            "A compiled backward holds gradients and recomputed forward work in one graph, and "
+            "often in one kernel. Nothing shows that it recomputes more than a compiler always "
+            "does, and nothing rules it out."
+        )
+    if again:
+        detail += (
+            " Recomputes of compiled code from outside, which checkpoints around it cause, are "
+            "counted; those inside come on top of them."
+        )
+    budget = evidence.environment.get("activation_memory_budget")
+    if budget:
+        detail += f" {_NEW_NUMBERS.format(budget=budget)}"
+    return RS007.finding(
+        evidence,
+        severity="warning" if budget or (compiled.recomputes and again) else "info",
+        title=title,
+        detail=f"{detail} {_WHAT_TO_TRY}",
+        evidence=(
+            f"{compiled.nodes} compiled nodes in the backward pass",
+            *((f"{again} compiled calls ran again, outside of them",) if again else ()),
+            *_attention(evidence),
+        ),
+    )
+
+
+def _attention(evidence: Evidence) -> tuple[str, ...]:
+    """What attention's kernels say, where there are any."""
+    if evidence.attention_kernels is None:
+        return ()
+    backward, again = evidence.attention_kernels
+    return (f"attention kernels: {backward} backward, {again} forward ones that ran again",)
+
+
+RS007 = Rule("RS007", "compiled-recompute", check, needs="nothing")
+
+
+# What torch adds to the reason of a break inside an operator that takes functions
+# (torch/_dynamo/exc.py; seen on torch 2.13).
+_INSIDE = re.compile(r"Higher Order Operator: torch\.utils\.checkpoint\b")
+_PLACE = re.compile(r"Graph break in user code at (.{1,1000}:\d+)")
+_REASON = re.compile(r"Graph Break Reason: .{0,500}:[^\S\n]*\n\s*(\S.{0,200})")
+
+
+def check_checkpoint_break_code(evidence: CodeEvidence) -> Answer:
+    """One finding for each place where the compiler left a checkpointed function."""
+    found: dict[str, str] = {}
+    for text in evidence.code.graph_breaks:
+        place, reason = _PLACE.search(text), _REASON.search(text)
+        if _INSIDE.search(text) and place is not None:
+            found.setdefault(place[1], reason[1] if reason else "its reason is not told")
+    return [_checkpoint_break_finding(evidence, place, reason) for place, reason in found.items()]
+
+
+def _checkpoint_break_finding(evidence: CodeEvidence, place: str, reason: str) -> Finding:
+    return RS010.finding(
+        evidence,
+        title=f"The compiler leaves a checkpointed function at {place}",
+        detail=(
+            "A graph break inside a checkpointed function takes the whole function out of the "
+            "graph: it runs in Python, uncompiled, in the forward pass and in each recompute. "
+            "Remove what breaks the graph, or move it out of the checkpointed function."
+        ),
+        evidence=(f"{place}: {reason}",),
+    )
+
+
+RS010 = Rule(
+    "RS010", "graph-break-in-checkpoint", from_code, check_code=check_checkpoint_break_code
+)
+
+
+def check_random_redrawn_code(evidence: CodeEvidence) -> Answer:
+    """One finding where a backward graph draws random numbers anew."""
+    redrawn = [each for each in evidence.recomputes() if each[1].redrawn]
+    if not redrawn:
+        return []
+    budgets = [graph.memory_budget for graph, _ in redrawn if graph.memory_budget is not None]
+    lowered = f" The memory budget was {min(budgets):g}." if budgets else ""
+    number = sum(one.operators for _, one in redrawn)
+    return [
+        RS011.finding(
+            evidence,
+            title=f"{number} random operators draw other numbers when the compiler repeats them",
+            detail=(
+                "The backward graph runs them again without the random state of their first run, "
+                "so that gradients belong to another mask than the forward pass used (pytorch "
+                f"issue 190758).{lowered} Set torch._functorch.config.activation_memory_budget to "
+                "1.0 where anything in the model draws random numbers."
+            ),
+            evidence=tuple(place_of(*each) for each in redrawn[:8]),
+        )
+    ]
+
+
+RS011 = Rule(
+    "RS011",
+    "budget-recomputes-random",
+    from_code,
+    check_code=check_random_redrawn_code,
+    severity="error",
+    wrong_gradients=True,
+)
+
+
+def check_expensive_recompute_code(evidence: CodeEvidence) -> Answer:
+    """One finding where costly operators run again by the compiler's own choice."""
+    costly = [
+        (graph, one)
+        for graph, one in evidence.recomputes()
+        if one.why != "checkpoint" and not one.free
+    ]
+    if not costly:
+        return []
+    number = sum(one.operators * one.times for _, one in costly)
+    budgets = [graph.memory_budget for graph, _ in costly if graph.memory_budget is not None]
+    because = (
+        f"The memory budget of {min(budgets):g} asks for it: below 1 the compiler keeps fewer "
+        "results and works out the rest again. Where the device has memory left, set "
+        "torch._functorch.config.activation_memory_budget closer to 1.0."
+        if budgets and min(budgets) < 1
+        else "No checkpoint and no known memory budget asks for it."
+    )
+    return [
+        RS012.finding(
+            evidence,
+            title=f"The compiler runs {number} products or attentions again by its own choice",
+            detail=f"They take as long as in the forward pass, unlike what is fused. {because}",
+            evidence=tuple(place_of(*each) for each in costly[:8]),
+        )
+    ]
+
+
+RS012 = Rule(
+    "RS012", "expensive-node-recomputed", from_code, check_code=check_expensive_recompute_code
+)

@@ -1,0 +1,282 @@
+"""RS001, RS002, RS003 and RS008: checkpoints that recompute too much or too little.
+
+RS001: forward work runs again more than once in its backward pass.
+
+RS002: two checkpoints enclose the same work, and one of them happens to cost nothing.
+
+RS003: checkpointing is switched on and recomputes nothing.
+
+RS008: non-reentrant recomputes run to the end of their block, because early stop is off.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from recompute_scan.advise import advise_removal, mechanism_of, place, switch_of, take_out, title_of
+from recompute_scan.annotations import EARLY_STOP_OFF
+from recompute_scan.findings.base import (
+    Answer,
+    Evidence,
+    NotApplicable,
+    Rule,
+    Stack,
+    describe,
+    name_some,
+)
+from recompute_scan.result import DOUBLED, Checkpoint, Finding, Fix, Region
+from recompute_scan.result.run_record import SwitchedOn
+from recompute_scan.units import plural
+
+# A mean below this is one recompute with noise; above, some passes of a layer ran twice.
+_MORE_THAN_ONCE = 1.5
+
+
+def check_doubled_checkpoint(evidence: Evidence) -> Answer:
+    """One finding for each way in which checkpoints are stacked."""
+    if evidence.verdict != "doubled":
+        return []
+    stacks = evidence.stacks(lambda r: r.recompute_runs_per_backward >= _MORE_THAN_ONCE)
+    return [
+        _doubled_checkpoint_finding(evidence, stack, regions)
+        for stack, regions in (stacks or {(): []}).items()
+    ]
+
+
+def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
+    cost = evidence.cost
+    runs = max((r.recompute_runs_per_backward for r in regions), default=evidence.highest)
+    whole = evidence.of_blocks(regions) if regions else "Some operators"
+    times = f"{runs:g} times" if runs is not None else "more than once"
+    title = f"{whole} run their forward again {times} in each backward pass; once is enough"
+    redundant = sum(region.redundant_ms_per_step for region in regions)
+    share = 1.0
+    everything = sum(region.redundant_ms_per_step for region in evidence.regions)
+    if regions and everything:
+        share = redundant / everything
+    return RS001.finding(
+        evidence,
+        title=title,
+        detail=_detail(stack),
+        evidence=(
+            *(describe(checkpoint) for checkpoint in stack),
+            *(_counted(region) for region in regions[:3]),
+        ),
+        fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
+        saving_ms=(cost.step_ms - cost.predicted_step_ms) * share if cost else None,
+        saving_pct=cost.saving_pct * share if cost else None,
+    )
+
+
+def _detail(stack: Stack) -> str:
+    if len(stack) >= 2:
+        titles = list(dict.fromkeys(title_of(checkpoint) for checkpoint in stack[:2]))
+        names = " and ".join(titles)
+        if len(titles) == 1:
+            known = stack[0].mechanism is not None
+            names = f"{len(stack)} checkpoints" + (f" of {titles[0]}" if known else "")
+        return (
+            f"{names} enclose the same work. Each of them runs the forward again in the "
+            "backward pass, so all but one of these runs are wasted."
+        )
+    if len(stack) == 1 and stack[0].call_site:
+        return (
+            "One checkpoint encloses this work. Its backward pass comes in parts, as where a "
+            "pipeline schedule gets the gradients of inputs and of weights apart, or "
+            "autograd.grad is called for one group of weights after the other. Each part runs the "
+            "whole forward again. One backward pass for all, a schedule that does not split it, or "
+            "no checkpoint on what is split needs no further run."
+        )
+    return (
+        "More than one checkpoint encloses this work, and each runs the forward again in the "
+        "backward pass. All but one of these runs are wasted."
+    )
+
+
+def _counted(region: Region) -> str:
+    name = region.module or f"block {region.ordinal}"
+    return (
+        f"{name}: {plural(region.forward_runs_per_step, 'forward run')} per step, "
+        f"{plural(region.recompute_runs_per_backward, 'recompute')} per backward pass"
+    )
+
+
+RS001 = Rule(DOUBLED, "doubled-checkpoint", check_doubled_checkpoint, severity="error")
+
+
+_AT_MOST_ONCE = 1.5
+
+
+def check_nested_checkpoint(evidence: Evidence) -> Answer:
+    """One finding for each pair of checkpoints that is nested without being doubled."""
+    if not evidence.annotated and evidence.verdict != "none":
+        return NotApplicable(
+            "A nested checkpoint that recomputes nothing shows only in a trace that "
+            "`recompute-scan run` recorded."
+        )
+    stacks = evidence.stacks(
+        lambda r: len(r.checkpoints) >= 2 and 0 < r.recompute_runs_per_backward < _AT_MOST_ONCE
+    )
+    return [
+        _nested_checkpoint_finding(evidence, stack, regions) for stack, regions in stacks.items()
+    ]
+
+
+def _nested_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
+    outer, inner = title_of(stack[0]), title_of(stack[1])
+    return RS002.finding(
+        evidence,
+        title=f"{evidence.of_blocks(regions)} have {len(stack)} checkpoints "
+        "around them, and recompute once",
+        detail=(
+            f"{outer} encloses {inner}. Both are non-reentrant and stop early, so the outer "
+            "recompute ends before the inner work begins, and today the second one costs nothing. "
+            "With a reentrant variant, or with early stop off, every block would run twice."
+        ),
+        evidence=tuple(describe(checkpoint) for checkpoint in stack),
+        fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
+        saving_ms=0.0,
+        saving_pct=0.0,
+    )
+
+
+RS002 = Rule("RS002", "nested-checkpoint", check_nested_checkpoint)
+
+
+_COMPILED = "used"
+
+
+def check_idle_checkpoint(evidence: Evidence) -> Answer:
+    """One finding for each set of idle blocks, and for each switch that no call came from."""
+    if not evidence.annotated and not evidence.switched_on:
+        return NotApplicable(
+            "A checkpoint that recomputes nothing shows only in a trace that `recompute-scan run` "
+            "recorded."
+        )
+    stacks = evidence.stacks(lambda r: bool(r.checkpoints) and r.recompute_runs_per_backward == 0)
+    found = [_idle(evidence, stack, regions) for stack, regions in stacks.items()]
+    # A compiled checkpoint is part of the graph and calls nothing.
+    if evidence.environment.get("torch_compile") != _COMPILED:
+        found += [
+            _unused(evidence, one)
+            for one in evidence.switched_on
+            if one.mechanism not in evidence.mechanisms
+        ]
+    return found
+
+
+def _idle(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
+    return RS003.finding(
+        evidence,
+        title=f"{evidence.of_blocks(regions)} are checkpointed and none of "
+        "their work is recomputed",
+        detail=(
+            "The backward pass asked for nothing inside these blocks: all that they save is "
+            "their own input, or something else takes their tensors first, such as "
+            "save_on_cpu. The checkpoint frees no memory here, and costs a little host time."
+        ),
+        evidence=(
+            *(describe(checkpoint) for checkpoint in stack),
+            *name_some(regions),
+        ),
+        fix=_fix(evidence, stack),
+    )
+
+
+def _fix(evidence: Evidence, stack: Stack) -> Fix | None:
+    if len(stack) > 1:
+        return advise_removal(stack, evidence.sources, evidence.alone, evidence.run)
+    mechanism = mechanism_of(stack[0])
+    if mechanism is None:
+        return None
+    works = any(
+        region.recompute_runs_per_backward > 0
+        and switch_of(stack[0]) in map(switch_of, region.checkpoints)
+        for region in evidence.regions
+    )
+    return take_out(stack[0], mechanism, evidence.sources, lost=works, run=evidence.run)
+
+
+def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
+    title = title_of(Checkpoint(0, None, switched.mechanism))
+    where = place(switched.site)
+    return RS003.finding(
+        evidence,
+        severity="warning",
+        title=f"{title[:1].upper()}{title[1:]} is switched on{where}, and no checkpoint was called",
+        detail=(
+            "None of the recorded steps called a checkpoint of this kind. The model may be in "
+            "evaluation mode (call model.train()), its layers may not take part in these steps, "
+            "or its code may never ask for the checkpoint. The memory that it should free is "
+            "not freed."
+        ),
+        evidence=(f"{title}: on when recording began{where}, 0 calls",),
+    )
+
+
+RS003 = Rule("RS003", "idle-checkpoint", check_idle_checkpoint)
+
+
+_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+
+
+def check_early_stop_off(evidence: Evidence) -> Answer:
+    """One finding for each mechanism whose checkpoints are called with early stop off."""
+    if not evidence.annotated and evidence.verdict != "none":
+        return NotApplicable(
+            "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."
+        )
+    found = {
+        checkpoint: None
+        for region in evidence.regions
+        for checkpoint in region.checkpoints
+        if EARLY_STOP_OFF in checkpoint.options and region.recompute_runs_per_backward
+    }
+    off: dict[tuple[str | None, str | None], list[Checkpoint]] = defaultdict(list)
+    for checkpoint in found:
+        off[checkpoint.mechanism, checkpoint.function].append(checkpoint)
+    return [_early_stop_off_finding(evidence, checkpoints) for checkpoints in off.values()]
+
+
+def _early_stop_off_finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
+    regions = [r for r in evidence.regions if not set(checkpoints).isdisjoint(r.checkpoints)]
+    title = title_of(checkpoints[0])
+    nested = any(len(region.checkpoints) > 1 for region in regions)
+    return RS008.finding(
+        evidence,
+        severity="warning" if nested else "info",
+        title=f"{evidence.of_blocks(regions)} are recomputed to their end: early stop is off",
+        detail=(
+            "A non-reentrant recompute may stop as soon as it has the last tensor that the "
+            "backward pass needs, which leaves out a block's last operators. Here it goes on to "
+            "the end."
+            + (
+                " Around another non-reentrant checkpoint that also makes it recompute the block "
+                "a second time."
+                if nested
+                else ""
+            )
+        ),
+        evidence=(
+            *map(describe, checkpoints),
+            *name_some(regions),
+        ),
+        fix=Fix(
+            summary=(
+                "Leave early stop on: no set_checkpoint_early_stop(False) and no "
+                f"early_stop=False in {title}."
+            ),
+            disposition="review",
+            diff=None,
+            keep=title,
+            remove="early_stop=False, or set_checkpoint_early_stop(False)",
+            docs=_DOCS,
+            reason=(
+                "Some frameworks turn it off so that hooks and side effects at the end of a "
+                "block run in each recompute."
+            ),
+        ),
+    )
+
+
+RS008 = Rule("RS008", "early-stop-off", check_early_stop_off)

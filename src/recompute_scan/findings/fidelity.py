@@ -1,0 +1,676 @@
+"""RS401 to RS406: recomputes that differ from their forward.
+
+RS401: a recompute draws other random numbers than the forward that it repeats.
+
+RS402: a recompute works in another number type than the forward that it repeats.
+
+RS403: a recompute is another computation than the forward that it repeats.
+
+RS404: a recompute updates buffers that the forward has updated already.
+
+RS405: a tensor that needs a gradient gets none, because the recompute is cut off from it.
+
+RS406: recomputes that torch is told not to check against their forward.
+
+What the rules on differing recomputes share: the same fault in many blocks, told once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from msgspec import Struct
+
+from recompute_scan.advise import place
+from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.annotations import CHECK_OFF
+from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity
+from recompute_scan.frameworks.base import Edit
+from recompute_scan.result import Finding, Fix, Level
+from recompute_scan.result.fidelity import (
+    ComparedRegion,
+    Difference,
+    DifferenceKind,
+    KeptState,
+    LostGradient,
+    Operation,
+)
+from recompute_scan.units import ms
+
+# What makes sure; ``run`` offers it.
+COMPARE = (
+    "Whether gradients are wrong shows when they are compared with those without checkpoints: "
+    "recompute-scan run --verify --without-checkpointing does that."
+)
+CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+_MOST_NAMED = 3
+
+
+class Fault(Struct, frozen=True):
+    """One difference, and the blocks that have it.
+
+    Attributes:
+        difference: As the first of the blocks has it.
+        regions: The blocks.
+        compared: How many blocks were compared in all.
+    """
+
+    difference: Difference
+    regions: tuple[ComparedRegion, ...]
+    compared: int
+
+    @property
+    def blocks(self) -> str:
+        """``12 of 12 blocks``."""
+        return count_blocks(len(self.regions), self.compared)
+
+    def shown(self) -> tuple[str, ...]:
+        """Lines of evidence: the operator, how far off it is, the checkpoint, the blocks."""
+        apart = self.difference.distance
+        far = () if apart is None else (f"first result that differs: {_percent(apart)}",)
+        return (describe_operation(self.difference.operation), *far, *name_blocks(self.regions))
+
+
+def count_blocks(some: int, of: int) -> str:
+    """``3 of 12 blocks``; ``1 of 1 block``."""
+    return f"{some} of {of} block{'s' * (of != 1)}"
+
+
+class Consequence(Struct, frozen=True):
+    """What a recompute that differs does to gradients, as far as that is known.
+
+    Attributes:
+        severity: Of a finding that says so: an error where gradients were compared and differ.
+        confidence: How sure it is that training changes.
+        wrong_gradients: Whether it may.
+        sentence: The same in words, with what makes sure where that is open.
+    """
+
+    severity: Severity
+    confidence: Level
+    wrong_gradients: bool
+    sentence: str
+
+
+def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> Consequence:
+    """What the differing recomputes of these blocks do to gradients."""
+    compared = evidence.gradients
+    told = {compared.tell(region) for region in regions} if compared is not None else {None}
+    if compared is None or (told - {"equal", "different"} and "different" not in told):
+        return Consequence("warning", "medium", True, COMPARE)
+    if "different" in told:
+        some = compared.differing
+        named = ", ".join(some[:_MOST_NAMED])
+        more = f" and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else ""
+        return Consequence(
+            "error",
+            "high",
+            True,
+            f"Gradients are wrong: after the first step {len(some)} of {compared.number} differ "
+            f"from those without checkpoints ({named}{more}), and nothing fails.",
+        )
+    bits = "to the last bit" if compared.equal else "up to rounding"
+    return Consequence(
+        "info",
+        "high",
+        False,
+        f"It changes no gradient of the first step: all {compared.number} are equal {bits} with "
+        "and without checkpoints.",
+    )
+
+
+def find_faults(evidence: RunEvidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
+    """The differences of these kinds, each with all blocks that have it."""
+    compared = evidence.compared
+    found: dict[object, list[tuple[Difference, ComparedRegion]]] = defaultdict(list)
+    for region in compared:
+        for one in region.differences:
+            if one.kind in kinds:
+                cause = one.operation
+                same = one.kind, cause.name, cause.site, one.generator, region.site
+                found[same].append((one, region))
+    return [
+        Fault(some[0][0], tuple(region for _, region in some), len(compared))
+        for some in found.values()
+    ]
+
+
+def describe_operation(operation: Operation) -> str:
+    """``aten.bernoulli_ in layers.0.drop (Dropout) at train.py:12``."""
+    kind = f" ({operation.module_class})" if operation.module_class else ""
+    inside = f" in {operation.module}{kind}" if operation.module else kind
+    return f"{operation.name}{inside}{place(operation.site)}"
+
+
+def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
+    """The first few blocks, with the checkpoint around them, as lines of evidence."""
+    lines = [
+        f"{region.module or region.module_class or 'a function'}: {region.variant}"
+        f"{place(region.site)}"
+        for region in list(regions)[:_MOST_NAMED]
+    ]
+    more = len(regions) - _MOST_NAMED
+    return (*lines, f"and {more} more") if more > 0 else tuple(lines)
+
+
+def set_back(evidence: RunEvidence, site: str, option: str, default: str) -> str | None:
+    """The checkpoint's option at its default, as a diff of the call site; ``None`` where that
+    does not name it.
+    """
+    source = evidence.sources.get(site)
+    if source is None:
+        return None
+    new = edited(
+        source, (Edit("*", "keyword", option, default), Edit("*", "entry", option, default))
+    )
+    return change_diff(site, source, new) if new is not None else None
+
+
+def _percent(share: float) -> str:
+    if share > 10:
+        return "by more than ten times its norm"
+    if share >= 1:
+        return f"by {share:.1f} times its norm"
+    return f"by {share * 100:.2g} % of its norm"
+
+
+def check_random_state(evidence: RunEvidence) -> Answer:
+    """One finding for each operator that draws anew, with all blocks in which it does."""
+    return [_random_state_finding(evidence, fault) for fault in find_faults(evidence, {"random"})]
+
+
+def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+    then = consequence(evidence, fault.regions)
+    return RS401.finding(
+        evidence,
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
+        title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
+        detail=(
+            f"{describe_operation(fault.difference.operation)} starts from another state of "
+            f"{fault.difference.generator} in the recompute than in the forward: the gradient is "
+            "that of a model with other random numbers than the loss, as far as it depends on "
+            f"them. {then.sentence}"
+        ),
+        evidence=fault.shown(),
+        fix=_fix(evidence, fault),
+    )
+
+
+def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
+    generator = fault.difference.generator or ""
+    diff = None
+    if generator.startswith("torch"):
+        site = next((region.site for region in fault.regions if region.site), "")
+        diff = set_back(evidence, site, "preserve_rng_state", "True")
+        summary = "Keep the random state: preserve_rng_state=True, which is torch's default."
+        keep = (
+            "the checkpoint; one of your own has to save torch's random state in its forward, "
+            "restore it for the recompute, and put the later one back"
+        )
+        remove = "preserve_rng_state=False"
+    else:
+        summary = (
+            f"No checkpoint keeps the state of {generator}. Draw what the block needs outside of "
+            "it and pass it in as an argument, or draw it from torch's default generator."
+        )
+        keep = "the checkpoint"
+        remove = f"the call inside the block that draws from {generator}"
+    return Fix(
+        summary=summary,
+        disposition="review",
+        diff=diff,
+        keep=keep,
+        remove=remove,
+        docs=CHECKPOINT_DOCS,
+        reason=f"Gradients change with it: they become those of the loss.{_price(evidence)}",
+    )
+
+
+def _price(evidence: RunEvidence) -> str:
+    """What keeping the state takes, where it was measured."""
+    took = evidence.fidelity.keeping_ms if evidence.fidelity is not None else None
+    if took is None:
+        return ""
+    return f" Keeping the random state takes about {ms(took)} of a step here."
+
+
+RS401 = Rule(
+    "RS401",
+    "random-state-not-restored",
+    check_run=check_random_state,
+    severity="error",
+    needs="comparison",
+    wrong_gradients=True,
+)
+
+
+def check_other_type(evidence: RunEvidence) -> Answer:
+    """One finding for each operator whose result has another type."""
+    return [_other_type_finding(evidence, fault) for fault in find_faults(evidence, {"type"})]
+
+
+def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+    difference = fault.difference
+    then = consequence(evidence, fault.regions)
+    return RS402.finding(
+        evidence,
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
+        title=(
+            f"Recomputes of {fault.blocks} work in {difference.recompute}, their forward in "
+            f"{difference.forward}"
+        ),
+        detail=(
+            f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
+            f"recompute and {difference.forward} in the forward. A context that was entered around "
+            "the forward, such as autocast or an FP8 recipe, is not there when the backward pass "
+            f"runs it again. {then.sentence}"
+        ),
+        evidence=fault.shown(),
+        fix=Fix(
+            summary=(
+                "Enter the context inside the checkpointed function, so that the recompute enters "
+                "it too. torch's own checkpoint restores torch.autocast; one that is written by "
+                "hand has to do that itself, and a library's recipe is restored by the library's "
+                "checkpoint only."
+            ),
+            disposition="review",
+            diff=None,
+            keep="the checkpoint",
+            remove="the context around the call of the checkpoint",
+            docs=CHECKPOINT_DOCS,
+            reason="Gradients change with it: they are computed in the forward's type.",
+        ),
+    )
+
+
+RS402 = Rule(
+    "RS402",
+    "recompute-in-other-type",
+    check_run=check_other_type,
+    severity="error",
+    needs="comparison",
+    wrong_gradients=True,
+)
+
+
+_KINDS: tuple[DifferenceKind, ...] = ("input", "argument", "shape", "operators", "value")
+
+
+def check_other_recompute(evidence: RunEvidence) -> Answer:
+    """One finding for each operator at which a recompute leaves the forward's way."""
+    return [_other_recompute_finding(evidence, fault) for fault in find_faults(evidence, _KINDS)]
+
+
+def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+    difference = fault.difference
+    then = consequence(evidence, fault.regions)
+    return RS403.finding(
+        evidence,
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
+        title=f"Recomputes of {fault.blocks} are not the computation of their forward",
+        detail=f"{_why(difference)} {then.sentence}",
+        evidence=fault.shown(),
+        fix=Fix(
+            summary=_what_to_do(difference),
+            disposition="review",
+            diff=None,
+            keep="the checkpoint",
+            remove="what changes between the forward and the backward pass",
+            docs=CHECKPOINT_DOCS,
+            reason="Gradients change with it: they become those of the loss.",
+        ),
+    )
+
+
+def _why(difference: Difference) -> str:
+    where = describe_operation(difference.operation)
+    if difference.kind == "input":
+        return (
+            f"{where} gets a tensor from outside the block that is no longer what it was in the "
+            "forward: it was written, or replaced, before the backward pass came to it."
+        )
+    if difference.kind == "argument":
+        return (
+            f"{where} is called with {difference.recompute} where the forward had "
+            f"{difference.forward}: the block depends on a value that changes from call to call."
+        )
+    if difference.kind == "shape":
+        return (
+            f"{where} gives a tensor of shape {difference.recompute}, in the forward "
+            f"{difference.forward}: something that the block uses has grown or shrunk."
+        )
+    if difference.kind == "operators":
+        expected = difference.instead_of or "nothing more"
+        return (
+            f"The recompute calls {where}, where the forward had {expected}: another branch was "
+            "taken."
+        )
+    return f"{where} gets the same and gives another result."
+
+
+def _what_to_do(difference: Difference) -> str:
+    if difference.kind == "input":
+        return (
+            "Leave what the block reads as it is until the backward pass has run: no edit in "
+            "place, and buffers that the block itself writes are to be written outside of it."
+        )
+    if difference.kind in ("argument", "operators"):
+        return (
+            "Decide outside the block and pass the decision in as an argument, which the "
+            "checkpoint keeps: no counter, flag or global that a call of the block changes."
+        )
+    if difference.kind == "shape":
+        return (
+            "Leave caches out of checkpointed blocks: use_cache=False in training, and nothing "
+            "appended to what outlives the call."
+        )
+    return (
+        "Find what the operator depends on beside its arguments; run --verify compares the "
+        "gradients."
+    )
+
+
+RS403 = Rule(
+    "RS403",
+    "recompute-differs",
+    check_run=check_other_recompute,
+    severity="error",
+    needs="comparison",
+    wrong_gradients=True,
+)
+
+
+_MOST_SHOWN = 6
+
+
+def check_buffer_twice(evidence: RunEvidence) -> Answer:
+    """One finding for all buffers, with their values after the forward and after the recompute; and
+    one for what modules keep in attributes.
+    """
+    return [*_of_buffers(evidence), *_of_attributes(evidence)]
+
+
+def _of_buffers(evidence: RunEvidence) -> list[Finding]:
+    regions = evidence.compared
+    updated = [(region, _buffers(region)) for region in regions if _buffers(region)]
+    if not updated:
+        return []
+    buffers = [buffer for _, some in updated for buffer in some]
+    return [
+        RS404.finding(
+            evidence,
+            confidence="high",
+            title=(
+                f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
+            ),
+            detail=(
+                "What a module counts or averages in its forward, a recompute counts and averages "
+                "again: token counts double, and running statistics follow the latest batch "
+                "faster than momentum says. Gradients are wrong too where the block reads what it "
+                "updates, which is reported as RS403."
+            ),
+            evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
+            fix=Fix(
+                summary=(
+                    "Update such buffers outside the checkpointed block, or not in a recompute: "
+                    "for BatchNorm leave the layer outside the checkpoint; where the model "
+                    "library has a switch for it, use that."
+                ),
+                disposition="review",
+                diff=None,
+                keep="the checkpoint around everything else",
+                remove="the module that keeps the buffer from the checkpointed block",
+                docs=CHECKPOINT_DOCS,
+                reason="Running statistics and counters change with it, and what evaluation uses.",
+            ),
+        )
+    ]
+
+
+def _of_attributes(evidence: RunEvidence) -> list[Finding]:
+    regions = evidence.compared
+    kept = [(one, [state for state in one.states if not state.is_buffer]) for one in regions]
+    changed = [(region, states) for region, states in kept if states]
+    if not changed:
+        return []
+    states = [state for _, some in changed for state in some]
+    return [
+        RS404.finding(
+            evidence,
+            severity="warning" if any(state.is_tensor for state in states) else "info",
+            confidence="high",
+            wrong_gradients=False,
+            title=(
+                f"Recomputes of {count_blocks(len(changed), len(regions))} count or collect once "
+                f"more in {states[0].name}"
+                + (f" and {len(states) - 1} other attributes" if len(states) > 1 else "")
+            ),
+            detail=(
+                "What a module counts or collects outside of its buffers when its forward runs, a "
+                "recompute counts or collects again. Where a result of the compared step depends "
+                "on it, RS403 says so."
+            ),
+            evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
+            fix=Fix(
+                summary=(
+                    "Count or collect outside the checkpointed block, or take it that every call "
+                    "counts twice."
+                ),
+                disposition="review",
+                diff=None,
+                keep="the checkpoint",
+                remove="the counting or collecting from the checkpointed block",
+                docs=CHECKPOINT_DOCS,
+                reason="Gradients stay as they are; what is counted or collected changes.",
+            ),
+        )
+    ]
+
+
+def _buffers(region: ComparedRegion) -> list[KeptState]:
+    return [state for state in region.states if state.is_buffer]
+
+
+def _change(state: KeptState) -> str:
+    return (
+        f"{state.name}: {state.before} before the step, {state.forward} after the forward, "
+        f"{state.recompute} after the recompute"
+    )
+
+
+RS404 = Rule(
+    "RS404",
+    "buffer-updated-twice",
+    check_run=check_buffer_twice,
+    severity="warning",
+    needs="comparison",
+    wrong_gradients=True,
+)
+
+
+def check_lost_gradient(evidence: RunEvidence) -> Answer:
+    """One finding for each way in which gradients are lost."""
+    found: dict[str, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
+    for region in evidence.regions:
+        for lost in region.lost:
+            found[lost.why].append((region, lost))
+    compared = len(evidence.compared)
+    return [_lost_gradient_finding(evidence, why, some, compared) for why, some in found.items()]
+
+
+def _lost_gradient_finding(
+    evidence: RunEvidence, why: str, some: list[tuple[ComparedRegion, LostGradient]], compared: int
+) -> Finding:
+    regions = list(dict.fromkeys(region for region, _ in some))
+    blocks = count_blocks(len(regions), compared)
+    if why == "grad-mode-off":
+        title = f"Recomputes of {blocks} run without autograd: their weights get no gradient"
+        detail = (
+            "The checkpoint function runs the block again while autograd is off, as it is in the "
+            "backward of an autograd function. Nothing is differentiated, and nothing fails."
+        )
+        summary = "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does."
+    elif why == "left-without":
+        count = count_blocks(len(regions), max(compared, len(regions)))
+        title = f"What {count} return leaves the checkpoint without its gradient"
+        detail = (
+            "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
+            "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
+            "attribute. The loss depends on such a tensor: what it was computed from is not "
+            "trained by that part of the loss, and nothing fails."
+        )
+        summary = (
+            "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
+            "tensor its gradient, or return these tensors side by side."
+        )
+    elif why == "arrives-otherwise":
+        title = f"Recomputes of {blocks} run backward from another gradient than the function gets"
+        detail = (
+            "The autograd function returns what its block returns. So the gradient that its "
+            "backward gets has to arrive, whole, at what the block returns when it runs again. "
+            "Another one arrives there: one that is scaled, or a part of it."
+        )
+        summary = "Run backward from the block's results with the gradient that backward gets."
+    elif why == "returned-otherwise":
+        title = f"The function around {blocks} returns another gradient than its recompute gives"
+        detail = (
+            "Behind the recompute, the block's input has one gradient, and the autograd function "
+            "returns another one: what comes before the block is trained by that."
+        )
+        summary = "Return the gradient that the recompute gives for the block's input."
+    elif why == "weights-left-out":
+        title = f"Weights of {blocks} get no gradient from their recompute"
+        detail = (
+            "The autograd function runs its block again and asks for the gradients of the inputs "
+            "alone, as torch.autograd.grad(output, inputs) does. The weights inside get none."
+        )
+        summary = (
+            "Call torch.autograd.backward(output, gradient) on the recompute, as "
+            "torch.utils.checkpoint does, or add the weights' gradients to theirs."
+        )
+    else:
+        title = f"Recomputes of {blocks} are cut off from a tensor that needs a gradient"
+        detail = (
+            "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
+            "needs none, so that what comes before it is not trained through this block. That "
+            "happens to tensors that the checkpoint function does not take as arguments of its "
+            "own, such as keywords."
+        )
+        summary = (
+            "Pass the tensor by position, as the checkpoint function takes them, or use "
+            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords."
+        )
+    then = consequence(evidence, regions)
+    return RS405.finding(
+        evidence,
+        severity=then.severity,
+        confidence=then.confidence,
+        wrong_gradients=then.wrong_gradients,
+        title=title,
+        detail=f"{detail} {then.sentence}",
+        evidence=(
+            *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
+            *name_blocks(regions),
+        ),
+        fix=Fix(
+            summary=summary,
+            disposition="review",
+            diff=None,
+            keep="the checkpoint",
+            remove="nothing",
+            docs=CHECKPOINT_DOCS,
+            reason="Weights that were not trained are trained from here on.",
+        ),
+    )
+
+
+def _line(lost: LostGradient) -> str:
+    if lost.why == "left-without":
+        named = ", ".join(lost.weights[:_MOST_SHOWN])
+        more = len(lost.weights) - _MOST_SHOWN
+        without = f"; no gradient at all: {named}{f' and {more} more' if more > 0 else ''}"
+        what = lost.name or "a tensor that the block keeps"
+        used = describe_operation(lost.operation)
+        return f"{what}, first used by {used}{without if named else ''}"
+    if lost.why in ("arrives-otherwise", "returned-otherwise", "weights-left-out"):
+        named = ", ".join(lost.weights[:_MOST_SHOWN])
+        more = len(lost.weights) - _MOST_SHOWN
+        without = f": no gradient for {named}{f' and {more} more' if more > 0 else ''}"
+        return f"{describe_operation(lost.operation)}{without if named else ''}"
+    what = lost.name or "a tensor from outside the block"
+    return f"{what}, used by {describe_operation(lost.operation)}"
+
+
+RS405 = Rule(
+    "RS405",
+    "gradient-lost",
+    check_run=check_lost_gradient,
+    severity="error",
+    needs="comparison",
+    wrong_gradients=True,
+)
+
+
+_SWITCH = "determinism_check"
+
+
+def check_determinism_check_off(evidence: RunEvidence) -> Answer:
+    """One finding for each call site that switches the check off."""
+    off: dict[str, list[ComparedRegion]] = defaultdict(list)
+    for region in evidence.compared:
+        if CHECK_OFF in region.options:
+            off[region.site].append(region)
+    return [
+        _determinism_check_off_finding(evidence, site, regions) for site, regions in off.items()
+    ]
+
+
+def _determinism_check_off_finding(
+    evidence: RunEvidence, site: str, regions: list[ComparedRegion]
+) -> Finding:
+    blocks = count_blocks(len(regions), len(evidence.compared))
+    return RS406.finding(
+        evidence,
+        title=f"Recomputes of {blocks} are not checked by torch",
+        detail=(
+            "A non-reentrant checkpoint compares the shapes and types of what a recompute saves "
+            f'with the forward\'s, and raises where they differ; {_SWITCH}="none" switches that '
+            f"off. A recompute that takes another way then gives wrong gradients in silence. "
+            f"{_here(regions)}"
+        ),
+        evidence=name_blocks(regions),
+        fix=Fix(
+            summary=f"Leave {_SWITCH} at its default.",
+            disposition="review",
+            diff=set_back(evidence, site, _SWITCH, '"default"'),
+            keep="the checkpoint",
+            remove=f'{_SWITCH}="none"',
+            docs=CHECKPOINT_DOCS,
+            reason=(
+                "Gradients stay what they are; where a recompute differs in shape or type, the "
+                "backward pass raises instead. Where what the check refuses is intended, leave it "
+                "off."
+            ),
+        ),
+    )
+
+
+def _here(regions: list[ComparedRegion]) -> str:
+    """What the compared step has shown of these."""
+    if any(region.differs for region in regions):
+        return "Here recomputes do differ, as another finding says."
+    if any(region.untold for region in regions):
+        return "Whether recomputes differ here could not be told of all of them."
+    return "In the step that was compared none differed."
+
+
+RS406 = Rule(
+    "RS406", "determinism-check-off", check_run=check_determinism_check_off, needs="comparison"
+)

@@ -1,0 +1,419 @@
+"""RS501 to RS505: selective policies that miss their aim.
+
+RS501: a policy of a selective checkpoint was asked, and kept nothing.
+
+RS502: a policy names an operator that it never meets, beside others that it keeps.
+
+RS503: an operator that a policy leaves out costs more for its bytes than all that it keeps.
+
+RS504: a policy keeps results that no recompute asks for.
+
+RS505: an operator is recomputed whose result was in memory all the time.
+
+What the rules on policies share: their names, their entries, and the edit that mends one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from recompute_scan.advise import place
+from recompute_scan.advise.edit import change_diff
+from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted
+from recompute_scan.findings.memory import WORTH
+from recompute_scan.recompute import vocabulary
+from recompute_scan.result import Finding, Fix
+from recompute_scan.result.decisions import DecidedOperator, PolicyEntry, WatchedPolicy
+from recompute_scan.units import ms, pct, plural, size
+
+POLICY_DOCS = (
+    "https://docs.pytorch.org/docs/stable/checkpoint.html"
+    "#torch.utils.checkpoint.create_selective_checkpoint_contexts"
+)
+
+
+class DearOperator(Struct, frozen=True):
+    """An operator whose recompute under a policy takes time.
+
+    Attributes:
+        policy: The policy.
+        operator: What was decided about it.
+        ms: What its recomputes take per step.
+        pct: That as a part of the step.
+    """
+
+    policy: WatchedPolicy
+    operator: DecidedOperator
+    ms: float
+    pct: float
+
+
+def describe_decided(policy: WatchedPolicy) -> tuple[str, ...]:
+    """The policy and its checkpoint, as lines of evidence."""
+    defined = place(policy.defined or None)
+    asked = plural(policy.regions, "region")
+    return (
+        f"policy: {policy.name}{defined}",
+        f"checkpoint: {policy.mechanism or 'unknown'}{place(policy.site or None)}, {asked}",
+    )
+
+
+def overloads_met(policy: WatchedPolicy, entry: PolicyEntry) -> list[DecidedOperator]:
+    """The operators that were called under an entry's name, whatever their overload."""
+    if entry.kind == "packet":
+        return [one for one in policy.operators if one.name.startswith(f"{entry.name}.")]
+    return [one for one in policy.operators if one.name == entry.name]
+
+
+def dear_ones(
+    evidence: Evidence, wanted: Callable[[WatchedPolicy, DecidedOperator], bool]
+) -> list[DearOperator] | NotApplicable:
+    """The wanted ones of all operators whose recompute takes enough of a step for a finding."""
+    cost = evidence.cost
+    if cost is None:
+        return NotApplicable("There is no step time to compare with.")
+    every = [
+        DearOperator(policy, one, time, 100 * time / cost.step_ms)
+        for policy in evidence.decided
+        for one in policy.operators
+        if (time := one.recompute_ms_per_step or 0.0) >= WORTH * cost.step_ms
+    ]
+    return [dear for dear in every if wanted(dear.policy, dear.operator)]
+
+
+def keep_too(summary: str, reason: str) -> Fix:
+    """The fix that lets a policy keep one more operator."""
+    return Fix(
+        summary=summary,
+        disposition="review",
+        diff=None,
+        keep="what the policy keeps already",
+        remove="",
+        docs=POLICY_DOCS,
+        reason=reason,
+    )
+
+
+def spell_overloads(
+    evidence: Evidence, policy: WatchedPolicy, entries: list[PolicyEntry]
+) -> str | None:
+    """A diff that gives the entries of one statement the overload that is called.
+
+    ``None`` where the source is not the user's, where several overloads of one are called, or where
+    it is spelled otherwise.
+    """
+    site = next((one.site for one in entries if one.site), "")
+    source = evidence.sources.get(site)
+    if source is None or source.installed:
+        return None
+    text = source.text.split("\n")
+    lines = text[source.begin - source.first : source.end - source.first + 1]
+    new = "\n".join(lines)
+    for entry in entries:
+        met = overloads_met(policy, entry)
+        if len(met) != 1:
+            return None
+        spelled = re.compile(rf"(\bops\.{re.escape(entry.name)})(?![\w.])")
+        new = spelled.sub(rf"\1.{met[0].name.rpartition('.')[2]}", new)
+    changed = new.split("\n")
+    return change_diff(site, source, changed) if changed != lines else None
+
+
+def may_keep(policy: WatchedPolicy, collection: str) -> bool:
+    """Is this a collection of what the policy keeps? Each operator of it that was met was kept
+    at least once, and one was.
+    """
+    met = [
+        one
+        for one in policy.entries
+        if one.collection == collection and one.kind == "operator" and one.met
+    ]
+    return bool(met) and all(one.kept for one in met)
+
+
+def check_policy_matches_nothing(evidence: Evidence) -> Answer:
+    """One finding for each policy that kept nothing of what it named."""
+    return [
+        _policy_matches_nothing_finding(evidence, policy)
+        for policy in evidence.decided
+        if policy.met and not policy.kept and not policy.raised
+    ]
+
+
+def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -> Finding:
+    missed = [one for one in policy.entries if one.kind == "packet" and one.met and not one.kept]
+    called = [
+        f"it names {entry.name}; called were: "
+        + ", ".join(f"{met.name} ({met.met} times)" for met in overloads_met(policy, entry))
+        for entry in missed
+    ]
+    unmet = [one.name for one in policy.entries if not one.met]
+    if unmet:
+        called.append(f"it names, and none was called: {', '.join(unmet[:8])}")
+    why = (
+        "Its operators are named without an overload, which no call is equal to."
+        if missed
+        else "None of the operators that it names is called here."
+        if unmet
+        else "It said so itself."
+    )
+    return RS501.finding(
+        evidence,
+        confidence="high",
+        title=f"The policy {policy.name} keeps nothing: its checkpoint recomputes everything",
+        detail=(
+            f"It was asked {plural(policy.met, 'time')} in one step, and no result was kept. {why} "
+            "A checkpoint without a policy does the same, without asking at each operator."
+        ),
+        evidence=(*describe_decided(policy), *called),
+        fix=Fix(
+            summary="Name the overload that is called, such as torch.ops.aten.mm.default."
+            if missed
+            else "Name operators that are called, or leave the policy out (context_fn).",
+            disposition="review",
+            diff=spell_overloads(evidence, policy, missed) if missed else None,
+            keep="the checkpoint",
+            remove="" if missed else "context_fn, if everything is to be recomputed",
+            docs=POLICY_DOCS,
+            reason="What is kept takes memory: see that it fits.",
+        ),
+    )
+
+
+RS501 = Rule(
+    "RS501",
+    "policy-matches-nothing",
+    check_policy_matches_nothing,
+    severity="warning",
+    needs="policies",
+)
+
+
+def check_entry_never_met(evidence: Evidence) -> Answer:
+    """One finding for each policy of the user's own that has such entries."""
+    found = []
+    for policy in evidence.decided:
+        missed = _missed(policy)
+        if policy.own and policy.kept and missed:
+            found.append(_entry_never_met_finding(evidence, policy, missed))
+    return found
+
+
+def _missed(policy: WatchedPolicy) -> list[PolicyEntry]:
+    """Entries beside kept ones that match no call.
+
+    Attention has one operator for each backend, and lists name them all: where one was met, the
+    others are its alternatives.
+    """
+    attends = any(one.kept and _is_attention(one) for one in policy.entries)
+    return [
+        one
+        for one in policy.entries
+        if may_keep(policy, one.collection)
+        and not one.kept
+        and (one.kind != "operator" or not one.met)
+        and not (attends and not one.met and _is_attention(one))
+    ]
+
+
+def _is_attention(entry: PolicyEntry) -> bool:
+    return vocabulary.family_of("::".join(entry.name.split(".")[:2]))[1] == "attention"
+
+
+def _entry_never_met_finding(
+    evidence: Evidence, policy: WatchedPolicy, missed: list[PolicyEntry]
+) -> Finding:
+    packets = [one for one in missed if one.kind == "packet" and one.met]
+    lines = [
+        f"{one.name} in {one.collection}: "
+        + (
+            "called was "
+            + ", ".join(f"{m.name} ({m.met} times)" for m in overloads_met(policy, one))
+            if one.met
+            else f"not called in {plural(policy.met, 'operator call')}"
+        )
+        for one in missed
+    ]
+    kept = sum(one.kept > 0 for one in policy.entries)
+    return RS502.finding(
+        evidence,
+        confidence="high",
+        title=f"{len(missed)} of {len(policy.entries)} operators that the policy {policy.name} "
+        f"names {'are' if len(missed) != 1 else 'is'} never met",
+        detail=(
+            f"{kept} of {len(policy.entries)} entries keep results. The others have no effect in "
+            "the recorded step: "
+            + (
+                "an operator named without its overload equals no call"
+                if packets
+                else "their operators are not called under this checkpoint"
+            )
+            + "."
+        ),
+        evidence=(*describe_decided(policy), *lines),
+        fix=Fix(
+            summary="Name the overload that is called, such as torch.ops.aten.mm.default."
+            if packets
+            else "Take the entries out, or name the operators that are called instead.",
+            disposition="review",
+            diff=spell_overloads(evidence, policy, packets) if packets else None,
+            keep="the other entries",
+            remove="" if packets else ", ".join(one.name for one in missed),
+            docs=POLICY_DOCS,
+            reason="What is kept takes memory: see that it fits.",
+        ),
+    )
+
+
+RS502 = Rule("RS502", "entry-never-met", check_entry_never_met, needs="policies")
+
+
+def check_expensive_operator(evidence: Evidence) -> Answer:
+    """One finding for each such operator of a policy that keeps something."""
+    found = dear_ones(evidence, _left_out)
+    if isinstance(found, NotApplicable):
+        return found
+    return [_expensive_operator_finding(evidence, dear) for dear in found]
+
+
+def _left_out(policy: WatchedPolicy, one: DecidedOperator) -> bool:
+    """Is it always recomputed, and dearer by its bytes than the policy's own cheapest choice?"""
+    if one.kept or one.recomputed < one.met or not one.result_bytes:
+        return False
+    prices = [
+        (kept.forward_ms_per_step or 0.0) / kept.kept_bytes
+        for kept in policy.operators
+        if kept.kept_bytes and kept.forward_ms_per_step is not None and kept.served
+    ]
+    return bool(prices) and (one.recompute_ms_per_step or 0.0) / one.result_bytes > min(prices)
+
+
+def _expensive_operator_finding(evidence: Evidence, dear: DearOperator) -> Finding:
+    one = dear.operator
+    return RS503.finding(
+        evidence,
+        confidence=predicted(evidence),
+        title=(
+            f"{one.name} is recomputed under the policy {dear.policy.name}, "
+            f"for {ms(dear.ms)} per step"
+        ),
+        detail=(
+            f"That is {pct(dear.pct)} of the step; kept, its {plural(one.met, 'result')} would "
+            f"take {size(one.result_bytes)}. For each byte that is more time than at least one of "
+            "the operators that the policy keeps."
+        ),
+        evidence=(
+            *describe_decided(dear.policy),
+            f"{one.name}: met {one.met} times, recomputed {one.recomputed} times",
+        ),
+        fix=keep_too(
+            f"Keep torch.ops.{one.name} too, if its {size(one.result_bytes)} fit.",
+            "It takes memory.",
+        ),
+        saving_ms=dear.ms,
+        saving_pct=dear.pct,
+    )
+
+
+RS503 = Rule("RS503", "expensive-op-not-listed", check_expensive_operator, needs="policies")
+
+
+# Of what the policy keeps, so much at least.
+_MUCH = 0.01
+
+
+def check_keep_buys_nothing(evidence: Evidence) -> Answer:
+    """One finding for each policy that keeps something for nothing."""
+    found = []
+    for policy in evidence.decided:
+        useless = [one for one in policy.operators if _useless(policy, one)]
+        if useless:
+            found.append(_keep_buys_nothing_finding(evidence, policy, useless))
+    return found
+
+
+def _useless(policy: WatchedPolicy, one: DecidedOperator) -> bool:
+    """Were its results kept in memory, and was none of them asked for by any recompute?
+
+    Told only where every region was recomputed: one whose backward is still to come may ask.
+    """
+    enough = one.kept_bytes > _MUCH * policy.kept_bytes
+    return enough and not one.served and policy.recomputes >= policy.regions > 0
+
+
+def _keep_buys_nothing_finding(
+    evidence: Evidence, policy: WatchedPolicy, useless: list[DecidedOperator]
+) -> Finding:
+    together = sum(one.kept_bytes for one in useless)
+    names = ", ".join(one.name for one in useless)
+    return RS504.finding(
+        evidence,
+        confidence="high",
+        title=f"The policy {policy.name} keeps {size(together)} that no recompute asks for",
+        detail=(
+            f"{names}: the results are kept in the forward, and all recomputes end before they "
+            "would need them. Recomputing these operators would cost no time either."
+        ),
+        evidence=(
+            *describe_decided(policy),
+            *(
+                f"{one.name}: kept {one.kept} times, {size(one.kept_bytes)}; asked for 0 times"
+                for one in useless
+            ),
+        ),
+        fix=Fix(
+            summary=f"Let the policy recompute {names}: it frees {size(together)}.",
+            disposition="review",
+            diff=None,
+            keep="the other operators",
+            remove=names,
+            docs=POLICY_DOCS,
+            reason="The same operator may be needed elsewhere, under another checkpoint.",
+        ),
+    )
+
+
+RS504 = Rule("RS504", "keep-buys-nothing", check_keep_buys_nothing, needs="policies")
+
+
+def check_recompute_buys_nothing(evidence: Evidence) -> Answer:
+    """One finding for each such operator that takes time."""
+    found = dear_ones(evidence, _frees_nothing)
+    if isinstance(found, NotApplicable):
+        return found
+    return [_recompute_buys_nothing_finding(evidence, dear) for dear in found]
+
+
+def _frees_nothing(_: WatchedPolicy, one: DecidedOperator) -> bool:
+    """Was all that it returned still there when the backward pass began?"""
+    return one.recomputed >= one.met > 0 and 0 < one.result_bytes == one.held_bytes
+
+
+def _recompute_buys_nothing_finding(evidence: Evidence, dear: DearOperator) -> Finding:
+    one = dear.operator
+    return RS505.finding(
+        evidence,
+        confidence=predicted(evidence),
+        title=f"Recomputing {one.name} costs {ms(dear.ms)} per step and frees nothing",
+        detail=(
+            f"Its {plural(one.met, 'result')} ({size(one.held_bytes)}) were all in memory when "
+            "the backward pass began, because something else holds them: the next block's input, "
+            "or a variable. Kept by the policy they would take no memory beside that."
+        ),
+        evidence=(
+            *describe_decided(dear.policy),
+            f"{one.name}: {size(one.result_bytes)} returned, {size(one.held_bytes)} still there",
+        ),
+        fix=keep_too(
+            f"Keep torch.ops.{one.name} too: its results are in memory anyhow.",
+            "Other calls of the operator may have results that are freed today.",
+        ),
+        saving_ms=dear.ms,
+        saving_pct=dear.pct,
+    )
+
+
+RS505 = Rule("RS505", "recompute-buys-nothing", check_recompute_buys_nothing, needs="policies")

@@ -1,0 +1,255 @@
+"""How a framework's checkpoint mechanism is described, recognized and configured.
+
+What a checkpoint mechanism is: how it is recognised, what to keep, how to take it out.
+
+What a configuration file says, and what a framework knows of its own settings there.
+
+What each recommended change of a checkpoint does to gradients, in sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+# Where nothing more particular is known.
+FEWER = "leave {layers} out of {title}"
+SELECTIVELY = (
+    "switch {title} to its selective mode, or use checkpoint(…, use_reentrant=False, "
+    "context_fn={context}) in its place"
+)
+
+
+class Edit(Struct, frozen=True):
+    """How one statement of the user's code is changed to take a mechanism out.
+
+    Attributes:
+        call: Name of the function or method called in the statement; ``*`` for any call.
+        how: ``delete`` the statement, where it is this call and nothing else; ``unwrap`` the
+            call: its first argument takes its place; ``call`` the first argument with the
+            others; set a ``keyword`` argument; set an ``entry`` of a dictionary written out in
+            the call.
+        name: Of the keyword or entry.
+        value: What it is set to, as source code.
+        add: Whether a keyword that is not there is added.
+    """
+
+    call: str
+    how: Literal["delete", "unwrap", "call", "keyword", "entry"]
+    name: str = ""
+    value: str = "False"
+    add: bool = False
+
+
+class Rename(Struct, frozen=True):
+    """What a package called by one name, and from a version on calls by another."""
+
+    package: str
+    since: str
+    old: str
+    new: str
+
+
+class Before(Struct, frozen=True):
+    """What to do where a package is older than a version."""
+
+    package: str
+    version: str
+    words: str
+
+
+class Mechanism(Struct, frozen=True):
+    """One API or setting that turns checkpointing on.
+
+    Places in code are written ``path:function`` with ``*`` and ``?`` as in file names, the path
+    as below ``site-packages``. Entry points are written ``module:Class.method``.
+
+    Attributes:
+        name: As written into annotations and results.
+        title: What a person calls it.
+        keep: How much speaks for keeping it when two are found; the higher is kept.
+        keep_sharded: The same under FSDP, where it is inside the units; 0 where it is not
+            made for them.
+        why_keep: The reason, one sentence without the full stop.
+        renames: Words of ``remove`` that depend on a version; there the older ones stand.
+        remove: What to do to take it out, one sentence without the full stop.
+        docs: Page of the framework that documents it.
+        checked: How these facts were checked, and at which version.
+        variants: Variant by version, oldest first, for people.
+        caution: What else the switch did or who else reads it, so that taking it out needs a
+            look; ``None`` when nothing.
+        asks: Places whose frame stands directly above the checkpoint call.
+        switched_by: Places of which one stood on the stack when checkpointing was switched
+            on; empty when that does not matter.
+        selective: Whether the call must have, or must not have, a ``context_fn``; ``None``
+            when that does not matter.
+        watched: Its own ``autograd.Function`` classes, or functions where it has none, which
+            ``run`` marks: ``module:name``.
+        functions: Names of its own ``autograd.Function`` classes that tell it from all others;
+            the profiler names their nodes after them.
+        holding: Places whose frame holds the first run of what is checkpointed.
+        packages: Distributions that it comes in, whose versions bear on it.
+        switches: Entry points that switch it on for the module they are called on, or given;
+            ``package:*.method`` for the method of any class in a package.
+        settings: Entry points of the objects that hold its setting.
+        on_by_default: Whether it is on where nothing sets it.
+        variables: Variables of the environment that set it too.
+        edits: Changes to the statement at the call site, the first that fits is taken.
+        fewer: How to leave out single layers: words with ``{layers}`` and ``{title}``.
+        fewer_before: The same in older versions, each with the package and the version that
+            ended it, oldest first.
+        selectively: How to keep the results of chosen operators: words with ``{context}`` (the
+            ``context_fn``) and ``{title}``.
+        commands: What begins a command that starts training: ``accelerate launch``.
+        launchers: Modules that start or serve training, which the recorded script is not.
+        engines: Classes that are around a model to train it in parallel, with what a person
+            calls them.
+        calls: What shows in the text of a script that it calls its functions; one is enough.
+        backward: A pattern of the places where a reentrant checkpoint of its own recomputes; in
+            copies of it, too.
+        sharding: A pattern of places that are in a stack while the model is sharded by it.
+        gathering: A pattern of places that put a sharded state together.
+        stepping: A pattern of places, not in a file of an optimizer, that step one.
+    """
+
+    name: str
+    title: str
+    keep: int
+    why_keep: str
+    remove: str
+    docs: str
+    checked: str
+    variants: tuple[str, ...]
+    caution: str | None = None
+    asks: tuple[str, ...] = ()
+    switched_by: tuple[str, ...] = ()
+    selective: bool | None = None
+    watched: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    on_by_default: bool = False
+    variables: tuple[str, ...] = ()
+    keep_sharded: int = 0
+    renames: tuple[Rename, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    fewer: str = FEWER
+    fewer_before: tuple[Before, ...] = ()
+    selectively: str = SELECTIVELY
+    commands: tuple[str, ...] = ()
+    launchers: tuple[str, ...] = ()
+    engines: tuple[tuple[str, str], ...] = ()
+    calls: tuple[str, ...] = ()
+    backward: str = ""
+    sharding: str = ""
+    gathering: str = ""
+    stepping: str = ""
+
+
+class Setting(Struct, frozen=True):
+    """One value of a configuration file or command line.
+
+    Attributes:
+        path: Its keys, from the root on.
+        value: As the file gives it.
+        written: Its line, or the file's text where a parser tells none: few lines are ever asked
+            for, and to find one takes a walk through the text.
+    """
+
+    path: tuple[str, ...]
+    value: object
+    written: int | str
+
+    @property
+    def line(self) -> int:
+        """Where its last key is."""
+        return self.written if isinstance(self.written, int) else _find(self.path, self.written)
+
+
+Variant = Literal["reentrant", "non-reentrant", "default", "unknown"]
+# What is said where files do not tell.
+RUN = "`recompute-scan run` counts what happens."
+
+# The settings of one file, by their paths.
+Values = Mapping[tuple[str, ...], Setting]
+
+
+class Flaw(Struct, frozen=True):
+    """What is wrong with settings by themselves: a finding of ``lint``, but for its file.
+
+    Attributes:
+        line: The line to change.
+        code: The rule's.
+        title: What is so.
+        why: Why, as read in the framework's own code.
+        fix: What to do.
+        edit: That as an edit of the line: set its value to false.
+        unless: What a script that was read may have in it that makes all well.
+    """
+
+    line: int
+    code: str
+    title: str
+    why: str
+    fix: str
+    edit: Literal["", "off"] = ""
+    unless: tuple[str, ...] = ()
+
+
+class SettingSwitch(Struct, frozen=True):
+    """A checkpoint that a setting switches on: by what, around what, of which variant."""
+
+    by: str
+    layers: str
+    variant: Variant
+
+
+def truthy(value: object) -> bool:
+    """Whether a setting is on, as accelerate and argument parsers read it."""
+    return value is True or (
+        isinstance(value, str) and value.strip().lower() in ("true", "yes", "on", "1", "y", "t")
+    )
+
+
+def value_of(settings: Iterable[Setting], *path: str) -> object:
+    """The value at a path, or ``None``."""
+    return next((s.value for s in settings if s.path == path), None)
+
+
+def _find(path: tuple[str, ...], text: str) -> int:
+    """The line of the last key, looked for after those before it."""
+    start = 0
+    for key in path:
+        if key == "[]":
+            continue
+        quoted = re.escape(key)
+        found = re.compile(rf"[\"'\[.]{quoted}[\"'\].]|^[^\S\n]*{quoted}[^\S\n]*=", re.MULTILINE)
+        hit = found.search(text, start)
+        start = hit.end() - 1 if hit else start
+    return text.count("\n", 0, start) + 1
+
+
+RANDOM_STATE = (
+    "preserve_rng_state=False changes gradients wherever the block draws random numbers in "
+    "training, as dropout does: its recompute draws others. Take it only where nothing in the "
+    "block draws any."
+)
+NON_REENTRANT = (
+    "Gradients stay as they are, except that the weights of a block none of whose inputs asks for "
+    "one get theirs, which they did not through the reentrant variant."
+)
+REENTRANT = (
+    "The reentrant variant does not see whether the recompute is the same computation: a block "
+    "that is not goes on with wrong gradients. And where no input of a block asks for one, its "
+    "weights get none."
+)
+CHECKPOINTED = (
+    "A checkpoint leaves gradients as they are where its block computes the same twice. It keeps "
+    "torch's random state, and not Python's or NumPy's; running statistics (BatchNorm) are updated "
+    "once more by each recompute."
+)

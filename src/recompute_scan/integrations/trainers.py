@@ -1,0 +1,225 @@
+"""Callbacks for transformers, Lightning and Accelerate.
+
+For the Trainer of transformers, and those of trl, axolotl and others that build on it.
+
+For the Trainer of Lightning, by either of its names.
+
+For loops with an ``Accelerator``: a tracker, which is told of steps as they are logged.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, Literal
+
+from accelerate.tracking import GeneralTracker
+from transformers import TrainerCallback
+
+from recompute_scan.api import Scan
+from recompute_scan.integrations.follower import Follower
+
+
+class RecomputeScanCallback(TrainerCallback):
+    """Records the first steps of each ``train()``: ``Trainer(…, callbacks=[callback])``.
+
+    A step is an optimizer step, whatever ``gradient_accumulation_steps`` is. Given to the Trainer
+    when that is made, it sees which line switches checkpointing on.
+
+    Args:
+        steps: As those of :func:`recompute_scan.record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int = 5,
+        warmup: int = 3,
+        timing_steps: int = 10,
+        folder: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        trackers: bool = True,
+    ) -> None:
+        self._follower = Follower(
+            steps=steps,
+            warmup=warmup,
+            timing_steps=timing_steps,
+            folder=folder,
+            device=device,
+            trackers=trackers,
+        )
+
+    @property
+    def scan(self) -> Scan:
+        """What the recorded steps show, when the training is over."""
+        return self._follower.scan
+
+    def on_init_end(self, *_: Any, **__: Any) -> None:
+        """The Trainer is there, and checkpointing not yet on."""
+        self._follower.begin()
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """For callbacks that were added later, and for a second ``train()``."""
+        self._follower.begin()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The optimizer has made its step."""
+        self._follower.step()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """The last step is made, or the training was stopped."""
+        self._follower.end()
+
+
+def _base() -> Any:
+    """The ``Callback`` of the package that the script uses; both may be installed."""
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    names.sort(key=lambda name: name not in sys.modules)
+    try:
+        return importlib.import_module(names[0]).Callback
+    except ModuleNotFoundError as error:
+        if error.name != names[0].partition(".")[0]:
+            raise
+    return importlib.import_module(names[1]).Callback
+
+
+_Callback: Any = _base()
+
+
+class RecomputeScanLightningCallback(_Callback):
+    """Records the first steps of each ``fit()``: ``Trainer(callbacks=[callback])``.
+
+    A step is an optimizer step, whatever ``accumulate_grad_batches`` is; of several optimizers in
+    one batch, their steps together.
+
+    Args:
+        steps: As those of :func:`recompute_scan.record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int = 5,
+        warmup: int = 3,
+        timing_steps: int = 10,
+        folder: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        trackers: bool = True,
+    ) -> None:
+        super().__init__()
+        self._follower = Follower(
+            steps=steps,
+            warmup=warmup,
+            timing_steps=timing_steps,
+            folder=folder,
+            device=device,
+            trackers=trackers,
+        )
+        self._global_step = 0
+
+    @property
+    def scan(self) -> Scan:
+        """What the recorded steps show, when the training is over."""
+        return self._follower.scan
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The strategy has not wrapped the model yet."""
+        if stage == "fit":
+            self._follower.begin()
+            self._global_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """A batch is over; was it the last one of a step?"""
+        if trainer.global_step != self._global_step:
+            self._global_step = trainer.global_step
+            self._follower.step()
+
+    def on_train_end(self, *_: Any) -> None:
+        """The last step is made, or the training was stopped."""
+        self._follower.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The training has failed, or was interrupted."""
+        self._follower.end(exception)
+
+
+class RecomputeScanTracker(GeneralTracker):
+    """Records the first steps: ``Accelerator(log_with=[tracker])``, then ``init_trackers(…)``.
+
+    A step ends with each ``accelerator.log(…, step=n)`` of another ``n``, or each ``log`` without
+    one: log once per step, at its end. ``accelerator.end_training()`` ends the recording. Make the
+    model after ``init_trackers``, so that the lines that switch checkpointing on are seen.
+
+    Args:
+        steps: As those of :func:`recompute_scan.record`, like what follows.
+        warmup: Steps before anything is recorded.
+        timing_steps: Steps to time without the profiler.
+        folder: Where traces, result and page go; ``None`` for a temporary one.
+        device: What to record.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
+    """
+
+    name = "recompute_scan"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(
+        self,
+        *,
+        steps: int = 5,
+        warmup: int = 3,
+        timing_steps: int = 10,
+        folder: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        trackers: bool = True,
+    ) -> None:
+        super().__init__()
+        self._follower = Follower(
+            steps=steps,
+            warmup=warmup,
+            timing_steps=timing_steps,
+            folder=folder,
+            device=device,
+            trackers=trackers,
+        )
+        self._logged: int | None = None
+
+    @property
+    def tracker(self) -> RecomputeScanTracker:
+        """What ``accelerator.get_tracker("recompute_scan", unwrap=True)`` gives."""
+        return self
+
+    @property
+    def scan(self) -> Scan:
+        """What the recorded steps show, when the training is over."""
+        return self._follower.scan
+
+    def start(self) -> None:
+        """``init_trackers`` was called."""
+        self._logged = None
+        self._follower.begin()
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """The same, in versions that do not call :meth:`start`; the values are not looked at."""
+        self._follower.begin()
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        """Something was logged; the values are not looked at."""
+        if step is None or step != self._logged:
+            self._logged = step
+            self._follower.step()
+
+    def finish(self) -> None:
+        """``end_training`` was called."""
+        self._follower.end()

@@ -1,0 +1,265 @@
+"""The answer in the forms of ``check``, and the edits it asks for as one unified diff."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+
+from recompute_scan._version import __version__
+from recompute_scan.check.formats import LEVELS, command, line, location, sarif_document, xml_text
+from recompute_scan.check.policy import Site
+from recompute_scan.files import content
+from recompute_scan.lint.engine import Report
+from recompute_scan.lint.launches import SwitchInFile
+from recompute_scan.lint.rules import RULES, Found
+from recompute_scan.report.templating import visible
+from recompute_scan.result.run_record import source_lines
+from recompute_scan.terminal import inert, patch_name
+
+_ON = re.compile(r"^(\s*[\"']?[\w.-]+[\"']?\s*[:=]\s*)([\"']?)(true|yes|on)\2", re.IGNORECASE)
+
+
+def text(report: Report) -> str:
+    """For a person."""
+    lines = []
+    for found in report.found:
+        lines.append(f"{found.severity}: {_where(found)}: {found.code} {line(found.title)}")
+        lines += [f"  why: {line(found.why)}", f"  fix: {line(found.fix)}"]
+    lines += [
+        f"accepts nothing: {line(idle.file)}:{idle.line}: {idle.why}" for idle in report.unused
+    ]
+    lines += [f"not read: {visible(file)}: {line(why)}" for file, why in report.unread]
+    return "\n".join([*lines, closing(report)]) + "\n"
+
+
+def as_json(report: Report) -> str:
+    """For a program: ``recompute-scan-lint/1``."""
+    document = {
+        "schema": "recompute-scan-lint/1",
+        "tool_version": __version__,
+        "status": report.status,
+        "files_read": report.read,
+        "found": [_plain(found) for found in report.found],
+        "switched_on": [_plain_switch(one) for one in report.switched_on],
+        "suppressed": [_plain(found) for found in report.suppressed],
+        "accepting_nothing": [
+            {"file": inert(idle.file), "line": idle.line, "why": idle.why} for idle in report.unused
+        ],
+        "not_followed": [inert(file) for file in report.cut],
+        "not_read": [{"file": inert(file), "why": inert(why)} for file, why in report.unread],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def github(report: Report) -> str:
+    """Workflow commands of GitHub Actions."""
+    kinds = {"error": "error", "warning": "warning", "info": "notice"}
+    lines = [
+        command(
+            kinds[found.severity],
+            f"{found.title}. {found.fix}",
+            Site(found.file, found.line),
+            title=f"recompute-scan {found.code}",
+        )
+        for found in report.found
+    ]
+    return "\n".join([*lines, closing(report)]) + "\n"
+
+
+def sarif(report: Report) -> str:
+    """SARIF 2.1.0."""
+    numbers = {code: number for number, code in enumerate(RULES)}
+    results = []
+    for found in (*report.found, *report.suppressed):
+        result = {
+            "ruleId": found.code,
+            "ruleIndex": numbers[found.code],
+            "level": LEVELS[found.severity],
+            "message": {"text": f"{line(found.title)}\n{line(found.fix)}"},
+            "locations": [location(Site(found.file, found.line))],
+        }
+        if found in report.suppressed:
+            result["suppressions"] = [{"kind": "inSource"}]
+        results.append(result)
+    doubts = [f"{file}: {why}" for file, why in report.unread]
+    rules = {code: name for code, (name, _) in RULES.items()}
+    return sarif_document(
+        rules, results, __version__, doubts, report.status, complete=not report.undecided
+    )
+
+
+def junit(report: Report) -> str:
+    """A JUnit report: one test a rule; only what is certain fails."""
+    failed = {found.code for found in report.found if found.severity == "error"}
+    suite = ElementTree.Element(
+        "testsuite",
+        name="recompute-scan lint",
+        tests=str(len(RULES) + bool(report.undecided)),
+        failures=str(len(failed)),
+        errors=str(int(bool(report.undecided))),
+        skipped="0",
+    )
+    for code, (name, _) in RULES.items():
+        case = _case(suite, f"{code} {name}")
+        told = [f"{_where(f)}: {line(f.title)}" for f in report.found if f.code == code]
+        if told:
+            kind = "failure" if code in failed else "system-out"
+            element = ElementTree.SubElement(case, kind)
+            element.text = "\n".join(told)
+            if kind == "failure":
+                element.attrib.update(type=code, message=told[0])
+    if report.undecided:
+        message = "; ".join(f"{visible(file)}: {line(why)}" for file, why in report.undecided)
+        ElementTree.SubElement(_case(suite, "files"), "error", type="undecided", message=message)
+    return xml_text(suite)
+
+
+RENDERINGS: dict[str, Callable[[Report], str]] = {
+    "text": text,
+    "json": as_json,
+    "github": github,
+    "sarif": sarif,
+    "junit": junit,
+}
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="recompute_scan.lint", name=name)
+
+
+def _where(found: Found) -> str:
+    return f"{line(found.file)}:{found.line}"
+
+
+def _plain(found: Found) -> dict[str, object]:
+    return {
+        "rule": found.code,
+        "severity": found.severity,
+        "file": inert(found.file),
+        "line": found.line,
+        "title": inert(found.title),
+        "why": inert(found.why),
+        "fix": inert(found.fix),
+    }
+
+
+def _plain_switch(one: SwitchInFile) -> dict[str, object]:
+    return {
+        "file": inert(one.file),
+        "line": one.line,
+        "by": one.by,
+        "layers": inert(one.layers),
+        "variant": one.variant,
+        "conditional": one.conditional,
+    }
+
+
+def listed(report: Report) -> str:
+    """Which checkpoints are switched on, a line for each."""
+    told = [
+        f"{line(one.file)}:{one.line}: {one.by}: {line(one.layers)}; {one.variant}"
+        + (", under a condition" if one.conditional else "")
+        for one in report.switched_on
+    ]
+    return "\n".join([*told, f"{len(told)} switched on ({_files_read(report)})"]) + "\n"
+
+
+def _files_read(report: Report) -> str:
+    cut = f", {len(report.cut)} not followed to the end" if report.cut else ""
+    return f"{report.read} {'file' if report.read == 1 else 'files'} read{cut}"
+
+
+def closing(report: Report) -> str:
+    """One line: how much was found in how many files."""
+    counts = [
+        f"{number} {severity}{'s' if number != 1 and severity != 'info' else ''}"
+        for severity in ("error", "warning", "info")
+        if (number := sum(found.severity == severity for found in report.found))
+    ]
+    hidden = f", {len(report.suppressed)} suppressed" if report.suppressed else ""
+    found = ", ".join(counts) or "nothing found"
+    return f"recompute-scan lint: {found} ({_files_read(report)}{hidden})"
+
+
+def diff(found: Iterable[Found]) -> str:
+    """The edits of all findings that have one, file by file; empty where none has.
+
+    A file is read again here. What has changed since, or what an edit of lines cannot do, is left
+    out: a statement among others on its line, a value that the line does not hold.
+    """
+    by_file: dict[str, list[Found]] = {}
+    for finding in found:
+        if finding.edit:
+            by_file.setdefault(finding.file, []).append(finding)
+    parts = []
+    for file, findings in sorted(by_file.items()):
+        try:
+            # Bytes that are no UTF-8 could not be printed as they are.
+            before = source_lines(content(Path(file)).decode())
+        except (OSError, UnicodeDecodeError):
+            continue
+        after = _edited(before, findings)
+        name = os.path.relpath(file).replace(os.sep, "/")
+        old, new = (patch_name(f"{side}/{name}") for side in "ab")
+        lines = difflib.unified_diff(before, after, old, new)
+        for each in lines:
+            parts.append(each if each.endswith("\n") else each + "\n\\ No newline at end of file\n")
+    return "".join(parts)
+
+
+def _edited(before: list[str], findings: list[Found]) -> list[str]:
+    after: list[str | None] = list(before)
+    for finding in findings:
+        if finding.edit == "off":
+            _switch_off(after, finding.line)
+        else:
+            _delete(after, before, finding.line)
+    return [line for line in after if line is not None]
+
+
+def _switch_off(after: list[str | None], line: int) -> None:
+    text = after[line - 1] if 0 < line <= len(after) else None
+    said = _ON.match(text or "")
+    if text is None or said is None:
+        return
+    off = {"true": "false", "yes": "no", "on": "off"}[said[3].lower()]
+    off = off.capitalize() if said[3][0].isupper() else off
+    after[line - 1] = f"{said[1]}{said[2]}{off}{text[said.end(3) :]}"
+
+
+def _delete(after: list[str | None], before: list[str], line: int) -> None:
+    """Delete the statement that is at a line, or put ``pass`` where it was its block's only one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse("".join(before))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for parent in ast.walk(tree):
+        for body in (getattr(parent, arm, None) for arm in ("body", "orelse", "finalbody")):
+            if not isinstance(body, list):
+                continue
+            for statement in body:
+                if not isinstance(statement, ast.Expr) or statement.end_lineno is None:
+                    continue
+                if not statement.lineno <= line <= statement.end_lineno:
+                    continue
+                first, last = statement.lineno - 1, statement.end_lineno - 1
+                if not _alone(before[first][: statement.col_offset], before[last], statement):
+                    return
+                keep = None if len(body) > 1 else before[first][: statement.col_offset] + "pass\n"
+                after[first : last + 1] = [keep] + [None] * (last - first)
+                return
+
+
+def _alone(indent: str, last: str, statement: ast.Expr) -> bool:
+    rest = last.encode()[statement.end_col_offset :].decode(errors="replace").strip()
+    return not indent.strip() and (not rest or rest.startswith("#"))

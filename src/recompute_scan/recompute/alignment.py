@@ -1,0 +1,302 @@
+"""Finding the forward pass again inside the backward pass: the proof that a call is a recompute.
+
+The operators that a backward pass runs where a recompute can stand (candidates) form one sequence
+per node. Each sequence is cut, from its end, into the longest runs that stand just so (same
+names, shapes and types, in the same order) in the forward pass. Three facts say where:
+
+* a checkpoint function's node has the sequence number of the call in the forward pass, and
+  the recompute lies within that call;
+* any other node has the sequence number of the operator whose gradient it computes, and a
+  recompute that it asked for ends there or close by;
+* identical layers are told apart by these two, never by their order alone.
+
+What stands nowhere in the forward pass is no recompute and is returned as unexplained.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from msgspec import Struct
+
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure
+from recompute_scan.recompute.sequences import (
+    Endings,
+    Matcher,
+    Reading,
+    Recompute,
+    SequenceMatch,
+    correct,
+)
+from recompute_scan.recompute.work import Ran, Work
+from recompute_scan.trace.calls import Calls
+from recompute_scan.trace.columns import Bool, Int64
+
+# What sets some sequences right can show that others were read wrongly.
+_CORRECTIONS = 6
+
+
+class Alignment(Struct, frozen=True, dict=True):
+    """Every recompute of a trace, and the candidates that no part of the forward explains.
+
+    Attributes:
+        forward: Rows of all forward operators, in order of (thread, time); costless ones left
+            out.
+        backwards: One entry per forward row: how many backward passes went through it, or
+            through what a function or a model ran of it by design; 0 for an operator without
+            gradients, or whose backward is not in the trace.
+        passes: How many went through it or ran it again, at least 1. A pass that ends early
+            (``autograd.grad`` with respect to the last weight of a block) runs all of a
+            checkpoint's work again and goes through some of its nodes only.
+        recomputes: In order of time.
+        unexplained: Rows of candidates that match nothing.
+    """
+
+    forward: Int64
+    backwards: Int64
+    passes: Int64
+    recomputes: tuple[Recompute, ...]
+    unexplained: Int64
+
+    @cached_property
+    def original(self) -> Int64:
+        """Rows of the forward operators of all recomputes, one recompute after the other."""
+        return np.concatenate([*(each.original for each in self.recomputes), self.forward[:0]])
+
+    @cached_property
+    def again(self) -> Int64:
+        """Rows of the same operators' second runs."""
+        return np.concatenate([*(each.again for each in self.recomputes), self.forward[:0]])
+
+    @cached_property
+    def ran(self) -> Bool:
+        """Whether each really ran."""
+        return np.concatenate([*(each.ran for each in self.recomputes), np.zeros(0, np.bool_)])
+
+    @cached_property
+    def places(self) -> Int64:
+        """Positions of the same operators in ``forward``."""
+        return self.forward.searchsorted(self.original)
+
+    @cached_property
+    def by_design(self) -> Bool:
+        """Whether each ran again as a function or a model is made, and for no checkpoint."""
+        return np.array([each.by_design for each in self.recomputes], np.bool_).repeat(
+            np.diff(self.begins, append=len(self.again))
+        )
+
+    @cached_property
+    def begins(self) -> Int64:
+        """For each recompute: where its operators begin in these."""
+        sizes = [0, *(len(each.again) for each in self.recomputes)]
+        return np.cumsum(sizes, dtype=np.int64)[:-1]
+
+
+def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alignment:
+    """Match every candidate sequence with the forward pass.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        work: Their work on the device; tells operators that were entered but did nothing.
+        starts: Start of each step in ns, ascending; a recompute repeats work of its own step.
+    """
+    neutral = calls.matching(vocabulary.NEUTRAL)[calls.name]
+    forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
+    candidates = np.flatnonzero(AGAIN[structure.role] & ~neutral)
+    matcher = Matcher(calls, structure, forward, candidates, starts)
+    endings = Endings({})
+    matches, unexplained = _match_all(matcher, endings)
+    for _ in range(_CORRECTIONS):
+        corrected = correct(endings, _readings(matcher, calls, matches))
+        if corrected == endings:
+            break
+        endings = corrected
+        matches, unexplained = _match_all(matcher, endings)
+    recomputes = _with_work(matches, structure, Ran(calls, work, forward, neutral))
+    recomputes = _without_looks(recomputes, structure, matcher)
+    backwards, passes = matcher.anchors.count_passes(recomputes)
+    return Alignment(
+        forward=forward,
+        backwards=backwards,
+        passes=passes,
+        recomputes=recomputes,
+        unexplained=np.concatenate([*unexplained, candidates[:0]]),
+    )
+
+
+def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch], list[Int64]]:
+    """Recomputes of all sequences, in order of time, and what is left of each sequence."""
+    matches: list[SequenceMatch] = []
+    unexplained: list[Int64] = []
+    for sequence in matcher.sequences:
+        found = matcher.match(sequence, endings)
+        matched = sum(len(match.again) for match in found)
+        if sequence.role == Role.OWN_WORK:
+            found = _repeated(found, matches)
+        elif 2 * matched < len(sequence.rows):
+            unexplained.append(sequence.rows)
+            continue
+        for match in found:
+            matcher.anchors.remember(match.again, match.original)
+        matches.extend(found)
+        if matched < len(sequence.rows) and sequence.role != Role.OWN_WORK:
+            known = [match.again for match in found]
+            unexplained.append(sequence.rows[~np.isin(sequence.rows, np.concatenate(known))])
+    return matches, unexplained
+
+
+def _without_looks(
+    recomputes: tuple[Recompute, ...], structure: Structure, matcher: Matcher
+) -> tuple[Recompute, ...]:
+    """The recomputes without those of hooks that only look at what has a backward pass of its own.
+
+    Gradient caching runs forward work without gradients first, and in a hook for its backward pass.
+    """
+    hooked = {
+        id(each)
+        for each in recomputes
+        if each.by_design and not structure.checkpoint_node[each.engine]
+    }
+    if not hooked:
+        return recomputes
+    own, _ = matcher.anchors.count_passes(())
+    return tuple(
+        each
+        for each in recomputes
+        if id(each) not in hooked
+        or 2 * np.count_nonzero(own[matcher.forward.searchsorted(each.original)])
+        <= len(each.original)
+    )
+
+
+def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[SequenceMatch]:
+    """Of what a function runs of its block beside the recompute: what the same node ran again.
+
+    A reversible layer gets its input back from its output so, and then runs again with gradients.
+    """
+    if not found:
+        return found
+    mine = [match.original for match in matches if match.engine == found[0].engine]
+    known = np.concatenate([found[0].original[:0], *mine])
+    return [match for match in found if np.isin(match.original, known).any()]
+
+
+def _with_work(
+    matches: list[SequenceMatch], structure: Structure, ran: Ran
+) -> tuple[Recompute, ...]:
+    """The recomputes, with what of each really ran."""
+    if not matches:
+        return ()
+    original, again = _all_rows(matches)
+    stops = np.cumsum([len(match.again) for match in matches])
+    checkpoint = structure.checkpoint_node[[match.engine for match in matches]]
+    # Only a non-reentrant recompute stops early, and not inside a function that it runs again.
+    whole = checkpoint | np.array([match.inner_function for match in matches], np.bool_)
+    parts = np.split(ran.of(original, again, stops - 1, whole), stops[:-1])
+    return tuple(
+        Recompute(
+            match.engine,
+            match.original,
+            match.again,
+            part,
+            match.inner_function,
+            match.role != Role.RECOMPUTE,
+        )
+        for match, part in zip(matches, parts, strict=True)
+    )
+
+
+def _all_rows(matches: list[SequenceMatch]) -> tuple[Int64, Int64]:
+    """Rows of all first runs, and of the second runs of the same operators."""
+    none = np.zeros(0, np.int64)
+    return (
+        np.concatenate([*(match.original for match in matches), none]),
+        np.concatenate([*(match.again for match in matches), none]),
+    )
+
+
+def _readings(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> list[Reading]:
+    """What sequences with an expected end were taken for."""
+    of_engine: dict[int, list[Kept]] = defaultdict(list)
+    for kept in _kept(matcher, calls, matches):
+        of_engine[kept.engine].append(kept)
+    later = np.zeros(len(matcher.forward), np.bool_)
+    readings = []
+    for sequence in reversed(matcher.sequences):
+        spans = []
+        forgotten = []
+        for kept in reversed(of_engine[sequence.engine]):
+            spans.append((int(kept.places.min()), int(kept.places.max())))
+            forgotten.append(kept.forgotten(later))
+            later[kept.places] = True
+        anchor = matcher.anchors.find(sequence.engine) if spans else None
+        if anchor is not None:
+            readings.append(
+                Reading(
+                    operators=sequence.operators.codes,
+                    expected=anchor.last,
+                    recomputes=tuple(reversed(spans)),
+                    asked=not matcher.structure.checkpoint_node[sequence.engine],
+                    forgotten=max((p for p in forgotten if p is not None), default=None),
+                )
+            )
+    return readings[::-1]
+
+
+class Kept(Struct, frozen=True):
+    """Which operators of a recompute gave up what they save.
+
+    A non-reentrant checkpoint that is recomputed keeps each tensor that an operator saves, detached
+    inside that operator; not those of operators in a further checkpoint within, which keeps
+    nothing but its inputs until it is recomputed itself (``torch/utils/checkpoint.py``,
+    ``_recomputation_hook``). Operators that save nothing tell nothing.
+
+    Attributes:
+        engine: Row of the engine range in which it ran.
+        places: Places of its operators in the forward pass.
+        saving: Which of its operators save tensors.
+        lost: Which of these did not keep them.
+    """
+
+    engine: int
+    places: Int64
+    saving: Bool
+    lost: Bool
+
+    def forgotten(self, later: Bool) -> int | None:
+        """The last place that a recompute gave up for good, ``None`` for none.
+
+        Operators that save nothing share the fate of the one before them.
+
+        Args:
+            later: For each place: was it recomputed after this one?
+        """
+        lost = np.flatnonzero(self.lost & ~later[self.places])
+        if not len(lost):
+            return None
+        behind = np.flatnonzero(self.saving[lost[-1] + 1 :])
+        return int(self.places[lost[-1] + behind[0]] if len(behind) else self.places[-1])
+
+
+def _kept(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> Iterator[Kept]:
+    """What each recompute kept."""
+    original, again = _all_rows(matches)
+    detach = np.array([name == vocabulary.DETACH for name in calls.names], np.bool_)[calls.name]
+    before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
+    detaches = before[again + calls.size[again] + 1] > before[again + 1]
+    saving = detaches
+    if detaches.any():
+        codes = OperatorCodes(calls)[again]
+        saving = np.isin(codes, codes[detaches])
+    places = matcher.forward.searchsorted(original)
+    lost = saving & ~detaches
+    begin = 0
+    for match in matches:
+        part = slice(begin, begin + len(match.again))
+        yield Kept(match.engine, places[part], saving[part], lost[part])
+        begin = part.stop

@@ -1,0 +1,475 @@
+"""What attention's kernels alone say, and what bears it out.
+
+What attention's kernels alone say, where a trace has no operators or hides them.
+
+Traces of device activity alone, Nsight exports without operator ranges, CUDA graphs, and compiled
+code have this in common: nothing links a kernel to an operator of the model. Attention kernels
+still tell forward from backward by name (:mod:`recompute_scan.recompute.attention.kernels`), and
+their order tells recomputes (:mod:`recompute_scan.recompute.attention.order`). Of everything else
+that ran they say nothing: a checkpoint that keeps attention's results, or recomputes attention
+alone, looks like none or like a whole one.
+
+What the kernels around attention's bear out, and what they do not.
+
+Names are one account, the sequence of all kernels is another: both have to agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.numpy_tools import median, places_of
+from recompute_scan.recompute.attention.kernels import Direction, attention_role
+from recompute_scan.recompute.attention.order import (
+    BACKWARD,
+    FORWARD,
+    RECOMPUTE,
+    KernelSequence,
+    Pass,
+    kernel_sequence,
+    passes_by_order,
+    passes_by_thread,
+    recomputed,
+    spans_beside,
+    spans_of,
+    with_recomputes,
+)
+from recompute_scan.recompute.roles import Structure
+from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
+from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
+
+GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
+# Kernels of other operators that say which pass they are of.
+NAMED_BACKWARD = re.compile(r"backward|bwd|dgrad|wgrad|grad_?input", re.I)
+# Ranges that people put around a training step by hand, in NVTX or `record_function`.
+NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$", re.I)
+
+
+# By the code of its name: family and direction of each kernel that is counted.
+Roles = dict[int, tuple[str, Direction]]
+
+
+class FamilyCount(Struct, frozen=True):
+    """Main kernels of one family in all steps: of the forward pass, recomputed, backward.
+
+    Where threads do not tell recomputes from the forward pass, each backward is taken to have had
+    one forward, and the forwards beyond those to have run again.
+
+    Attributes:
+        name: The family.
+        forward: Kernels of the forward pass.
+        again: Kernels that ran again.
+        backward: Kernels of the backward pass.
+        again_ns: Device time of those that ran again.
+    """
+
+    name: str
+    forward: int
+    again: int
+    backward: int
+    again_ns: float
+
+
+class KernelStep(Struct, frozen=True):
+    """Attention in one step, or in the whole recording where nothing marks steps.
+
+    Attributes:
+        span: The step.
+        passes: Its backward passes; ``None`` where their order cannot be read.
+        idle: Attention forwards of its forward passes without a backward: evaluation, another
+            model, or a pass that was cut.
+    """
+
+    span: StepSpan
+    passes: tuple[Pass, ...] | None
+    idle: int
+
+    @property
+    def highest(self) -> int | None:
+        """Highest multiplicity in the step; ``None`` where it cannot be told."""
+        return None if self.passes is None else max((p.highest for p in self.passes), default=0)
+
+
+class KernelEvidence(Struct, frozen=True):
+    """What attention's kernels say of one trace.
+
+    Attributes:
+        families: Families that ran in the counted steps.
+        steps: Steps that hold an attention backward.
+        steps_marked: Whether the trace marks its steps.
+        by_thread: Whether recomputes were told from the forward pass by the thread that launched
+            them, and not by their order alone.
+        judgement: The verdict on attention.
+        rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
+        events: What each of these is, as :mod:`recompute_scan.recompute.attention.order` spells.
+    """
+
+    families: tuple[FamilyCount, ...]
+    steps: tuple[KernelStep, ...]
+    steps_marked: bool
+    by_thread: bool
+    judgement: Judgement
+    rows: Int64
+    events: tuple[str, ...]
+
+    @property
+    def passes(self) -> list[Pass]:
+        """All backward passes that could be read."""
+        return [each for step in self.steps for each in step.passes or ()]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be seen, one sentence each."""
+        found = [
+            "Only attention could be counted, by the names of its kernels; what runs again around "
+            "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
+            "results cannot be told from none."
+        ]
+        if not self.by_thread:
+            found.append(
+                "No launching thread tells the forward pass from the backward pass: recomputes are "
+                "read off the order of the kernels."
+            )
+        if not self.steps_marked:
+            found.append("Nothing marks the steps: counts are of the whole recording.")
+        if idle := sum(step.idle for step in self.steps):
+            found.append(
+                f"{idle} attention forwards have no backward: evaluation, another "
+                "model, or a pass that was cut."
+            )
+        return tuple(found)
+
+
+def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
+    """What attention's kernels say; ``None`` where no attention backward ran.
+
+    Kernels belong to the step that launched them. Those without a record of their launch are
+    left out, unless no kernel has one: then the whole recording is one step.
+
+    Args:
+        trace: The trace.
+        calls: Its host calls; may be empty.
+        kernels: Its device work.
+    """
+    roles = _roles(trace, kernels.event)
+    code = trace.name[kernels.event]
+    main = np.isin(code, np.array(sorted(roles), np.int64))
+    beside = np.flatnonzero(_named_backward(trace, code) & ~main)
+    rows = np.flatnonzero(main)
+    launched = bool((kernels.launch >= 0).any())
+    if launched:
+        rows, beside = (each[kernels.launch[each] >= 0] for each in (rows, beside))
+    rows, when = _in_order(rows, calls, kernels, launched)
+    mine = [roles[code] for code in trace.name[kernels.event[rows]].tolist()]
+    backward = np.array([direction == "backward" for _, direction in mine], np.bool_)
+    if not backward.any():
+        return None
+    forward_pass = _of_forward_pass(calls, kernels.launch[rows], backward) if launched else None
+    events = _spelled(backward, forward_pass)
+    marked = _marked_steps(calls) if launched else []
+    steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
+    step = step_of(steps, when)
+    parted = _parted(trace, kernels, rows, beside)
+    of_step = places_of(step)
+    found = tuple(
+        _read_step(
+            steps[place],
+            [events[row] for row in of_step[place]],
+            forward_pass is not None,
+            bool(marked),
+            [parted[row] for row in of_step[place]],
+        )
+        for place in of_step
+        if place >= 0 and backward[of_step[place]].any()
+    )
+    inside = np.flatnonzero(step >= 0)
+    times = (kernels.end - kernels.start)[rows]
+    return KernelEvidence(
+        families=_count_families(
+            [mine[row][0] for row in inside],
+            [events[row] for row in inside],
+            times[inside].tolist(),
+            forward_pass is not None,
+        ),
+        steps=found,
+        steps_marked=bool(marked),
+        by_thread=forward_pass is not None,
+        judgement=_judge(found),
+        rows=rows,
+        events=tuple(events),
+    )
+
+
+def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Kernels) -> bool:
+    """Do graph launches hold most of the backward pass's device time, or attention's backward?
+
+    What a graph runs has no operators in the trace, so they show the smaller part.
+    """
+    launched = kernels.launch >= 0
+    launch, event = kernels.launch[launched], kernels.event[launched]
+    time = (kernels.end - kernels.start)[launched]
+    graph = calls.matching(GRAPH_LAUNCH)[calls.name[launch]]
+    if not graph.any():
+        return False
+    in_backward = structure.engine[launch] >= 0
+    if 2 * time[graph & in_backward].sum() > time[in_backward].sum():
+        return True
+    return any(way == "backward" for _, way in _roles(trace, event[graph]).values())
+
+
+def _roles(trace: Trace, events: Int64) -> Roles:
+    """By the code of its name: family and direction of each main attention kernel among them."""
+    names = np.unique(trace.name[events[trace.kind[events] == Kind.KERNEL]]).tolist()
+    roles = ((name, attention_role(trace.names[name])) for name in names)
+    return {name: role for name, role in roles if role is not None}
+
+
+def _in_order(rows: Int64, calls: Calls, kernels: Kernels, launched: bool) -> tuple[Int64, Int64]:
+    """The kernels in the order in which they were launched, or ran, and when that was."""
+    when = calls.start[kernels.launch[rows]] if launched else kernels.start[rows]
+    order = np.lexsort((kernels.start[rows], when))
+    return rows[order], when[order]
+
+
+def _named_backward(trace: Trace, code: Int32) -> Bool:
+    """Which kernels have a name that says that they are of the backward pass?"""
+    said = [name for name in np.unique(code).tolist() if NAMED_BACKWARD.search(trace.names[name])]
+    return np.isin(code, np.array(said, np.int64))
+
+
+def _parted(trace: Trace, kernels: Kernels, rows: Int64, beside: Int64) -> list[frozenset[int]]:
+    """For each kernel: names of those of ``beside`` that begin between it and the one before."""
+    beside = beside[kernels.start[beside].argsort(kind="stable")]
+    name = trace.name[kernels.event[beside]]
+    number = kernels.start[beside].searchsorted(kernels.start[rows])
+    first = np.roll(number, 1)
+    first[:1] = number[:1]
+    both = zip(first.tolist(), number.tolist(), strict=True)
+    return [frozenset(name[start:stop].tolist()) for start, stop in both]
+
+
+def _marked_steps(calls: Calls) -> list[StepSpan]:
+    return find_steps(calls) if marks_steps(calls) else _named_steps(calls)
+
+
+def _named_steps(calls: Calls) -> list[StepSpan]:
+    """Steps marked by ranges of the user's own, where these follow each other."""
+    rows = calls.named(NAMED_STEP)
+    rows = rows[calls.start[rows].argsort(kind="stable")]
+    if not len(rows) or (calls.start[rows[1:]] < calls.end[rows[:-1]]).any():
+        return []
+    numbers = (NAMED_STEP.match(calls.names[calls.name[row]]) for row in rows)
+    return [
+        StepSpan(int(number[4][-9:]), int(calls.start[row]), int(calls.end[row]))
+        for row, number in zip(rows, numbers, strict=True)
+        if number
+    ]
+
+
+def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None:
+    """For each attention kernel: did a thread launch it that launches no backward?
+
+    ``None`` where the threads do not tell: each backward has a forward from such a thread, but
+    for what recording missed.
+    """
+    thread = calls.thread[launch]
+    found = ~np.isin(thread, np.unique(thread[backward]))
+    return found if 2 * found.sum() >= backward.sum() else None
+
+
+def _spelled(backward: Bool, forward_pass: Bool | None) -> list[str]:
+    if forward_pass is None:
+        return [BACKWARD if one else FORWARD for one in backward]
+    both = zip(backward, forward_pass, strict=True)
+    return [BACKWARD if b else FORWARD if f else RECOMPUTE for b, f in both]
+
+
+def _read_step(
+    span: StepSpan, events: list[str], by_thread: bool, marked: bool, parted: list[frozenset[int]]
+) -> KernelStep:
+    if not by_thread:
+        passes = passes_by_order(events, not marked, parted)
+        return KernelStep(span, None if passes is None else tuple(passes), 0)
+    # A backward whose forward is not in the recording is no pass of its own.
+    first = events.index(FORWARD) if FORWARD in events else len(events)
+    passes = passes_by_thread(events[first:], not marked)
+    if passes is None:
+        return KernelStep(span, None, 0)
+    idle = events[first:].count(FORWARD) - sum(each.layers for each in passes)
+    return KernelStep(span, tuple(passes), max(0, idle))
+
+
+def _count_families(
+    names: list[str], events: list[str], times: list[int], by_thread: bool
+) -> tuple[FamilyCount, ...]:
+    counts, spent = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for name, event, time in zip(names, events, times, strict=True):
+        counts[name, event] += 1
+        spent[name, event] += time
+    found = []
+    for name in sorted(set(names)):
+        forward, again, backward = (counts[name, event] for event in (FORWARD, RECOMPUTE, BACKWARD))
+        again_ns = float(spent[name, RECOMPUTE])
+        if not by_thread and forward > backward > 0:
+            again = forward - backward
+            again_ns = spent[name, FORWARD] * again / forward
+            forward = backward
+        found.append(FamilyCount(name, forward, again, backward, again_ns))
+    return tuple(found)
+
+
+def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
+    passes = [each for step in steps for each in step.passes or ()]
+    if not passes or any(step.passes is None for step in steps):
+        return Judgement(
+            "inconclusive",
+            "Attention's kernels run in an order from which recomputes cannot be told from further "
+            "forward passes.",
+        )
+    highest = max(each.highest for each in passes)
+    if highest >= 2:
+        return Judgement("doubled", None, float(highest))
+    if not highest:
+        return Judgement("none", None, 0.0)
+    whole = all(each.whole for each in passes)
+    return Judgement("full" if whole else "partial", None, float(highest))
+
+
+# A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
+_WHOLE = 0.7
+# The backward pass reads what a recompute makes: of other kernels, this share is let be.
+_STRANGE = 0.25
+PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
+# Two, and what a second loss has of its own.
+_MOST_PRODUCTS = 2.1
+# ReLU's has no such word.
+_OF_BACKWARD = re.compile(rf"{NAMED_BACKWARD.pattern}|threshold_kernel", re.I)
+_ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
+
+
+def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
+    """The evidence, without what the kernels around those that ran again do not bear out.
+
+    A checkpoint around attention alone, or one that keeps the results of matrix products, runs
+    attention again as one around the whole layer does. And a recompute is a piece of the forward
+    pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
+    neither a product nor named after the backward pass, and that the rest of it does not have,
+    something else used what was computed: a hook ran it. And more products than gradients take are
+    recomputes of something without attention.
+    """
+    if found.judgement.verdict == "inconclusive":
+        return found
+    sequence = kernel_sequence(trace, kernels, found.rows)
+    at = sequence.places(found.rows)
+    events = with_recomputes(found.events, found.passes)
+    if events is None:
+        return found
+    highest = int(found.judgement.highest or 0)
+    repeats = recomputed(sequence, at, events, highest)
+    if highest < 2 and more_products(trace, sequence, at, events, repeats >= 0):
+        return _unsettled(
+            found,
+            "More products run in the backward pass than gradients take: some may be recomputed.",
+        )
+    if not highest:
+        return found
+    if _backward_twice(events):
+        return _unsettled(
+            found,
+            "More runs backward than forward: how many backward passes a recompute is for cannot be"
+            " told.",
+        )
+    again = repeats >= 0
+    forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
+    number = sum(event == RECOMPUTE for event in events)
+    if _used_elsewhere(trace, sequence, again, at, events):
+        return _unsettled(
+            found,
+            "Forward work runs again in the backward pass, and kernels of neither follow it: a "
+            "hook cannot be told from a recompute.",
+        )
+    between = np.diff(forwards)
+    if found.judgement.verdict != "full" or not number or not len(between):
+        return found
+    if again.sum() >= _WHOLE * median(between) * number:
+        return found
+    return _unsettled(
+        found,
+        "Attention runs again, and most of the kernels around do not: a checkpoint that keeps "
+        "results cannot be told from one whose kernels ran in another order.",
+    )
+
+
+def _backward_twice(events: list[str]) -> bool:
+    """May two backward passes go through what ran again once?
+
+    Where losses are two, each backward pass has recomputes of its own, equally many, so that no
+    kernel of the one follows on one of the other.
+    """
+    number = Counter(events)
+    uneven = number[RECOMPUTE] % max(1, number[BACKWARD]) > 0
+    in_a_row = (BACKWARD, BACKWARD) in pairwise(events)
+    return number[BACKWARD] > number[FORWARD] and (uneven or in_a_row) and number[RECOMPUTE] > 0
+
+
+def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
+    return replace(found, judgement=Judgement("inconclusive", reason))
+
+
+def _used_elsewhere(
+    trace: Trace,
+    sequence: KernelSequence,
+    again: Bool,
+    at: Int64,
+    events: list[str],
+) -> bool:
+    """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
+    ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
+    size = len(trace.names)
+    behind = np.bincount(sequence.token[ends], minlength=size)
+    rest = np.bincount(
+        sequence.token[spans_of(at, events, False, len(again)) & ~again], minlength=size
+    )
+    # What stands right before a counted kernel of the backward pass prepares it.
+    counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    ends = ends[~(np.isin(ends, counted) | np.isin(ends + 1, counted))]
+    strange = [
+        2 * behind[code] > rest[code]
+        and not (PRODUCT.search(trace.names[code]) or _OF_BACKWARD.search(trace.names[code]))
+        for code in sequence.token[ends].tolist()
+    ]
+    return bool(sum(strange) > _STRANGE * len(strange))
+
+
+def more_products(
+    trace: Trace, sequence: KernelSequence, at: Int64, events: Sequence[str], again: Bool
+) -> bool:
+    """Are there more products in the backward pass, beside what ran again, than gradients take?
+
+    Between its first counted kernel and its last the backward pass passes what is between those of
+    the forward: two products for each. Compiled code has products in kernels of its own: there
+    nothing is said.
+    """
+    if any(name.startswith("triton_") for name in trace.names):
+        return False
+    untold = [
+        bool(PRODUCT.search(name) and not (_ATTENTION.search(name) or NAMED_BACKWARD.search(name)))
+        for name in trace.names
+    ]
+    products = np.array(untold, np.bool_)[sequence.token] & ~again
+    forward, backward = (
+        int(products[one].sum()) for one in spans_beside(at, events, len(products))
+    )
+    # A second loss goes through the same layers again: counted is from one event to the next.
+    counted = [event for event in events if event != RECOMPUTE]
+    steps = Counter(pair for pair in pairwise(counted) if len(set(pair)) == 1)
+    way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
+    return backward * way > _MOST_PRODUCTS * forward * back > 0

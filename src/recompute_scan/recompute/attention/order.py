@@ -1,0 +1,452 @@
+"""Recomputes read off the order of attention's kernels.
+
+Recomputes of attention read off the order in which its forward and backward kernels ran.
+
+Within one backward pass, each attention backward (B) may have attention forwards (F) right
+before it: the recompute of its layer, or of a group of layers that ends with it. Between the
+forward and the backward pass stand the originals. So a pass through four layers reads::
+
+    F F F F   B B B B           m = 0
+    F F F F   F B F B F B F B   m = 1, a checkpoint a layer
+    F F F F   F F B B F F B B   m = 1, a checkpoint around two layers
+    F F F F   F F B F F B …     m = 2
+
+What ran in the forward pass is told from recomputes by the launching thread where it can be: on a
+GPU, autograd launches from threads of its own. Without that, by the period, and by where the
+backward pass begins: kernels that are named after it come between the two (``|``)::
+
+    F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
+    F F F F F F F F | B B B B           evaluation, or another model: not told
+
+Some of these kernels open a backward pass, as a loss's do: they are nowhere else in it. All
+the forward pass is before them; where they return, another pass begins.
+
+Recomputes in the sequence of all kernels, where attention's main kernels say where they are.
+
+A recompute launches the forward pass's kernels again in the forward pass's order. Around each
+attention forward that ran again the kernels before and after it are compared, by name, with those
+around its first run; as long as they agree they are the recompute's. Matrix products have the same
+names in both directions, so nothing is a recompute here that is not in one piece with a counted
+forward kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+from msgspec import Struct
+
+from recompute_scan.trace.calls import Kernels
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+
+FORWARD, RECOMPUTE, BACKWARD = "F", "R", "B"
+# One layer per pass has no order to go by: F F B is a recompute, or another forward pass.
+_FEWEST_LAYERS = 2
+
+
+class Pass(Struct, frozen=True):
+    """One backward pass: how many attention forwards ran again right before each backward.
+
+    ``recomputes`` has one entry per layer, in the order of the backward pass: last layer first.
+    """
+
+    recomputes: tuple[int, ...]
+
+    @property
+    def layers(self) -> int:
+        """How many attention backwards ran."""
+        return len(self.recomputes)
+
+    @property
+    def again(self) -> int:
+        """How many attention forwards ran again."""
+        return sum(self.recomputes)
+
+    @property
+    def highest(self) -> int:
+        """The lowest number that the most recomputed layer can have run again.
+
+        Recomputes before a layer's backward are of that layer, and maybe of those before it in the
+        model; two checkpoints nest or are disjoint. As many as fit between two such places are
+        read as one recompute of a group of layers.
+        """
+        if not self.again:
+            return 0
+        if self._once():
+            return 1
+        behind, densest = 0, 0.0
+        for number, layers in zip(
+            reversed(self.recomputes), range(1, self.layers + 1), strict=False
+        ):
+            behind += number
+            densest = max(densest, behind / layers)
+        return max(2, math.ceil(densest))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every layer ran again, each at least once."""
+        return self.again >= self.layers and (not self._once() or self.again == self.layers)
+
+    def _once(self) -> bool:
+        starts = [place for place, number in enumerate(self.recomputes) if number]
+        stops = [*starts[1:], self.layers]
+        return all(
+            self.recomputes[start] <= stop - start
+            for start, stop in zip(starts, stops, strict=True)
+        )
+
+
+def passes_by_thread(events: Sequence[str], cut: bool = False) -> list[Pass] | None:
+    """The backward passes in a sequence of ``F`` (forward pass), ``R`` (recompute) and ``B``.
+
+    A new pass begins with the first B behind an F. ``None`` where attention ran in a backward pass
+    and none of its backwards followed: no checkpoint does that, a hook that runs a module does.
+
+    Args:
+        events: In order of launch.
+        cut: Whether the sequence may end within a pass.
+    """
+    passes: list[list[int]] = []
+    recomputes, forward = 0, True
+    for event in events:
+        if event == FORWARD:
+            if recomputes and passes:
+                return None
+            forward = True
+        elif event == RECOMPUTE:
+            recomputes += 1
+        else:
+            if forward:
+                passes.append([])
+            passes[-1].append(recomputes)
+            recomputes, forward = 0, False
+    return None if recomputes and not cut else [Pass(tuple(each)) for each in passes]
+
+
+def passes_by_order(
+    events: Sequence[str], cut: bool = False, named: Sequence[Collection[int]] = ()
+) -> list[Pass] | None:
+    """The backward passes in a sequence of ``F`` and ``B``, all of one length; else ``None``.
+
+    The length is the shortest that repeats: every so many B, the longest run of F returns, of at
+    least that many, and between these runs the same numbers of F. What comes before the first B of
+    a pass beyond the F that the pass needs are recomputes, where a kernel named after the backward
+    pass parts the two. Where none does, these must be no more than the recomputes seen later in the
+    pass: a further forward pass, and a recompute of the whole model, look alike. So do a forward
+    pass later on and the recompute of several layers, but for kernels that open a backward pass.
+
+    Args:
+        events: In order of time.
+        cut: Whether the sequence may begin or end within a pass; such a pass is left out, even
+            if it has all its B.
+        named: For each event, the names of kernels named after the backward pass that ran between
+            it and the event before. Empty where that is not known.
+    """
+    before: list[_Before] = []
+    gaps: list[Collection[int]] = []
+    for event, names in zip(events, named or [()] * len(events), strict=True):
+        gaps.append(names)
+        if event == BACKWARD:
+            before.append(_Before(tuple(gaps)))
+            gaps = []
+    if len({each.number for each in before}) == 1 and before[0].number:
+        return None  # every backward stands alone: one layer, or one layer's worth of recomputes
+    for layers in range(_FEWEST_LAYERS, len(before) + 1):
+        for first in range(layers + 1) if cut else (0,):
+            found = _periodic(before[first:], layers, cut)
+            if found is not None:
+                return _read(found, layers)
+    return None
+
+
+class _Before(Struct, frozen=True):
+    """What ran between two B: ``gaps`` has what is before each F, and before the second B."""
+
+    gaps: tuple[Collection[int], ...]
+
+    @property
+    def number(self) -> int:
+        """How many F."""
+        return len(self.gaps) - 1
+
+    @property
+    def names(self) -> set[int]:
+        """All kernels named after the backward pass."""
+        return {name for gap in self.gaps for name in gap}
+
+    def until(self, opening: set[int]) -> int:
+        """How many F have one of these kernels behind them."""
+        rows = (row for row, gap in enumerate(self.gaps) if not opening.isdisjoint(gap))
+        return max(rows, default=0)
+
+    @property
+    def parted(self) -> int:
+        """How many F are before the first kernel that parts them; all, where none does."""
+        return next((row for row, gap in enumerate(self.gaps[:-1]) if row and gap), self.number)
+
+
+def _periodic(before: list[_Before], layers: int, cut: bool) -> list[list[_Before]] | None:
+    """The passes of that many layers: what is before each B; ``None`` if they differ."""
+    whole, rest = divmod(len(before), layers)
+    if not whole or (rest and not cut):
+        return None
+    passes = [before[place * layers : (place + 1) * layers] for place in range(whole)]
+    numbers = [[each.number for each in one] for one in passes]
+    if any(each[0] < max(layers, *each) or each != numbers[0] for each in numbers):
+        return None
+    return passes
+
+
+def _read(passes: list[list[_Before]], layers: int) -> list[Pass] | None:
+    numbers = [each.number for each in passes[0]]
+    begins = [place for place in range(1, layers) if _may_begin(numbers, place)]
+    opening = {name for one in passes for name in one[0].names}
+    for one in passes:
+        for place in set(range(1, layers)).difference(begins):
+            opening -= one[place].names
+    for one in passes if begins else ():
+        again = set[int]().union(*(one[place].names for place in begins))
+        if not one[0].until(opening) or not opening.isdisjoint(again):
+            return None
+    found = []
+    for first, *_ in passes:
+        recomputes = first.number - layers
+        originals = first.until(opening) or first.parted
+        told = originals < first.number or first.until(opening) > 0
+        if originals != layers if told else recomputes > max(numbers[1:]):
+            return None
+        found.append(Pass((recomputes, *numbers[1:])))
+    return found
+
+
+def _may_begin(numbers: Sequence[int], place: int) -> bool:
+    """May a pass of its own, with a forward pass of its own, be there up to the end?
+
+    It has more F than any recompute beside it.
+    """
+    rest, mine = len(numbers) - place, numbers[place]
+    others = (*numbers[1:place], *numbers[place + 1 :])
+    return rest >= _FEWEST_LAYERS and mine >= rest and mine > max(others)
+
+
+# So many kernels that agree with those around the expected original leave no doubt that it is it.
+_ENOUGH = 2
+
+
+class KernelSequence(Struct, frozen=True):
+    """The kernels of the stream that attention runs on, in order.
+
+    ``token`` is one number per name; ``time`` is to the start of the next, ns.
+    """
+
+    rows: Int64
+    token: Int64
+    start: Int64
+    time: Int64
+
+    def places(self, rows: Int64) -> Int64:
+        """Where these kernels are in the sequence, by their positions in :class:`Kernels`."""
+        return self.rows.searchsorted(rows)
+
+
+def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelSequence:
+    """The kernels of the stream, or streams, that attention ran on."""
+    stream = trace.thread[kernels.event]
+    mine = np.isin(stream, np.unique(stream[attention])) & (
+        trace.kind[kernels.event] == Kind.KERNEL
+    )
+    mine[attention] = True
+    rows = np.flatnonzero(mine)
+    event = kernels.event[rows]
+    start = kernels.start[rows]
+    time = np.append(np.diff(start), kernels.end[rows[-1:]] - start[-1:])
+    return KernelSequence(rows, trace.name[event].astype(np.int64), start, time)
+
+
+def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] | None:
+    """The events with recomputes told from the forward pass where only their order tells them.
+
+    A forward pass is as many forwards as its backward pass has backwards; further ones before the
+    first backward, and all between backwards, are recomputes. ``None`` where passes differ in
+    length.
+    """
+    layers = {each.layers for each in passes}
+    if RECOMPUTE in events or not layers:
+        return list(events)
+    if len(layers) > 1:
+        return None
+    (each,) = layers
+    found: list[str] = []
+    waiting: list[int] = []
+    backwards = each
+    for event in events:
+        found.append(event)
+        if event != BACKWARD:
+            waiting.append(len(found) - 1)
+            continue
+        begins = len(waiting) >= each and backwards >= each
+        for row in waiting[each:] if begins else waiting:
+            found[row] = RECOMPUTE
+        backwards = 1 if begins else backwards + 1
+        waiting = []
+    return found
+
+
+def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: int) -> Int64:
+    """For each kernel: which it repeats, -1 for none."""
+    token = sequence.token
+    repeats = np.full(len(token), -1, np.int64)
+    limits = _limits(at, events)
+    before = 0
+    least: dict[int, int] = {}
+    for number, layer, originals in sorted(_layers(events, highest)):
+        here, (low, high) = int(at[number]), limits[number]
+        places = [int(at[original]) for original in originals]
+        # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
+        # Where the backward pass before it ends as a layer does, it seems to begin earlier.
+        if not number or events[number - 1] != RECOMPUTE:
+            before = here - _run_of(token, here, places, layer, (low, here + 1))[0]
+            if highest > 1 and len(set(np.diff(places).tolist())) == 1:
+                before = least[places[0]] = min(before, least.get(places[0], before))
+        low = max(low, here - before)
+        if events[number + 1 : number + 2] == [RECOMPUTE]:
+            high = max(here + 1, min(high, int(at[number + 1]) - before))
+        first, last, origin = _run_of(token, here, places, layer, (low, high))
+        _fill(repeats, first, last, origin - here)
+    return repeats
+
+
+def beyond_first(repeats: Int64, at: Int64, events: Sequence[str]) -> Bool:
+    """For each kernel: did another one repeat the same before it, in the same backward pass?"""
+    again = repeats >= 0
+    rows = np.flatnonzero(again)
+    ends = at[_turns(events)]
+    run = repeats[rows] + len(repeats) * ends.searchsorted(rows)
+    again[rows[np.unique(run, return_index=True)[1]]] = False
+    return again
+
+
+def _turns(events: Sequence[str]) -> list[int]:
+    """The last event of each backward pass: it has as many backwards as there are forwards."""
+    found, forward, backward = [], 0, 0
+    for number, event in enumerate(events):
+        if event == FORWARD:
+            goes_on = number > 0 and events[number - 1] == FORWARD
+            forward, backward = forward + 1 if goes_on else 1, 0
+        elif event == BACKWARD:
+            backward += 1
+            if backward == forward or events[number + 1 : number + 2] == [FORWARD]:
+                found.append(number)
+                backward = 0 if backward == forward else backward
+    return found
+
+
+def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
+    """What a run repeats, where that is not known yet."""
+    rows = np.arange(first, last)
+    rows = rows[repeats[rows] < 0]
+    repeats[rows] = rows + away
+
+
+def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
+    """For each recompute: its event, the layer it repeats, and the events of the forward pass.
+
+    Recomputes before some backwards repeat the layers of these, in order; those before them the
+    same layers, or, where their number is another, all layers up to the last of these.
+    """
+    originals: list[int] = []
+    layer, place = 0, 0
+    while place < len(events):
+        if events[place] == FORWARD:
+            if place and events[place - 1] != FORWARD:
+                originals = []
+            originals.append(place)
+            layer = len(originals) - 1
+            place += 1
+            continue
+        stop = place
+        while stop < len(events) and events[stop] == RECOMPUTE:
+            stop += 1
+        group = stop
+        while group < len(events) and events[group] == BACKWARD:
+            group += 1
+        found, size = range(place, stop), group - stop
+        if originals and found:
+            yield from _assigned(list(found), layer, max(1, size), highest, originals)
+        # A second loss, or a micro-batch that waited, goes through the layers again.
+        layer = layer - size if layer >= size else len(originals) - 1
+        place = max(group, place + 1)
+
+
+def _assigned(
+    found: list[int], layer: int, size: int, highest: int, originals: list[int]
+) -> Iterator[tuple[int, int, list[int]]]:
+    if highest and len(found) % highest == 0:
+        size = min(size, len(found) // highest)  # what has not run again has backwards here, too
+    size = min(size, len(found))
+    rest = len(found) - size
+    chunk = size if rest == (highest - 1) * size else max(1, min(rest, layer + 1))
+    for back, number in enumerate(reversed(found)):
+        step = back if back < size else (back - size) % chunk
+        yield number, max(0, layer - step), originals
+
+
+def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
+    """For each event: how far around it a recompute can reach, without the events beside it."""
+    found = []
+    for number in range(len(events)):
+        low = int(at[number - 1]) + 1 if number else 0
+        high = int(at[number + 1]) if number + 1 < len(events) else int(at[number]) + 1
+        found.append((low, high))
+    return found
+
+
+def _run_of(
+    token: Int64, at: int, originals: Sequence[int], layer: int, limits: tuple[int, int]
+) -> tuple[int, int, int]:
+    """The run around ``at`` that equals one around an original: first, end, and that original.
+
+    Of equal layers it is the one expected; another only if twice as much agrees with it.
+    """
+    expected = originals[layer]
+    best = _equal(token, at, expected, limits)
+    if best[1] - best[0] > _ENOUGH:
+        return *best, expected
+    for origin in originals:
+        other = _equal(token, at, origin, limits)
+        if other[1] - other[0] > 2 * (best[1] - best[0]):
+            best, expected = other, origin
+    return *best, expected
+
+
+def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple[int, int]:
+    low, high = limits
+    if token[origin] != token[at]:
+        return at, at + 1
+    away = origin - at
+    first, last = at, at + 1
+    while first > low and first + away > 0 and token[first - 1] == token[first - 1 + away]:
+        first -= 1
+    while last < high and last + away < at and token[last] == token[last + away]:
+        last += 1
+    return first, last
+
+
+def spans_of(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
+    """For each kernel: is it between the first and last event of a forward, or a backward, pass?"""
+    found = np.zeros(size, np.bool_)
+    for mine, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
+        places = [place for place, _ in run]
+        if mine == forward:
+            found[places[0] : places[-1] + 1] = True
+    return found
+
+
+def spans_beside(at: Int64, events: Sequence[str], size: int) -> tuple[Bool, Bool]:
+    """The spans of forward and of backward passes, recomputes not counted as either's events."""
+    kept = [row for row, event in enumerate(events) if event != RECOMPUTE]
+    rest = [events[row] for row in kept]
+    return spans_of(at[kept], rest, True, size), spans_of(at[kept], rest, False, size)

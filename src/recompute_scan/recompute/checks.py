@@ -1,0 +1,457 @@
+"""A plain count beside the answer, and whether the trace is sound.
+
+The plain count: forward operators by name, inside the backward pass and outside.
+
+It asks nothing of the match with the forward pass: not which call is in which, not what
+follows what, and no shapes. An operator that only a forward pass has (attention, ``linear``, a
+convolution, a norm) is counted by its name, and lies inside the backward pass where its start
+lies in the time of one of the engine's ranges on the same thread. What the match found has to
+come to the same two numbers; where it does not, one of the two is wrong.
+
+What runs without gradients is no training forward pass, or a formula's own, and is left out, but
+for what the call of an autograd function holds: a reentrant checkpoint runs its block so. What
+runs in the backward pass but in no node is a gradient hook's, and counted apart. A loss that works
+out its gradient in chunks runs them again in its own formula: that is left out, too.
+
+Does a trace hold together? What holds in every sound one, and how much of it fails here.
+
+Events that lost their times, names, threads or numbers, or that are missing themselves, still
+make a tree of calls, and an answer. None of this asks what was done to a trace; it compares what
+the trace says twice:
+
+* the engine opens a range around each node (``torch/csrc/autograd/engine.cpp``,
+  ``evaluate_function``), and the node's own range, of the same name, is in it;
+* a node bears the number of an operator that ran before it, and is called after that operator
+  (``torch/csrc/autograd/function.h``, ``sequence_nr``; ``AddmmBackward0`` after ``aten::addmm``);
+* operators of one name and of the same shapes run the same inside, as a rule;
+* where some events of a name have shapes, all have.
+
+In recorded cases of torch 2.13 not one node fails, and up to five operators in a thousand (experts
+that get other shapes in each step); in public traces of torch 1.9 to 2.9 up to seven.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from recompute_scan.numpy_tools import changes, places_of
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.roles import LOOKED_THROUGH, Role, Structure
+from recompute_scan.trace.calls import Calls
+from recompute_scan.trace.columns import Bool, Int64, Ints, Kind, Trace
+from recompute_scan.trace.nesting import nest_intervals
+
+# Counts may differ by this share of the forward pass's, and by one operator.
+_TOLERANCE = 0.02
+_STRAY = 1
+# With more than this share of the forward pass's unexplained there is no verdict.
+_CONTRADICTS = 0.1
+
+
+class Tally(Struct, frozen=True):
+    """One name of operators over the whole trace.
+
+    Attributes:
+        name: The operator.
+        outside: How many ran outside any backward pass.
+        inside: How many ran inside one, those of hooks among them.
+        hooked: How many of these a gradient hook ran.
+        forward: How many of the match's forward operators they make up.
+        again: How many of those that the match says ran again.
+    """
+
+    name: str
+    outside: int
+    inside: int
+    hooked: int
+    forward: int
+    again: int
+
+    @property
+    def agrees(self) -> bool:
+        """Do both counts come to the same, outside and inside?"""
+        return self._alike(self.inside, self.again) and self._alike(self.outside, self.forward)
+
+    @property
+    def unexplained(self) -> int:
+        """How many more, or fewer, ran inside than the match and hooks explain."""
+        return max(0, self.inside - self.again - self.hooked, self.again - self.inside)
+
+    @property
+    def contradicts(self) -> bool:
+        """Is more left unexplained than stray calls could be?"""
+        return self.unexplained > max(_STRAY, _CONTRADICTS * self.outside)
+
+    def _alike(self, one: int, other: int) -> bool:
+        return abs(one - other) <= max(_STRAY, _TOLERANCE * max(self.outside, self.inside))
+
+
+class PlainCounts(Struct, frozen=True):
+    """Every name counted, attention first; empty where the trace has no such operator."""
+
+    tallies: tuple[Tally, ...]
+
+    @property
+    def agrees(self) -> bool | None:
+        """Does every name agree? ``None`` where there is nothing to count."""
+        return all(tally.agrees for tally in self.tallies) if self.tallies else None
+
+    @property
+    def contradicting(self) -> Tally | None:
+        """The most telling name of which too much is left without an explanation."""
+        return next((tally for tally in self.tallies if tally.contradicts), None)
+
+
+def count_plainly(
+    trace: Trace, calls: Calls, structure: Structure, alignment: Alignment
+) -> PlainCounts:
+    """The plain count beside that of the match; see :class:`PlainCounts`."""
+    rows = _named(trace, vocabulary.forward_only)
+    if not len(rows):
+        rows = _named(trace, vocabulary.light_forward)
+    engines, nodes = _backward_ranges(trace)
+    losses = vocabulary.nodes_of(structure.functions.losses)
+    formula = np.array([name in losses for name in trace.names], np.bool_)
+    formulas = np.flatnonzero(formula[trace.name] & (trace.kind == Kind.OP))
+    inside = _lie_in(trace, rows, engines)
+    counted = _with_gradients(trace, rows, inside) & ~_lie_in(trace, rows, formulas)
+    rows, inside = rows[counted], inside[counted]
+    hooked = inside & ~_lie_deepest_in(trace, rows, nodes, engines)
+    forward, again = _matched(trace, calls, structure, alignment, rows)
+
+    def per_name(weights: Ints | Bool) -> list[int]:
+        counts = np.bincount(trace.name[rows], weights=weights, minlength=len(trace.names))
+        found: list[int] = counts.astype(np.int64).tolist()
+        return found
+
+    columns = [per_name(column) for column in (~inside, inside, hooked, forward, again)]
+    tallies = [
+        Tally(trace.names[code], *(column[code] for column in columns))
+        for code in np.unique(trace.name[rows]).tolist()
+    ]
+    return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
+
+
+def _named(trace: Trace, wanted: Callable[[str], bool]) -> Int64:
+    names = np.array([wanted(name) for name in trace.names], np.bool_)
+    return np.flatnonzero(names[trace.name] & (trace.kind == Kind.OP))
+
+
+def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
+    attention = vocabulary.family_of(tally.name)[1] == "attention"
+    inner = tally.name.rpartition("::")[2].startswith("_")
+    return not attention, inner, -tally.outside, tally.name
+
+
+def _with_gradients(trace: Trace, rows: Int64, inside: Bool) -> Bool:
+    """For each row: did it run with gradients on, or for a function that has a node?
+
+    An operator inside one with a number has none of its own: a convolution's kernels are called by
+    such a one, and by the formula of a gradient's gradient, which has no number. Under a dispatch
+    mode torch before 2.4 gives out no numbers. A name most of which has none in the forward pass is
+    taken whole.
+
+    Args:
+        trace: The trace.
+        rows: The rows.
+        inside: Whether each starts within the backward pass.
+    """
+    given = rows[trace.sequence[rows] >= 0]
+    numbered = _lie_in(trace, rows, given) | _lie_in(trace, rows, _custom_calls(trace))
+    outside = ~inside
+    size = len(trace.names)
+    every = np.bincount(trace.name[rows[outside]], minlength=size)
+    known = np.bincount(trace.name[rows[outside & numbered]], minlength=size)
+    return np.asarray(numbered | (2 * known < every)[trace.name[rows]])
+
+
+def _custom_calls(trace: Trace) -> Int64:
+    """Rows of the calls of autograd functions: what has a node of its own name."""
+    names = set(trace.names)
+    custom = np.array([f"{name}Backward" in names for name in trace.names], np.bool_)
+    return np.flatnonzero(custom[trace.name] & (trace.kind == Kind.OP))
+
+
+def _backward_ranges(trace: Trace) -> tuple[Int64, Int64]:
+    """Rows of the engine's ranges, and of the nodes in them that ask for saved tensors."""
+    engine = np.array([name.startswith(vocabulary.ENGINE) for name in trace.names], np.bool_)
+    evaluated = {
+        name.removeprefix(vocabulary.ENGINE) for name in trace.names if vocabulary.ENGINE in name
+    }
+    evaluated.discard(vocabulary.ACCUMULATE_GRAD.removeprefix(vocabulary.ENGINE))
+    node = np.array([name in evaluated for name in trace.names], np.bool_)
+    if not engine.any():
+        engine = node = np.array([bool(vocabulary.BARE_NODE.match(name)) for name in trace.names])
+    operator = trace.kind == Kind.OP
+    return (
+        np.flatnonzero(engine[trace.name] & operator),
+        np.flatnonzero(node[trace.name] & operator),
+    )
+
+
+def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
+    """For each row: does it start within one of these ranges of its thread?"""
+    inside = np.zeros(len(rows), np.bool_)
+    for thread in np.unique(trace.thread[ranges]).tolist():
+        mine = ranges[trace.thread[ranges] == thread]
+        mine = mine[trace.ts[mine].argsort(kind="stable")]
+        begin = trace.ts[mine]
+        until = np.maximum.accumulate(begin + trace.dur[mine])
+        own = np.flatnonzero(trace.thread[rows] == thread)
+        at = begin.searchsorted(trace.ts[rows[own]], side="right") - 1
+        inside[own] = (at >= 0) & (trace.ts[rows[own]] < until[np.maximum(at, 0)])
+    return inside
+
+
+def _lie_deepest_in(trace: Trace, rows: Int64, nodes: Int64, engines: Int64) -> Bool:
+    """For each row: of these ranges that hold it, is the innermost a node?"""
+    ranges = np.unique(np.concatenate([nodes, engines]))
+    events = np.concatenate([ranges, rows])
+    start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
+    end[len(ranges) :] = start[len(ranges) :]  # operators as points hold nothing
+    order = np.lexsort((np.arange(len(events)), start - end, start, trace.thread[events]))
+    _, parent, _, _ = nest_intervals(trace.thread[events[order]], start[order], end[order])
+    place = np.empty(len(events), np.int64)
+    place[order] = np.arange(len(events))
+    holder = parent[place[len(ranges) :]]
+    node = np.zeros(len(trace) + 1, np.bool_)
+    node[nodes] = True
+    return np.where(holder >= 0, node[events[order][holder]], False)
+
+
+def _matched(
+    trace: Trace, calls: Calls, structure: Structure, alignment: Alignment, rows: Int64
+) -> tuple[Int64, Int64]:
+    """For each of these events: is it part of the match's forward pass; and how often of what it
+    says ran again.
+    """
+    top = np.full(len(trace), -1, np.int64)
+    top[calls.event] = structure.top
+    tops = top[rows]
+    part = np.zeros(len(calls) + 1, np.int64)
+    part[alignment.forward] = 1
+    times = np.zeros(len(calls) + 1, np.int64)
+    np.add.at(times, alignment.again, 1)
+    return part[tops], times[tops]  # the last entry is that of no operator: -1
+
+
+# Smaller shares are found in sound traces.
+_SOUND = {
+    "nodes_apart": 0.0,
+    "numbers_astray": 0.01,
+    "operators_unlike": 0.015,
+    "shapes_missing": 0.0,
+}
+# Where some are found, so many are in a short trace, too: a step of Megatron's has two of 90 nodes.
+_SOUNDNESS_STRAY = 2
+# What operators run inside is compared where there are so many of a kind, and what this share
+# of them has is no exception.
+_KIND, _RULE = 4, 0.1
+# No more names than these are looked at for one number: an operator has a few inside it.
+_MOST_NAMES = 64
+# Nodes of these names have no operator in the forward pass; of an archive's aliases nobody knows.
+_NO_OPERATOR = re.compile(
+    r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)|[Pp]rivate_op_\d"
+)
+# It calls the node of what was done to the slice itself, without the engine.
+_COPY_SLICES = "torch::autograd::CopySlices"
+# Named by what they compute; others (TorchScript's, C++ functions') have names of their own.
+_NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
+
+
+def check_soundness(calls: Calls, structure: Structure) -> dict[str, int]:
+    """Counters of what does not hold together; empty for a sound trace.
+
+    For each of ``nodes_apart``, ``numbers_astray``, ``operators_unlike`` and ``shapes_missing``
+    how many there are, and under the same name with ``_of`` behind it, of how many.
+    """
+    found = {
+        "nodes_apart": _nodes_apart(calls, structure),
+        "numbers_astray": _numbers_astray(calls, structure),
+        "operators_unlike": _operators_unlike(calls, structure),
+        "shapes_missing": _shapes_missing(calls),
+    }
+    counters: dict[str, int] = {}
+    for name, (number, of) in found.items():
+        if number > (_SOUND[name] and max(_SOUNDNESS_STRAY, _SOUND[name] * of)):
+            counters |= {name: number, f"{name}_of": of}
+    return counters
+
+
+def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
+    """Counter of steps that recompute other operators than most that run the same forward pass.
+
+    ``recomputes_uneven``, and with ``_of`` behind it how many steps there are; empty where none do.
+    """
+    recomputes: dict[int, list[int]] = {}
+    names = _mixed(calls.name[counts.rows])
+    counted = np.flatnonzero(counts.counted)
+    for places in places_of(counts.step[counted]).values():
+        mine = counted[places]
+        again = names[mine] * counts.runs[mine].astype(np.uint64)
+        recomputes.setdefault(int(names[mine].sum()), []).append(int(again.sum()))
+    uneven = sum(len(alike) - Counter(alike).most_common(1)[0][1] for alike in recomputes.values())
+    of = sum(map(len, recomputes.values()))
+    return {"recomputes_uneven": uneven, "recomputes_uneven_of": of} if uneven else {}
+
+
+def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
+    """Engine ranges without their node in them, and nodes in no such range; of how many."""
+    operator = calls.kind == Kind.OP
+    ranges = np.array([name.startswith(vocabulary.ENGINE) for name in calls.names], np.bool_)
+    engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(calls, structure))
+    if not len(engines):
+        return 0, 0  # torch 1.8 to 1.10 opened none
+    codes = {name: code for code, name in enumerate(calls.names)}
+    node_of = np.array(
+        [
+            codes.get(name[len(vocabulary.ENGINE) :], -1) if of_engine else -2
+            for name, of_engine in zip(calls.names, ranges, strict=True)
+        ],
+        np.int64,
+    )
+    is_node = np.array([_NAMED.match(name) is not None for name in calls.names], np.bool_)
+    is_node[node_of[node_of >= 0]] = True
+    nodes = np.flatnonzero(is_node[calls.name] & operator)
+    above = calls.parent[nodes]
+    inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
+    holding = np.unique(above[inside])
+    copies = np.array([name == _COPY_SLICES for name in calls.names], np.bool_)
+    outside = ~inside & ~((above >= 0) & copies[calls.name[np.maximum(above, 0)]])
+    return len(engines) - len(holding) + int(outside.sum()), len(engines)
+
+
+def _unasked(calls: Calls, structure: Structure) -> Bool:
+    """Ranges of nodes whose result nobody asked for: opened, without a number, and empty."""
+    return np.asarray((calls.size == 0) & (structure.number < 0))
+
+
+def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
+    """Nodes whose number leads to no operator before them that they are called after."""
+    engines = structure.rows(Role.BACKWARD)
+    names = [name.removeprefix(vocabulary.ENGINE) for name in calls.names]
+    asking = np.array([_NO_OPERATOR.match(name) is None for name in names], np.bool_)
+    engines = engines[asking[calls.name[engines]] & ~_unasked(calls, structure)[engines]]
+    nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
+    own = calls.sequence.copy()
+    own[structure.told] = structure.number[structure.told]
+    rows = np.flatnonzero(
+        (calls.kind == Kind.OP)
+        & (own >= 0)
+        & (structure.role != Role.BACKWARD)
+        & ~nodes[calls.name]
+    )
+    rows = _first_to_end(calls, rows, own)
+    numbers = own[rows]
+    wanted = structure.number[engines]
+    first = numbers.searchsorted(wanted)
+    many = np.where(wanted >= 0, numbers.searchsorted(wanted, side="right") - first, 0)
+    asker = np.repeat(np.arange(len(engines)), many)
+    within = np.arange(len(asker)) - np.repeat(many.cumsum() - many, many)
+    operator = rows[first.repeat(many) + within]
+    node = engines[asker]
+    earlier = calls.end[operator] <= calls.start[node]
+    fits = earlier & _belong_together(names, calls.name[node], calls.name[operator], asker)
+    led = np.zeros(len(engines), np.bool_)
+    led[asker[fits]] = True
+    return int((~led).sum()), len(engines)
+
+
+def _first_to_end(calls: Calls, rows: Int64, number: Ints) -> Int64:
+    """Of the calls of one name and number that which ended first, sorted by their numbers.
+
+    So a number that a whole trace shares costs no more than others: work would be the product of
+    its operators and its nodes.
+    """
+    rows = rows[np.lexsort((calls.end[rows], calls.name[rows], number[rows]))]
+    rows = rows[changes(number[rows], calls.name[rows])]
+    begins = np.flatnonzero(changes(number[rows]))
+    place = np.arange(len(rows)) - begins.repeat(np.diff(begins, append=len(rows)))
+    return rows[place < _MOST_NAMES]
+
+
+def _belong_together(names: list[str], node: Ints, operator: Ints, asker: Ints) -> Bool:
+    """For each pair of codes: does the node's name come from the operator's, or go with it?
+
+    It goes with it where most nodes of the name have such an operator. True where the node's name
+    comes from no operator's.
+    """
+    if not len(node):
+        return np.zeros(0, np.bool_)
+    pairs, place = np.unique(node.astype(np.int64) * len(names) + operator, return_inverse=True)
+    spelt = [_comes_from(names[pair // len(names)], names[pair % len(names)]) for pair in pairs]
+    many = int(asker[-1]) + 1  # they are in order
+    having = np.bincount(np.unique(place * many + asker) // many, minlength=len(pairs))
+    first = np.flatnonzero(changes(asker))
+    of_node = np.bincount(node[first], minlength=len(names))
+    usual = 2 * having > of_node[pairs // len(names)]
+    return np.asarray((np.array(spelt, np.bool_) | usual)[place])
+
+
+def _comes_from(node: str, operator: str) -> bool:
+    named = _NAMED.match(node)
+    if named is None or _NO_OPERATOR.match(operator):
+        return True
+    one, two = vocabulary.plain(named[1]), vocabulary.plain(operator)
+    return one.startswith(two) or two.startswith(one)
+
+
+def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
+    """Operators that run inside what hardly another of their kind runs; of how many."""
+    operator = calls.kind == Kind.OP
+    looked_through = LOOKED_THROUGH[structure.role]
+    rows = np.flatnonzero(operator & ~looked_through)
+    above = calls.parent[rows]
+    within = (above >= 0) & operator[np.maximum(above, 0)]
+    shapes = int(calls.dims.max(initial=0)) + 1
+    known, shaped = np.unique(
+        calls.name[rows].astype(np.int64) * shapes + calls.dims[rows], return_inverse=True
+    )
+    # A sum of numbers that stand for name and shapes: equal for equal ones, in any order.
+    inside = np.zeros(len(calls), np.uint64)
+    np.add.at(inside, above[within], _mixed(known)[shaped[within]])
+    around = np.where(within, calls.name[np.maximum(above, 0)], -1).astype(np.int64)
+    in_backward = structure.engine[rows] >= 0
+    places = 2 * (len(calls.names) + 1)
+    _, kind = np.unique(shaped * places + 2 * (around + 1) + in_backward, return_inverse=True)
+    all_of = np.bincount(kind, minlength=1)
+    # Most kinds run the same inside throughout: only the others are looked at closely.
+    held = inside[rows]
+    one = np.zeros(len(all_of), np.uint64)
+    one[kind] = held
+    mixed_kind = np.zeros(len(all_of), np.bool_)
+    mixed_kind[kind[held != one[kind]]] = True
+    mixed = np.flatnonzero((mixed_kind & (all_of >= _KIND))[kind])
+    kind, held = kind[mixed], held[mixed]
+    _, both = np.unique(_mixed(kind) ^ held, return_inverse=True)
+    alike = np.bincount(both, minlength=1)[both]
+    unlike = alike < np.maximum(_RULE * all_of[kind], 2)
+    return int(unlike.sum()), len(rows)
+
+
+def _shapes_missing(calls: Calls) -> tuple[int, int]:
+    """Operators without shapes where most of the same name have them; of how many."""
+    rows = np.flatnonzero(calls.kind == Kind.OP)
+    name, shaped = calls.name[rows], calls.dims[rows] > 0
+    of_name = np.bincount(name, minlength=1)
+    with_shapes = np.bincount(name[shaped], minlength=len(of_name))
+    missing = ~shaped & (2 * with_shapes[name] > of_name[name])
+    return int(missing.sum()), len(rows)
+
+
+def _mixed(numbers: Ints) -> npt.NDArray[np.uint64]:
+    """Each number spread over 64 bits, as splitmix64 does; equal for equal ones alone."""
+    mixed = numbers.astype(np.uint64)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    return mixed

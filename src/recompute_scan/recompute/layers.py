@@ -1,0 +1,427 @@
+"""The layers of the model: which are checkpointed, and which are alike.
+
+The blocks of the forward pass, which a person calls layers, and which are the same layer.
+
+A block is a checkpointed sequence, or a sequence of the same forward pass that looks like one
+and was not recomputed. Where checkpoints nest with different boundaries (the whole model round
+its layers, a layer around its halves), the blocks are the outermost sequences that repeat.
+
+What looks like a checkpointed block, and what repeats where nothing is checkpointed.
+
+Layers of another kind than the checkpointed blocks: those of a decoder behind an encoder.
+
+What looks like no block is no lookalike of one. It is a layer all the same where the forward pass
+has it again and again; it has a stem and a head once, however long they are. What is much shorter
+than a block may be one of several heads, unless it attends.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.numpy_tools import median, places_of
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.boundaries import Node, Span, forest
+from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.roles import OperatorCodes
+from recompute_scan.result import Checkpoint
+from recompute_scan.trace.calls import Calls
+from recompute_scan.trace.columns import Bool, Int64
+
+# Sequences shorter than this look like too much else, unless they stand in a row with blocks.
+SHORTEST_LOOKALIKE = 3
+# One operator alone is like too many even there.
+_SHORTEST_IN_ROW = 2
+# A repeated pattern must make up this much of a forward pass to be its layers.
+REPEATS_COVER = 0.5
+
+
+def patterns_of(spans: Sequence[Span], code: Int64) -> list[Int64]:
+    """The different sequences of these, as codes of operators, the longest first."""
+    distinct: dict[bytes, Int64] = {}
+    for span in spans:
+        pattern = code[span.first : span.last + 1]
+        if len(pattern) >= _SHORTEST_IN_ROW:
+            distinct.setdefault(pattern.tobytes(), pattern)
+    # The longest first, so that a sequence is claimed whole.
+    return sorted(distinct.values(), key=len, reverse=True)
+
+
+def lookalikes(
+    patterns: Sequence[Int64], known: Sequence[Span], code: Int64, counted: Bool, here: Int64
+) -> list[Span]:
+    """Sequences of one forward pass that look like a block, lie in none and have a backward.
+
+    Args:
+        patterns: What blocks look like.
+        known: The blocks of this forward pass.
+        code: One number per operator of all forward passes.
+        counted: Which of these have a backward.
+        here: Places of this forward pass's.
+    """
+    taken = np.zeros(len(code), np.bool_)
+    for span in known:
+        taken[span.first : span.last + 1] = True
+    found: list[Span] = []
+    first, last = int(here[0]), int(here[-1])
+    for pattern in patterns:
+        starts = np.flatnonzero(code[first : last + 1] == pattern[0]) + first
+        if len(pattern) < SHORTEST_LOOKALIKE:
+            starts = _in_row(starts, pattern, known, code)
+        for start in starts:
+            stop = int(start) + len(pattern)
+            if stop - 1 > last or taken[start:stop].any() or not counted[start:stop].any():
+                continue
+            if np.array_equal(code[start:stop], pattern):
+                taken[start:stop] = True
+                found.append(Span(int(start), stop - 1, ()))
+    return found
+
+
+def _in_row(starts: Int64, pattern: Int64, known: Sequence[Span], code: Int64) -> Int64:
+    """Those starts of the pattern that follow on its blocks no further off than these stand apart,
+    in either direction.
+    """
+    length = len(pattern)
+    starts = starts[starts <= len(code) - length]
+    for place, kind in enumerate(pattern):
+        starts = starts[code[starts + place] == kind]
+    alike = starts.tolist()
+    row = {span.first for span in known}.intersection(alike)
+    far = min(np.diff(np.array(sorted(row), np.int64)).tolist(), default=length)
+    for order in (alike, alike[::-1]):
+        last = -1 - far
+        for start in order:
+            if start in row or length <= abs(start - last) <= far:
+                row.add(start)
+                last = start
+    return np.array(sorted(row), np.int64)
+
+
+def repeats(code: Int64, here: Int64) -> list[Span]:
+    """The layers of a forward pass without checkpoints: its longest repeated pattern."""
+    part = code[here]
+    best: tuple[int, int, int] | None = None  # operators covered, start, period
+    for period in _likely_periods(part):
+        equal = np.concatenate(([False], part[period:] == part[:-period], [False]))
+        edges = np.flatnonzero(equal[1:] != equal[:-1])
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            covered = (int(end - begin) // period + 1) * period
+            if end - begin >= period and (best is None or covered > best[0]):
+                best = (covered, int(begin), period)
+    if best is None or best[0] < REPEATS_COVER * len(part):
+        return []
+    covered, begin, period = best
+    return [
+        Span(int(here[start]), int(here[start + period - 1]), ())
+        for start in range(begin, begin + covered, period)
+    ]
+
+
+def _likely_periods(part: Int64) -> list[int]:
+    """Distances at which operators of the rarest repeated kinds return, commonest first."""
+    order = part.argsort(kind="stable")
+    same = part[order][1:] == part[order][:-1]
+    distances = np.diff(order)[same]
+    distances = distances[distances >= SHORTEST_LOOKALIKE]
+    values, times = np.unique(distances, return_counts=True)
+    return [int(value) for value in values[np.argsort(-times, kind="stable")][:12]]
+
+
+_Key = tuple[str, int]
+# Two layers of one kind differ at most by this in their number of operators.
+LIKE = 0.2
+
+
+class Block(Struct, frozen=True):
+    """One block in one forward pass.
+
+    Attributes:
+        span: Its operators and the checkpoints with its boundary.
+        checkpoints: All checkpoints around it, outermost first; empty when there is none.
+        batch: The forward pass it belongs to (``Counts.batch``).
+        parts: What checkpoints inside it enclose, with all that are around that; what is in
+            another comes after it.
+    """
+
+    span: Span
+    checkpoints: tuple[Checkpoint, ...]
+    batch: int
+    parts: tuple[Block, ...] = ()
+
+    @property
+    def places(self) -> slice:
+        """Positions of its operators in ``Counts``."""
+        return slice(self.span.first, self.span.last + 1)
+
+
+def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
+    """The blocks of every forward pass, in forward order."""
+    code = OperatorCodes(calls)[counts.rows]
+    passes = forward_passes(counts)
+    spans_of: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if counts.counted[span.first : span.last + 1].any():
+            spans_of[int(counts.batch[span.first])].append(span)
+    blocks: list[Block] = []
+    around: list[Block] = []
+    for batch in sorted(passes):
+        blocks += _blocks_of(forest(spans_of[batch]), code, batch, around)
+    return with_lookalikes(blocks, counts, code, around)
+
+
+def with_lookalikes(
+    checkpointed: Sequence[Block], counts: Counts, code: Int64, around: Sequence[Block] = ()
+) -> list[Block]:
+    """The blocks under checkpoints, with those that look like them, in forward order.
+
+    Without any, the layers are what repeats.
+
+    Args:
+        checkpointed: The blocks under checkpoints, of all forward passes.
+        counts: The operators of all forward passes.
+        code: One number per operator, equal for operators that are alike.
+        around: What checkpoints around several of them enclose, outer ones first: they are around
+            what looks like a block there, too.
+    """
+    patterns = patterns_of([block.span for block in checkpointed], code)
+    alike: list[Block] = []
+    blocks_of = by_pass(checkpointed)
+    for batch, here in forward_passes(counts).items():
+        if checkpointed:
+            mine = [block.span for block in blocks_of[batch]]
+            spans = lookalikes(patterns, mine, code, counts.counted, here)
+        else:
+            spans = repeats(code, here)
+        alike += [Block(span, (), batch) for span in spans]
+    return sorted((*checkpointed, *_enclosed(alike, around)), key=lambda block: block.span.first)
+
+
+def by_pass(blocks: Sequence[Block]) -> dict[int, list[Block]]:
+    """The blocks of each forward pass, by its number; a pass without any has an empty list."""
+    found: dict[int, list[Block]] = defaultdict(list)
+    for block in blocks:
+        found[block.batch].append(block)
+    return found
+
+
+def forward_passes(counts: Counts) -> dict[int, Int64]:
+    """Places of the counted operators of each forward pass, by its number."""
+    counted = np.flatnonzero(counts.counted)
+    places = places_of(counts.batch[counted])
+    return {batch: counted[mine] for batch, mine in places.items()}
+
+
+def _enclosed(blocks: Sequence[Block], around: Sequence[Block]) -> Iterator[Block]:
+    """The blocks, with the checkpoints of those of ``around`` that hold them; none overlap."""
+    waiting = sorted(around, key=lambda wide: (-wide.span.first, wide.span.last))
+    holding: list[Block] = []
+    for block in sorted(blocks, key=lambda block: block.span.first):
+        first, last = block.span.first, block.span.last
+        while waiting and waiting[-1].span.first <= first:
+            wide = waiting.pop()
+            while holding and holding[-1].span.last < wide.span.last:
+                holding.pop()
+            holding.append(wide)
+        while holding and holding[-1].span.last < last:
+            holding.pop()
+        checkpoints = [one for wide in holding for one in wide.checkpoints]
+        yield replace(block, checkpoints=numbered(checkpoints))
+
+
+def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) -> list[Block]:
+    """The blocks of one forward pass; to ``wide`` is added what is around several of them."""
+    everything: list[Span] = []
+
+    def collect(node: Node) -> None:
+        everything.append(node.span)
+        for child in node.children:
+            collect(child)
+
+    for node in nodes:
+        collect(node)
+
+    def choose(node: Node) -> list[Block]:
+        if not node.children or any(_alike(node.span, other, code) for other in everything):
+            return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
+        # Were it around one of them and little else, they would be one span.
+        module = node.span.module_class
+        around = tuple(
+            replace(one, around="several", module_class=module) for one in node.span.checkpoints
+        )
+        wide.append(Block(node.span, around, batch))
+        return [_within(around, block) for child in node.children for block in choose(child)]
+
+    return [_numbered(block) for node in nodes for block in choose(node)]
+
+
+def _parts(node: Node, batch: int) -> tuple[Block, ...]:
+    found: list[Block] = []
+    for child in node.children:
+        own = tuple(replace(checkpoint, around="part") for checkpoint in child.span.checkpoints)
+        inside = (Block(child.span, own, batch), *(_within(own, x) for x in _parts(child, batch)))
+        found += (_within(node.span.checkpoints, block) for block in inside)
+    return tuple(found)
+
+
+def _within(around: tuple[Checkpoint, ...], block: Block) -> Block:
+    """The block, with these around it too."""
+    parts = tuple(_within(around, part) for part in block.parts)
+    return replace(block, checkpoints=around + block.checkpoints, parts=parts)
+
+
+def _numbered(block: Block) -> Block:
+    parts = tuple(map(_numbered, block.parts))
+    return replace(block, checkpoints=numbered(block.checkpoints), parts=parts)
+
+
+def numbered(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """The same, outermost first, with their depths."""
+    return tuple(replace(one, depth=depth) for depth, one in enumerate(checkpoints))
+
+
+def _alike(one: Span, other: Span, code: Int64) -> bool:
+    """Do two disjoint spans begin alike and have about the same length?"""
+    if other.first <= one.last and one.first <= other.last:
+        return False
+    if abs(one.length - other.length) > LIKE * max(one.length, other.length):
+        return False
+    head = min(one.length, other.length, 8)
+    return bool(
+        np.array_equal(code[one.first : one.first + head], code[other.first : other.first + head])
+    )
+
+
+def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[list[Block]]:
+    """The blocks of all forward passes, grouped into layers, in forward order.
+
+    The same layer in another pass is the block with the same module name, else with the same
+    operators; the first such, the second such, … of each pass belong together. A model can be
+    called twice before its backward pass: where a module's name comes again behind others, it is
+    the same layer, and where it comes again at once, the next of several that share weights.
+    """
+    groups: dict[_Key, list[Block]] = defaultdict(list)
+    places: dict[_Key, list[int]] = defaultdict(list)
+    seen: dict[tuple[int, str], int] = defaultdict(int)
+    order: dict[int, int] = defaultdict(int)
+    before: tuple[int, str | None] = (-1, None)
+    for block in blocks:
+        module = block.span.module
+        identity = module or operators_of(calls, counts, block)
+        if module is not None and before != (block.batch, module):
+            seen[block.batch, identity] = 0
+        before = block.batch, module
+        key = (identity, seen[block.batch, identity])
+        seen[block.batch, identity] += 1
+        groups[key].append(block)
+        places[key].append(order[block.batch])
+        order[block.batch] += 1
+    in_order = sorted(groups, key=lambda key: (min(places[key]), key))
+    return [part for key in in_order for part in _one_layer_each(counts, groups[key])]
+
+
+def operators_of(calls: Calls, counts: Counts, block: Block) -> str:
+    """The names of a block's operators, a line each."""
+    return "\n".join(counts.names(calls, block.places))
+
+
+def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
+    """The blocks apart where one step shows them to be those of several layers.
+
+    Two models can have modules of one name: their checkpoints were asked for elsewhere, or run
+    differently often in one step.
+    """
+    kinds: dict[tuple[object, float], list[Block]] = defaultdict(list)
+    steps: dict[int, set[tuple[object, float]]] = defaultdict(set)
+    highest = counts.highest_of([block.places for block in blocks])
+    for block, number in zip(blocks, highest, strict=True):
+        sites = tuple(checkpoint.call_site for checkpoint in block.checkpoints)
+        kind = (sites, number)
+        kinds[kind].append(block)
+        steps[int(counts.step[block.places].max())].add(kind)
+    apart = any(len(found) > 1 for found in steps.values())
+    return list(kinds.values()) if apart else [blocks]
+
+
+# As much of a block's operators in a row is a layer, or most of one.
+_PART = 0.5
+# What takes less of a forward pass is no layer.
+_SHARE = 0.05
+# One alone may be what a head pools by.
+_ATTENTIONS = 2
+_PRODUCT_OF_TWO = re.compile(r"aten::(matmul|bmm|baddbmm|einsum)$")
+
+
+def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool:
+    """Are there layers that look like none of the blocks?"""
+    code = OperatorCodes(calls)[counts.rows]
+    blocks_of = by_pass(blocks)
+    seen = set[bytes]()
+    for batch, here in forward_passes(counts).items():
+        kinds = code[here].tobytes()
+        if batch in blocks_of and kinds not in seen:
+            seen.add(kinds)
+            inside = np.zeros(len(code), np.bool_)
+            for block in blocks_of[batch]:
+                inside[block.places] = True
+            beside = _beside(code, counts, here, inside[here], blocks_of[batch])
+            if beside or _attend(calls, counts, here, inside[here]):
+                return True
+    return False
+
+
+def _attend(calls: Calls, counts: Counts, here: Int64, covered: Bool) -> bool:
+    """Is there attention outside of the blocks, more than once?"""
+    weight = counts.weight[here]
+    if weight[~covered].sum() < _SHARE * weight.sum():
+        return False
+    every = counts.names(calls, slice(None))
+    names = [every[place] for place in here.tolist()]
+    kinds = {name: vocabulary.family_of(name) for name in {*names}}
+    products = [at for at, name in enumerate(names) if kinds[name][0] == "gemm"]
+    found = 0
+    for at in np.flatnonzero(~covered).tolist():
+        family, kind = kinds[names[at]]
+        if family == "softmax":
+            # Attention in parts: of two products, with the softmax of the first between them.
+            after = bisect_left(products, at)
+            around = [names[place] for place in products[max(after - 1, 0) : after + 1]]
+            found += len(around) == 2 and all(map(_PRODUCT_OF_TWO.match, around))
+        found += kind == "attention"
+    return found >= _ATTENTIONS
+
+
+def _beside(
+    code: Int64, counts: Counts, here: Int64, covered: Bool, blocks: Sequence[Block]
+) -> bool:
+    """Does what is as long as half a block return outside of the blocks?"""
+    # Of what has a backward, as much as half a block.
+    starts = here.searchsorted(sorted(block.span.first for block in blocks))
+    stops = here.searchsorted(sorted(block.span.last + 1 for block in blocks))
+    length = max(SHORTEST_LOOKALIKE, round(_PART * median(stops - starts)))
+    cuts = np.flatnonzero(covered[1:] != covered[:-1]) + 1
+    rest = [one for one in np.split(np.arange(len(here)), cuts) if not covered[one[0]]]
+    pieces = [one for one in rest if len(one) >= length]
+    # A model that is called twice has its stem and its head twice, around each row of blocks.
+    ends = np.array([one[-1] for one in pieces], np.int64)
+    rows = len(set(ends.searchsorted(starts).tolist()))
+    most = 1 if rows == len(starts) else rows
+    found: dict[bytes, list[Int64]] = defaultdict(list)
+    for piece in pieces:
+        for place in range(len(piece) - length + 1):
+            window = here[piece[place : place + length]]
+            same = found[code[window].tobytes()]
+            if not same or same[-1][-1] < window[0]:
+                same.append(window)
+    whole = float(counts.weight[here].sum())
+    return any(
+        len(same) > most and counts.weight[np.concatenate(same)].sum() >= _SHARE * whole
+        for same in found.values()
+    )

@@ -1,0 +1,279 @@
+"""Everything about recomputes in one trace: the fact that cost, findings and report build on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cached_property
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.numpy_tools import places_of
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Alignment, align
+from recompute_scan.recompute.annotated import Annotations, count_by_marks, read_annotations
+from recompute_scan.recompute.attention.evidence import (
+    KernelEvidence,
+    hides_backward,
+    read_kernels,
+    settle,
+)
+from recompute_scan.recompute.boundaries import spans_from_annotations, spans_from_recomputes
+from recompute_scan.recompute.by_design import (
+    DesignedRun,
+    find_by_design,
+    left_unexplained,
+    part_own_runs,
+    rows_of,
+    with_design,
+)
+from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
+from recompute_scan.recompute.collectives import Collectives, find_collectives
+from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
+from recompute_scan.recompute.frames import (
+    Recognise,
+    has_frames,
+    name_blocks,
+    spans_from_frames,
+    with_frames,
+)
+from recompute_scan.recompute.layers import Block, find_blocks, group_blocks
+from recompute_scan.recompute.own_work import find_own_work, without_gradients
+from recompute_scan.recompute.roles import Role, Structure, classify
+from recompute_scan.recompute.verdict import (
+    HIDDEN_BY_COMPILER,
+    MOSTLY_COMPILED,
+    Compiled,
+    Judgement,
+    as_designed,
+    find_compiled_backward,
+    judge,
+    with_marks,
+)
+from recompute_scan.recompute.work import Work, measure
+from recompute_scan.result import EvidenceLevel
+from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+
+
+class RecomputeFacts(Struct, frozen=True, dict=True):
+    """What ran again in one trace.
+
+    Attributes:
+        trace: The trace.
+        calls: Its host calls, nested.
+        structure: Role of each call.
+        kernels: Device work with its launches.
+        work: Time of each call on the device that it kept busy.
+        steps: Steps, in order.
+        complete: For each step: does it hold a forward pass with its backward?
+        alignment: The recomputes.
+        counts: Multiplicity per forward operator.
+        annotations: The run wrapper's annotations, or ``None``.
+        blocks: Blocks of every forward pass, in forward order.
+        plain: Forward operators by name, counted without the match.
+        judgement: The verdict.
+        level: What the verdict rests on.
+        compiled: The compiled part of the backward pass; ``None`` where nothing of it is compiled.
+        attention: What attention's kernels say, where operators alone could not answer; the
+            verdict rests on it only where ``level`` is ``kernels``.
+        framed: Whether Python frames told the checkpoint call sites.
+        by_design: What runs again in other functions' gradients, without a checkpoint.
+    """
+
+    trace: Trace
+    calls: Calls
+    structure: Structure
+    kernels: Kernels
+    work: Work
+    steps: tuple[StepSpan, ...]
+    complete: Bool
+    alignment: Alignment
+    counts: Counts
+    annotations: Annotations | None
+    blocks: tuple[Block, ...]
+    plain: PlainCounts
+    judgement: Judgement
+    level: EvidenceLevel
+    compiled: Compiled | None
+    attention: KernelEvidence | None
+    framed: bool = False
+    by_design: tuple[DesignedRun, ...] = ()
+
+    @cached_property
+    def designed(self) -> Int64:
+        """Rows of all calls that run again by design."""
+        return rows_of(self.by_design)
+
+    @property
+    def complete_count(self) -> int:
+        """Number of complete steps."""
+        return int(self.complete.sum())
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """The collectives of complete steps, and those that recomputes repeat."""
+        return find_collectives(
+            self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
+        )
+
+    @cached_property
+    def layers(self) -> list[list[Block]]:
+        """The blocks of all forward passes, grouped into layers, in forward order."""
+        return group_blocks(self.calls, self.counts, self.blocks)
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether FSDP is at work."""
+        return bool(len(self.calls.named(vocabulary.SHARDING)))
+
+    def ran_again(self, pattern: re.Pattern[str]) -> int:
+        """How many calls whose name matches from its beginning were recomputed."""
+        named = self.calls.matching(pattern)[self.calls.name]
+        return sum(int(named[each.again[each.ran]].sum()) for each in self.alignment.recomputes)
+
+
+def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
+    """Find the recomputes of a trace and judge them.
+
+    Args:
+        trace: The trace.
+        recognise: Names the mechanism that asks from a place in code; with it, Python frames in
+            a trace without annotations tell each checkpoint's call site.
+    """
+    calls = nest(trace)
+    structure = classify(calls)
+    trace = replace(trace, health=trace.health | check_soundness(calls, structure))
+    kernels = link_kernels(trace, calls)
+    work = measure(calls, structure, kernels)
+    steps = join_steps(calls, structure, find_steps(calls))
+    starts = np.sort(np.array([step.start for step in steps], np.int64))
+    alignment = align(calls, structure, work, starts)
+    alignment, own_runs = part_own_runs(calls, structure, work, alignment)
+    alignment = without_gradients(alignment, find_own_work(calls, structure, alignment))
+    complete = complete_steps(calls, alignment, steps, trace.cut_at)
+    counts = count(calls, structure, work, alignment, steps, complete)
+    trace = replace(trace, health=trace.health | check_steps(calls, counts))
+    annotations = read_annotations(calls, structure, alignment)
+    if annotations is not None:
+        spans = spans_from_annotations(calls, structure, annotations)
+    else:
+        spans = spans_from_recomputes(calls, structure, alignment)
+    framed = []
+    if annotations is None and recognise is not None and has_frames(trace):
+        framed = spans_from_frames(trace, calls, alignment, recognise)
+        spans = with_frames(spans, framed)
+    blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
+    plain = count_plainly(trace, calls, structure, alignment)
+    compiled = find_compiled_backward(calls, structure)
+    by_design = find_by_design(trace, calls, structure, kernels, alignment.again)
+    rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))
+    any_kernel = bool((trace.kind[kernels.event] == Kind.KERNEL).any())
+    marked = None
+    if annotations is not None:
+        marked = count_by_marks(calls, structure, alignment, annotations)
+    in_hooks = annotations.in_hooks if annotations is not None else 0
+    judgement = judge(
+        calls, structure, counts, blocks, rest, plain, compiled, any_kernel, marked, in_hooks
+    )
+    if marked is not None and judgement.by_marks:
+        counts = with_marks(counts, marked)
+    if judgement.by_design:
+        counts = as_designed(counts, alignment)
+    by_design = (*by_design, *own_runs)
+    judgement = with_design(judgement, by_design, float(counts.weight[counts.counted].sum()))
+    hidden = hides_backward(trace, calls, structure, kernels)
+    attention = None
+    if hidden or judgement.verdict == "inconclusive":
+        attention = _count_kernels(trace, calls, kernels)
+    by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
+    if hidden and attention is not None and not attention.judgement.highest:
+        # Graphs of compiled code: attention clears them no more than without graphs.
+        hidden = compiled is None or compiled.share < MOSTLY_COMPILED
+        judgement = judgement if hidden else Judgement("inconclusive", HIDDEN_BY_COMPILER)
+    level, judgement = _weigh(by_operators, judgement, attention, hidden, calls, structure)
+    return RecomputeFacts(
+        trace=trace,
+        calls=calls,
+        structure=structure,
+        kernels=kernels,
+        work=work,
+        steps=tuple(steps),
+        complete=complete,
+        alignment=alignment,
+        counts=counts,
+        annotations=annotations,
+        blocks=blocks,
+        plain=plain,
+        judgement=judgement,
+        level=level,
+        compiled=compiled,
+        attention=attention,
+        framed=bool(framed),
+        by_design=by_design,
+    )
+
+
+def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
+    """What attention's kernels say, as far as the kernels around them bear it out."""
+    attention = read_kernels(trace, calls, kernels)
+    return attention and settle(trace, kernels, attention)
+
+
+def _weigh(
+    by_operators: EvidenceLevel,
+    judgement: Judgement,
+    attention: KernelEvidence | None,
+    hidden: bool,
+    calls: Calls,
+    structure: Structure,
+) -> tuple[EvidenceLevel, Judgement]:
+    """The verdict by operators, or by attention's kernels where operators do not show the work.
+
+    Beside a backward pass that operators show in part, attention that does not run again proves
+    nothing: a compiler, like a selective checkpoint, may recompute all but attention.
+    """
+    nothing_else = not len(structure.rows(Role.BACKWARD))
+    if not (calls.kind == Kind.OP).any():
+        by_operators = "kernels"
+    if hidden and judgement.verdict != "doubled":
+        if attention is None or attention.judgement.verdict == "inconclusive":
+            return by_operators, Judgement(
+                "inconclusive",
+                "Most of the backward pass runs in graph launches, whose operators are not in "
+                "the trace.",
+            )
+        return "kernels", attention.judgement
+    if judgement.verdict != "inconclusive" or attention is None:
+        return by_operators, judgement
+    if nothing_else or attention.judgement.highest:
+        return "kernels", attention.judgement
+    return by_operators, judgement
+
+
+def highest_of_steps(facts: RecomputeFacts) -> dict[int, float | None]:
+    """Highest multiplicity that matters, by the number of each complete step.
+
+    ``None`` where a step's attention kernels cannot be read.
+    """
+    if facts.level == "kernels":
+        steps = facts.attention.steps if facts.attention else ()
+        return {step.span.index: step.highest for step in steps}
+    counts = facts.counts
+    highest: dict[int, float | None] = {}
+    counted = np.flatnonzero(counts.counted)
+    for place, mine in places_of(counts.step[counted]).items():
+        if place >= 0:
+            highest[facts.steps[place].index] = counts.highest(counted[mine])
+    return highest
+
+
+def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
+    """The steps whose highest multiplicity is not the commonest one, with theirs."""
+    found = highest_of_steps(facts)
+    if not found:
+        return {}
+    (commonest, _), *_ = Counter(found.values()).most_common()
+    return {step: value for step, value in found.items() if value != commonest}

@@ -1,0 +1,665 @@
+"""Whose code a call comes from: mechanism, module and line.
+
+Whose code a frame runs: the user's own, another project's within it, a library's, or nobody's.
+
+Where a file lies says most of it. What lies under ``site-packages``, or in any folder to which pip
+installed something, is a library's, but for the package that the program itself was started from:
+who installs a project and runs ``python -m project.train`` wrote that project. What lies elsewhere
+is the user's, but for copies of other projects that are kept in the tree.
+
+Which line of the user's code is behind a call, the ``file:line`` shown to a person, and the
+statement that holds it.
+
+Remembers where checkpointing was switched on, for the ways that are not a direct call.
+
+torch's checkpoint wrapper, composable checkpoint and the libraries' enable methods are switched
+on once and act later, in library code; others read a settings object that the script made. The
+entry points are wrapped right after their module is imported; nothing is imported here for
+their sake.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from recompute_scan.fidelity.state import named_parts
+from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks.base import Mechanism
+from recompute_scan.frameworks.registry import MECHANISMS, framework_files, matches, recognise
+from recompute_scan.record.configuration import Made, SourceLine, given_at, variables
+from recompute_scan.record.execute import run_program
+from recompute_scan.record.isolation import Call, Guard, Patches, after_import
+from recompute_scan.record.modules import unwrapped
+from recompute_scan.result.run_record import Source, SwitchedOn, source_lines
+
+# How IPython names cells at a terminal; in Jupyter they have names of files.
+_IPYTHON = "<ipython-input-"
+_SITE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_NOBODYS = tuple(
+    str(Path(path).parent) + os.sep for path in (torch.__file__, Path(__file__).parent)
+)
+_PYTHONS = tuple(
+    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}  # noqa: PTH118
+)
+# Where projects keep copies of others.
+_COPIES = frozenset(
+    {"_vendor", "extern", "external", "externals", "submodules", "third_party", "thirdparty"}
+    | {"3rdparty", "vendor", "vendored"}
+)
+
+
+class Owner(IntEnum):
+    """Whose code it is; of several frames on a stack, one of the highest is shown."""
+
+    NOBODY = 0
+    LIBRARY = 1
+    COPY = 2
+    USER = 3
+
+
+class Ownership:
+    """Tells whose code a frame runs, and remembers it by file.
+
+    Args:
+        start: The folder that the program was started in.
+    """
+
+    def __init__(self, start: Path) -> None:
+        self._start = start
+        self._known: dict[tuple[str, str], Owner] = {}
+        self._main: object = None
+
+    def of(self, frame: FrameType) -> Owner:
+        """Whose code this frame runs."""
+        main = sys.modules.get("__main__")
+        if main is not self._main:  # the program has begun since
+            self._main = main
+            self._known.clear()
+        key = str(frame.f_globals.get("__name__") or ""), frame.f_code.co_filename
+        owner = self._known.get(key)
+        if owner is None:
+            owner = self._known[key] = _owner(*key, main, self._start)
+        return owner
+
+
+def is_library(module: str, file: str) -> bool:
+    """Whether code of this module and file is Python's, torch's or another library's."""
+    owner = _owner(module, file, sys.modules.get("__main__"), Path.cwd())
+    return owner < Owner.COPY or _is_framework(module.partition(".")[0], file)
+
+
+def _owner(module: str, file: str, main: object, start: Path) -> Owner:
+    if file.startswith("<") and not file.startswith(_IPYTHON):
+        return Owner.NOBODY
+    if file.startswith(_NOBODYS):
+        return Owner.NOBODY
+    package = module.partition(".")[0]
+    if site_folder(file) is not None:
+        own = _programs_package(main)
+        return Owner.USER if own and package in (own, "__main__") else Owner.LIBRARY
+    if file.startswith(_PYTHONS):
+        return Owner.NOBODY
+    if file == getattr(main, "__file__", None) and _installed_starter(main):
+        return Owner.NOBODY
+    if _is_framework(package, file) or _is_copy(start / file, start):
+        return Owner.COPY
+    return Owner.USER
+
+
+def site_folder(file: str) -> str | None:
+    """The folder into which pip installed this file; ``None`` for a file that it did not."""
+    for marker in _SITE_FOLDERS:
+        if marker in file:
+            return file[: file.rindex(marker) + len(marker)]
+    return _target_folder(Path(file))
+
+
+@cache
+def _target_folder(file: Path) -> str | None:
+    """The folder around this file that pip was given as a ``--target``, with this file in it."""
+    for folder in file.parents if file.is_absolute() else ():
+        if file.relative_to(folder).parts[0] in _installed_in(folder):
+            return os.path.join(folder, "")  # noqa: PTH118 - with a separator at its end
+    return None
+
+
+@cache
+def _installed_in(folder: Path) -> frozenset[str]:
+    """First parts of the paths that pip installed in this very folder.
+
+    A distribution's ``RECORD`` lists its files
+    (https://packaging.python.org/en/latest/specifications/recording-installed-packages/).
+    """
+    found = set()
+    with suppress(OSError):
+        for notes in folder.glob("*.dist-info"):
+            found.add(notes.name.partition("-")[0])
+            with suppress(OSError):
+                lines = (notes / "RECORD").read_text("utf-8", "replace").splitlines()
+                found |= {line.partition(",")[0].partition("/")[0] for line in lines}
+    return frozenset(found)
+
+
+@cache
+def _is_framework(package: str, file: str) -> bool:
+    """Is the file a framework's, as the files beside it say, wherever it is kept?"""
+    files = framework_files(package)
+    root, found, _ = file.rpartition(f"{os.sep}{package}{os.sep}")
+    return bool(found) and any(Path(root, path).exists() for path in files)
+
+
+@cache
+def _is_copy(file: Path, start: Path) -> bool:
+    """Is the file part of another project that is kept inside the user's tree?"""
+    inner = file.relative_to(start).parts[:-1] if file.is_relative_to(start) else ()
+    if _COPIES.intersection(inner):
+        return True
+    return any(Path(start, *inner[:depth], ".git").exists() for depth in range(1, len(inner) + 1))
+
+
+def _programs_package(main: object) -> str:
+    """The package that the program was started from; empty where it is a plain script."""
+    spec = getattr(main, "__spec__", None)
+    package = str(spec.name).partition(".")[0] if spec is not None else _installed_starter(main)
+    return "" if framework_files(package) else package
+
+
+def _installed_starter(main: object) -> str:
+    """The package of a command that pip installed, if this program is one; else empty.
+
+    Such a script lies in a folder of programs and calls a function of a package that is installed
+    for the same Python.
+    """
+    file = getattr(main, "__file__", None)
+    if not isinstance(main, ModuleType) or not file:
+        return ""
+    folder = Path(file).absolute().parent
+    if folder.name not in ("bin", "Scripts"):
+        return ""
+    for module, where in _called(main):
+        if site_folder(where) is not None and Path(where).is_relative_to(folder.parent):
+            return module.partition(".")[0]
+    return ""
+
+
+def _called(main: ModuleType) -> Iterator[tuple[str, str]]:
+    """Modules, with their files, of the functions that a program has imported."""
+    for value in list(vars(main).values()):
+        module = getattr(value, "__module__", None) if callable(value) else None
+        file = getattr(sys.modules.get(module), "__file__", None) if module else None
+        if module and file:
+            yield str(module), str(file)
+
+
+CONTEXT = 3
+
+
+def statement_at(path: Path, line: int) -> Source | None:
+    """The innermost statement that spans ``line``, with three lines around it.
+
+    ``None`` where the file cannot be read or parsed, or has no statement there.
+
+    Args:
+        path: A Python file.
+        line: Line number, from 1.
+    """
+    try:
+        # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
+        kept = str(path) in linecache.cache and not path.exists()
+        if kept:
+            text = "".join(linecache.getlines(str(path)))
+        else:
+            with tokenize.open(path) as file:  # by the encoding that it names
+                text = file.read()
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    found = _innermost(tree, line)
+    if found is None:
+        return None
+    statement, alone = found
+    lines = [line.rstrip("\r\n") for line in source_lines(text)]
+    begin, end = statement.lineno, _end(statement)
+    first = max(1, begin - CONTEXT)
+    return Source(
+        first=first,
+        text="\n".join(lines[first - 1 : end + CONTEXT]),
+        begin=begin,
+        end=end,
+        alone=alone,
+        whole_lines=_whole_lines(statement, lines),
+    )
+
+
+def _innermost(tree: ast.AST, line: int) -> tuple[ast.stmt, bool] | None:
+    best: tuple[ast.stmt, bool] | None = None
+    for node in ast.walk(tree):
+        for _, block in ast.iter_fields(node):
+            if not isinstance(block, list):
+                continue
+            for child in block:
+                if not isinstance(child, ast.stmt):
+                    continue
+                if child.lineno <= line <= (child.end_lineno or child.lineno):
+                    # Breadth first: a later match lies deeper.
+                    best = (child, len(block) == 1 and not isinstance(node, ast.Module))
+    return best
+
+
+def _end(statement: ast.stmt) -> int:
+    """Last line; of a compound statement its header's, the only place left for the line."""
+    body = getattr(statement, "body", None)
+    if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+        return max(statement.lineno, body[0].lineno - 1)
+    return statement.end_lineno or statement.lineno
+
+
+def _whole_lines(statement: ast.stmt, lines: list[str]) -> bool:
+    if hasattr(statement, "body"):
+        return False  # a header cannot go without what hangs on it
+    before = lines[statement.lineno - 1].encode()[: statement.col_offset]
+    last = lines[(statement.end_lineno or statement.lineno) - 1].encode()
+    after = last[statement.end_col_offset :].decode(errors="replace").strip()
+    return not before.strip() and (not after or after.startswith("#"))
+
+
+class CallSites:
+    """Turns frames into sites, and remembers where each one is."""
+
+    def __init__(self, start_folder: Path) -> None:
+        self._start = start_folder
+        self._ownership = Ownership(start_folder)
+        self._places: dict[str, tuple[Path, int]] = {}
+        # The same lines are asked for in every step, and paths are slow.
+        self._sites: dict[tuple[str, int], str] = {}
+
+    def sources(self) -> dict[str, Source]:
+        """The statement at each site that was named, where its source can be read."""
+        found = {site: statement_at(path, line) for site, (path, line) in self._places.items()}
+        return {
+            site: replace(source, installed=site_folder(str(self._places[site][0])) is not None)
+            for site, source in found.items()
+            if source is not None
+        }
+
+    def switched_on_at(self, frame: FrameType | None) -> str:
+        """The user's line nearest to this frame, for calls that switch a setting on.
+
+        Without one, the nearest line of a project kept in the user's tree; else the outermost of a
+        library. Empty where there is none.
+        """
+        found = self._nearest(frame)
+        return self._site(found[1] if found[0] > Owner.LIBRARY else found[2]) if found else ""
+
+    def called_at(self, frame: FrameType | None) -> str:
+        """The user's line nearest to this frame, for calls that checkpoint.
+
+        Without one, the nearest line of a project kept in the user's tree, else of a library. Empty
+        where there is none.
+        """
+        found = self._nearest(frame)
+        return self._site(found[1]) if found else ""
+
+    def given_at(self, made: Made, mechanism: Mechanism) -> str:
+        """Where the setting of the mechanism has its value from, that this object holds."""
+        path, number = self._places.get(made.site, (Path(), 0))
+        source = statement_at(path, number) if number else None
+        names = {edit.name for edit in mechanism.edits if edit.how in ("keyword", "entry")}
+        found = given_at(made, names, mechanism.variables, source.statement if source else None)
+        if not isinstance(found, SourceLine):
+            return found or made.site
+        if site_folder(found.file) is not None:  # the library's own default
+            return made.site
+        site = f"{self._shown(found.file)}:{found.number}"
+        self._places.setdefault(site, (self._start / found.file, found.number))
+        return site
+
+    def line_of(self, file: str, line: int) -> str:
+        """The site of a line of a file that runs no frame now."""
+        site = f"{_cell(file) or self._shown(file)}:{line}"
+        self._places.setdefault(site, (self._start / file, line))
+        return site
+
+    def file_of(self, site: str) -> str:
+        """The file of a site that was named; empty where it was not."""
+        place = self._places.get(site)
+        return str(place[0]) if place is not None else ""
+
+    def is_users(self, frame: FrameType) -> bool:
+        """Whether the frame runs the user's own code."""
+        return self._ownership.of(frame) == Owner.USER
+
+    def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
+        """The highest owner on the stack, its innermost frame, and the outermost of a library.
+
+        Beyond the start of a backward pass nobody asked for what a recompute calls again, and
+        beyond that of the script all is ours.
+        """
+        best: tuple[Owner, FrameType] | None = None
+        outermost = None
+        while frame is not None and not (_starts_backward(frame) or _starts_script(frame)):
+            owner = self._ownership.of(frame)
+            if owner == Owner.USER:
+                return owner, frame, frame
+            if owner and (best is None or owner > best[0]):
+                best = owner, frame
+            if owner == Owner.LIBRARY:
+                outermost = frame
+            frame = frame.f_back
+        return (*best, outermost or best[1]) if best else None
+
+    def _site(self, frame: FrameType) -> str:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        site = self._sites.get((file, line))
+        if site is None:
+            cell = _cell(file)
+            site = f"{cell or self._shown(file)}:{line}"
+            self._sites[file, line] = site
+            self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
+        return site
+
+    def _shown(self, file: str) -> str:
+        folder = site_folder(file)
+        if folder is not None:
+            return file.removeprefix(folder)
+        path = Path(os.path.normpath(self._start / file))
+        return str(path.relative_to(self._start)) if path.is_relative_to(self._start) else str(path)
+
+
+def _starts_backward(frame: FrameType) -> bool:
+    name = frame.f_code.co_name
+    return name in ("backward", "grad") and frame.f_globals.get("__name__") == "torch.autograd"
+
+
+def _starts_script(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == run_program.__module__
+
+
+def place_of(frame: FrameType) -> str:
+    """``path:function`` of the frame's code, the path as below ``site-packages``."""
+    name = str(frame.f_globals.get("__name__") or "")
+    return f"{_path(name, frame.f_code.co_filename)}:{frame.f_code.co_name}"
+
+
+def places_of(frame: FrameType | None) -> Iterator[str]:
+    """Places of this frame and all above it, innermost first.
+
+    A method has a second place where its object's class is defined elsewhere: a trainer of one
+    library is often a subclass of another's.
+    """
+    while frame is not None:
+        place = place_of(frame)
+        yield place
+        owner = type(variables(frame).get("self"))
+        other = f"{owner.__module__.replace('.', '/')}.py:{frame.f_code.co_name}"
+        if owner is not type(None) and other != place:
+            yield other
+        frame = frame.f_back
+
+
+def top_package(frame: FrameType) -> str:
+    """Name of the package that the frame's code belongs to."""
+    return str(frame.f_globals.get("__name__") or "").partition(".")[0]
+
+
+@cache
+def _path(module: str, file: str) -> str:
+    """Where the module's file is below the folder that it is imported from."""
+    path = file.replace(os.sep, "/")
+    below = module.replace(".", "/")
+    for ending in (f"{below}.py", f"{below}/__init__.py"):
+        if module and path.endswith(f"/{ending}"):
+            return ending
+    return path
+
+
+def _cell(file: str) -> str | None:
+    """``In[3]`` for what IPython or Jupyter compiled from a cell; ``None`` for a file."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or Path(file).is_file():
+        return None
+    try:
+        found = shell.compile.format_code_name(file)  # what its tracebacks say
+    except AttributeError:  # before IPython 7.27
+        return None
+    return str(found[1]) if found else None
+
+
+WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
+
+
+class Switched(Struct, frozen=True):
+    """Where checkpointing was switched on; empty where that is not known.
+
+    Attributes:
+        site: The line, as shown to a person.
+        places: ``path:function`` of the frames that led there, innermost first.
+        asks: Where the checkpoint will be called from; patterns of the mechanism's.
+    """
+
+    site: str = ""
+    places: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+
+
+NOWHERE = Switched()
+_ByModule = MutableMapping[nn.Module, Switched]
+_ByPart = MutableMapping[nn.Module, dict[str, Switched]]
+# What the libraries call the flag by which a model knows that it checkpoints.
+_FLAGS = ("gradient_checkpointing", "grad_checkpointing")
+
+
+class Switches:
+    """By module: each wrapper, each module with a composable checkpoint, each whole model."""
+
+    def __init__(self, sites: CallSites, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
+        self._sites = sites
+        self._wrappers: _ByModule = WeakIdKeyDictionary()
+        self._composable: _ByModule = WeakIdKeyDictionary()
+        self._models: _ByModule = WeakIdKeyDictionary()
+        self._parts: _ByPart = WeakIdKeyDictionary()  # of models, once looked up
+        self._settings: dict[str, Made] = {}
+        self._given: dict[tuple[str, Made], str] = {}
+        self._patches = Patches()
+        self._active = False
+        self.warnings: list[str] = []
+
+    def install(self) -> None:
+        """Watch the entry points, those of modules imported already too."""
+        self._active = True
+        self._after_import(WRAPPER_MODULE, self._watch_wrapper)
+        self._after_import(COMPOSABLE_MODULE, self._watch_composable)
+        # The last that has an entry point is the least specific.
+        for entry, asks in {e: m.asks for m in MECHANISMS for e in m.switches}.items():
+            self._watch_entry(entry, functools.partial(self._model_switched, asks))
+        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
+            self._watch_entry(entry, functools.partial(self._set, entry))
+
+    def remove(self) -> None:
+        """Remember nothing more. What was imported by name meanwhile passes calls through."""
+        self._active = False
+        self._patches.undo()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is switched on in the body is not remembered."""
+        active, self._active = self._active, False
+        try:
+            yield
+        finally:
+            self._active = active
+
+    def of_wrapper(self, wrapper: object) -> Switched:
+        """Where this ``CheckpointWrapper`` was made."""
+        return _get(self._wrappers, wrapper)
+
+    def of_composable(self, module: object) -> Switched:
+        """Where composable ``checkpoint`` was applied to this module."""
+        return _get(self._composable, module)
+
+    def of_model_with(self, module: object, asking: str) -> Switched:
+        """Where the model that holds this module was told to checkpoint, by the way that calls the
+        checkpoint from this place.
+        """
+        if not isinstance(module, nn.Module) or not self._models:
+            return NOWHERE
+        known = self._parts.setdefault(module, {})
+        if asking not in known:
+            holding = (
+                switched
+                for model, switched in self._models.items()
+                if matches(switched.asks, (asking,))
+                and any(unwrapped(part) is module for _, part in named_parts(model))
+            )
+            known[asking] = next(holding, NOWHERE)
+        return known[asking]
+
+    def of_settings(self, mechanism: Mechanism) -> str:
+        """Where the mechanism's setting was last given; empty where nothing holds it."""
+        entry = next((entry for entry in mechanism.settings if entry in self._settings), None)
+        if entry is None:
+            return ""
+        made = self._settings[entry]
+        if (mechanism.name, made) not in self._given:
+            self._given[mechanism.name, made] = self._sites.given_at(made, mechanism)
+        return self._given[mechanism.name, made]
+
+    def still_on(self) -> tuple[SwitchedOn, ...]:
+        """What was switched on and is not off again, each switch once."""
+        on = [
+            *self._wrappers.values(),
+            *self._composable.values(),
+            *(switched for model, switched in self._models.items() if _is_on(model)),
+        ]
+        found = {}
+        for switched in on:
+            mechanism = recognise(switched.asks[0], switched.places)
+            site = self.of_settings(mechanism) or switched.site
+            found[mechanism.name, site] = SwitchedOn(mechanism.name, site)
+        return tuple(found.values())
+
+    def _after_import(self, name: str, watch: Callable[[ModuleType], None]) -> None:
+        def hook(module: ModuleType) -> None:
+            try:
+                watch(module)
+            except Exception as error:  # an import of the user's must not fail because of us
+                self.warnings.append(
+                    f"Call sites of {module.__name__} are not known in this version: {error}"
+                )
+
+        self._patches.add(after_import(name, self._guard.aside(hook)))
+
+    def _watch_wrapper(self, module: ModuleType) -> None:
+        kind = module.CheckpointWrapper
+        original = kind.__init__
+
+        def init(call: Call, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            call(wrapper, *args, **kwargs)
+            self._remember(self._wrappers, wrapper, pytorch.WRAPPER.asks)
+
+        self._patches.replace(kind, "__init__", self._guard.around(original, init))
+
+    def _watch_composable(self, module: ModuleType) -> None:
+        original = module.checkpoint
+
+        def ours(call: Call, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = call(target, *args, **kwargs)
+            self._remember(self._composable, target, pytorch.COMPOSABLE.asks)
+            return result
+
+        checkpoint = self._guard.around(original, ours)  # with `.state`, which its hooks look up
+        self._patches.replace(module, "checkpoint", checkpoint)
+        parent = sys.modules.get(module.__name__.rpartition(".")[0])
+        if parent is not None and getattr(parent, "checkpoint", None) is original:
+            self._patches.replace(parent, "checkpoint", checkpoint)
+
+    def _watch_entry(self, entry: str, called: Callable[[object], None]) -> None:
+        """Watch ``module:Class.method``, ``module:function``, or ``package:*.method``: that of each
+        class in the package's modules.
+        """
+        name, _, path = entry.partition(":")
+        owner, _, function = path.rpartition(".")
+
+        def watch(module: ModuleType) -> None:
+            if not owner:
+                owners: list[Any] = [module]
+            elif owner == "*":
+                owners = _classes_below(module)
+            else:
+                owners = [getattr(module, owner)]
+            for one in owners:
+                self._watch_function(one, function, called)
+
+        self._after_import(name, watch)
+
+    def _watch_function(self, owner: Any, name: str, called: Callable[[object], None]) -> None:
+        original = vars(owner).get(name)
+        if original is None:  # under another name in this version
+            return
+
+        def watched(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with self._guard.part("A call site is not known"):
+                called(next(iter((*args, *kwargs.values())), None))
+            return call(*args, **kwargs)
+
+        self._patches.replace(owner, name, self._guard.around(original, watched))
+
+    def _model_switched(self, asks: tuple[str, ...], model: object) -> None:
+        self._remember(self._models, model, asks)
+
+    def _set(self, entry: str, holder: object) -> None:
+        if self._active:
+            site = self._sites.switched_on_at(sys._getframe(3))
+            self._settings[entry] = Made(site, type(holder))
+
+    def _remember(self, where: _ByModule, module: object, asks: tuple[str, ...]) -> None:
+        if self._active and isinstance(module, nn.Module):
+            frame = sys._getframe(1)
+            where[module] = Switched(
+                self._sites.switched_on_at(frame), tuple(places_of(frame)), asks
+            )
+            self._parts.clear()
+
+
+def _classes_below(package: ModuleType) -> list[type]:
+    """The classes that the package's imported modules define."""
+    inside = f"{package.__name__}."
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(inside)]
+    return [
+        value
+        for module in modules
+        for value in list(vars(module).values())
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+
+
+def _is_on(model: nn.Module) -> bool:
+    """Does a part of the model have its flag set, or was the model itself wrapped?"""
+    flags = [getattr(part, flag, None) for _, part in named_parts(model) for flag in _FLAGS]
+    return True in flags or not any(flag is False for flag in flags)
+
+
+def _get(known: Mapping[nn.Module, Switched], module: object) -> Switched:
+    return known.get(module, NOWHERE) if isinstance(module, nn.Module) else NOWHERE

@@ -1,0 +1,291 @@
+"""Takes checkpoints out in memory: their function is called directly, as if never wrapped.
+
+Only calls that go through ``torch.utils.checkpoint`` can be taken out. What else the call that
+switched them on did (``use_cache``, hooks on the inputs) stays as it is.
+
+Where it can be done from step to step, steps with the fix and without alternate in one process.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+import wrapt
+from msgspec.structs import replace
+
+from recompute_scan.record.checkpoint_calls import recomputes
+from recompute_scan.record.isolation import Call, Guard, Patches, Sheltered, within
+from recompute_scan.record.options import RemovalOptions
+from recompute_scan.record.origins import (
+    Arguments,
+    Origin,
+    Variant,
+    generator_function,
+    reentrant_function,
+    replace_generator,
+)
+from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.torch_versions import inputs
+from recompute_scan.result.run_record import step_has_fix
+
+_NOBODY = Origin()
+
+
+class Askers(Protocol):
+    """Who can say what a checkpoint call is."""
+
+    def asker(
+        self,
+        function: object,
+        args: tuple[object, ...],
+        frame: FrameType | None,
+        options: Sequence[str],
+    ) -> Origin:
+        """Module, mechanism and site of the call whose innermost frame this is."""
+
+
+class Bypass:
+    """Takes out what it is told to, from :meth:`install` on.
+
+    Attributes:
+        calls: How many checkpoint calls were taken out, those in recomputes of others included.
+        active: Whether any is taken out now; to be changed between steps only.
+    """
+
+    def __init__(
+        self,
+        askers: Askers,
+        removals: tuple[RemovalOptions, ...],
+        *,
+        everything: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
+        self._guard = guard or Guard()
+        self._askers = askers
+        self._removals = removals
+        self._everything = everything
+        self._thread = threading.local()
+        self._patches = Patches()
+        self.calls = 0
+        self.active = True
+
+    def install(self) -> None:
+        """Begin; after the probe, whose annotations then show only what stays."""
+        if reentrant_function() is not None:
+            self._catch_reentrant(reentrant_function())
+        if generator_function() is not None:
+            self._catch_non_reentrant(generator_function())
+
+    def remove(self) -> None:
+        """Let every checkpoint be one again."""
+        self._patches.undo()
+
+    def _catch_reentrant(self, function: Any) -> None:
+        original = function.apply
+
+        def apply(call: Call, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
+            if self._passes():
+                return call(run_function, preserve_rng_state, *args)
+            asker = self._asker(run_function, args)
+            if self._takes("reentrant", asker):
+                with self._inside(asker):
+                    return call.instead(run_function, *args)
+            return call(self._always_inside(run_function, asker), preserve_rng_state, *args)
+
+        guarded = self._guard.around(original, apply, named=False)
+        self._patches.replace(function, "apply", staticmethod(guarded))  # hides the inherited one
+
+    def _catch_non_reentrant(self, original: Any) -> None:
+        arguments = Arguments(original)
+
+        def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._passes():
+                return call(function, *args, **kwargs)
+            options = arguments.options((function, *args), kwargs)
+            asker = self._asker(function, inputs(args), options)
+            if self._takes("non-reentrant", asker):
+                return self._plain(asker)
+            inner = call(self._always_inside(function, asker), *args, **kwargs)
+            return within(inner, Sheltered(self._guard, self._inside(asker)))
+
+        replace_generator(self._guard.around(original, generator), self._patches)
+
+    def _passes(self) -> bool:
+        """Whether a call is none of ours to look at."""
+        return False
+
+    def _asker(
+        self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
+    ) -> Origin:
+        """Module, mechanism and site of a call; in a recompute mechanism and site may be those of
+        what is recomputed.
+        """
+        if self._everything:
+            return _NOBODY
+        found = self._askers.asker(function, args, sys._getframe(2), options)
+        if not found.site:
+            outer: Origin = getattr(self._thread, "asker", found)
+            found = replace(outer, module=found.module)
+        return found
+
+    def _takes(self, variant: Variant, asker: Origin) -> bool:
+        depth = getattr(self._thread, "depth", 0)
+        taken = self.active and (
+            self._everything
+            or any(removal.takes(variant, asker, depth) for removal in self._removals)
+        )
+        self.calls += taken
+        return taken
+
+    def _plain(self, asker: Origin) -> Generator[None, None, None]:
+        with Sheltered(self._guard, self._inside(asker)):
+            yield
+
+    def _always_inside(self, function: Callable[..., Any], asker: Origin) -> Callable[..., Any]:
+        """The function of a checkpoint that stays, which knows in recomputes too whose it is."""
+
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with self._inside(asker):
+                return call(*args, **kwargs)
+
+        return self._guard.around(function, run, named=False)
+
+    @contextmanager
+    def _inside(self, asker: Origin) -> Iterator[None]:
+        """One checkpoint deeper, and inside that of this asker."""
+        thread = self._thread
+        depth, enclosing = getattr(thread, "depth", 0), getattr(thread, "asker", _NOBODY)
+        thread.depth, thread.asker = depth + 1, asker
+        try:
+            yield
+        finally:
+            thread.depth, thread.asker = depth, enclosing
+
+
+class Alternation:
+    """Switches a bypass on and off at step boundaries, in the same steps on every rank.
+
+    Timed steps are counted from 0, as
+    :func:`recompute_scan.result.run_record.step_has_fix` wants them. The
+    warm-up has negative numbers, so that both ways have been seen before any is timed; behind the
+    timed steps, or where a rank cannot go on timing, the count goes on.
+    """
+
+    def __init__(self, bypass: Bypass, recorder: Recorder, warmup: int) -> None:
+        self._bypass = bypass
+        self._recorder = recorder
+        self._number = -warmup
+        self._bypass.active = step_has_fix(self._number)
+
+    def settle(self) -> None:
+        """A step has ended: let the GPU end it too.
+
+        Where the host runs ahead of it, what it gained in a step of the one way would shorten one
+        of the other.
+        """
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def next(self) -> None:
+        """The recorder has passed the boundary: the next step begins."""
+        timed = self._recorder.timed
+        self._number = self._number + 1 if timed is None else timed
+        self._bypass.active = step_has_fix(self._number)
+
+
+class PlainFunctions:
+    """Autograd functions of the script's that run something again in their backward, without that:
+    what their forward computes is differentiated by autograd.
+
+    Attributes:
+        names: Those of which that could be done, by name.
+    """
+
+    def __init__(self, bypass: Bypass, guard: Guard) -> None:
+        self._bypass = bypass
+        self._guard = guard
+        self._patches = Patches()
+        self._thread = threading.local()
+        self._taken: dict[str, bool] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that were called run plainly; what is cut off from its inputs does not."""
+        return all(self._taken.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, whole in self._taken.items() if whole)
+
+    def install(self) -> None:
+        """Begin; before the script is imported."""
+        original = vars(torch.autograd.Function).get("apply")
+        if not isinstance(original, classmethod):
+            return  # a torch that has it elsewhere: they stay as they are
+
+        def apply_of(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            return original.__get__(None, kind)(*args, **kwargs)
+
+        def apply(call: Call, kind: Any, *args: Any, **kwargs: Any) -> Any:
+            given = any(callable(one) for one in args)
+            if kwargs or not given or not torch.is_grad_enabled() or not runs_again(kind):
+                return call(kind, *args, **kwargs)
+            return call.instead(self._plainly, kind, args)
+
+        guarded = self._guard.around(apply_of, apply, named=False)
+        self._patches.replace(torch.autograd.Function, "apply", classmethod(guarded))
+        for owner, name in ((torch.no_grad, "__enter__"), (torch.set_grad_enabled, "__init__")):
+            stays_on = self._guard.around(getattr(owner, name), self._stay_on)
+            self._patches.replace(owner, name, stays_on)
+
+    def remove(self) -> None:
+        """Let them be what they are."""
+        self._patches.undo()
+
+    def _stay_on(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        """What switches gradients off does not, in the forward of such a function itself."""
+        result = call(*args, **kwargs)
+        if getattr(self._thread, "inside", False):
+            torch._C._set_grad_enabled(True)
+        return result
+
+    def _plainly(self, kind: Any, args: tuple[Any, ...]) -> Any:
+        def run(function: Any, _: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            inside, self._thread.inside = self._thread.inside, False
+            whole = not needs_gradient(args) or needs_gradient((*given, *named.values()))
+            self._taken[kind.__name__] = self._taken.get(kind.__name__, True) and whole
+            try:
+                with torch.enable_grad():
+                    return function(*given, **named)
+            finally:
+                self._thread.inside = inside
+
+        context: Any = torch.autograd.function.FunctionCtx()
+        context.needs_input_grad = tuple(needs_gradient((one,)) for one in args)
+        wrapped = [wrapt.FunctionWrapper(one, run) if callable(one) else one for one in args]
+        before, self._thread.inside = getattr(self._thread, "inside", False), True
+        self._bypass.calls += 1
+        try:
+            return kind.forward(context, *wrapped)
+        finally:
+            self._thread.inside = before
+
+
+def needs_gradient(values: Sequence[Any]) -> bool:
+    """Does a tensor among these need one?"""
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in values)
+
+
+@functools.lru_cache(maxsize=1024)
+def runs_again(kind: Any) -> bool:
+    """Is it a function of the script's whose backward runs a forward again?"""
+    home = str(kind.__module__).partition(".")[0]
+    split = kind.setup_context is not torch.autograd.Function.setup_context
+    return home != "torch" and not split and recomputes(kind.backward)

@@ -1,0 +1,212 @@
+"""Record the user's script, unchanged: in this process, and in those that it starts.
+
+Those are recorded as ranks of their own, whoever starts them: ``torch.multiprocessing.spawn``, its
+``start_processes`` (Lightning's and accelerate's way too) or plain ``multiprocessing.Process``, by
+spawn, fork or forkserver. Processes whose target is a library's, such as data-loader workers and
+pools, run on as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from recompute_scan.files import make_new
+from recompute_scan.record.attribution import is_library
+from recompute_scan.record.execute import StopRecording, run_call, run_program
+from recompute_scan.record.isolation import Call, Guard, Patches
+from recompute_scan.record.launch import rank_facts, started_as
+from recompute_scan.record.options import (
+    RunOptions,
+    check_device,
+    check_plan,
+    decode,
+    encode,
+    prepare,
+)
+from recompute_scan.record.session import forget_parent, observe
+from recompute_scan.record.steps import Plan, chosen
+from recompute_scan.result.run_record import STOPPED, RunInfo, accept_so_far, run_records_in
+from recompute_scan.startup import Recorded
+
+
+def record(
+    options: RunOptions,
+    on_hang: Callable[[RunInfo], None] = lambda _: None,
+    on_exit: Callable[[RunInfo], None] = lambda _: None,
+) -> RunInfo:
+    """This rank's run record of the run, as it was also written to ``run-rank<N>.json``.
+
+    Where the script trains only in processes that it starts itself, those leave the run records,
+    and what is returned tells how the script ended and how many ranks there are.
+
+    Returns normally whatever the script does: its failure is in ``exit_status`` and ``end``. Only
+    a script that hangs cannot be returned from: then the run record is written, ``on_hang`` is
+    called with it in another thread, and the process ends with status 124; and one that calls
+    ``os._exit``: then ``on_exit`` is called with the run record.
+
+    Raises:
+        UsageError: No such script (``E202``) or module (``E203``), impossible step counts
+            (``E204``), no GPU although one is asked for (``E205``), an output folder that
+            cannot be written (``E206``), or ranks that are none (``E224``).
+    """
+    chosen(options.ranks, 1)
+    plan = Plan(
+        warmup=options.warmup,
+        timing=options.timing_steps,
+        steps=options.steps,
+        fidelity=options.fidelity,
+    )
+    check_plan(plan, measuring=options.measure)
+    check_device(options.device)
+    folder = options.output.absolute()  # the script may change the current directory
+    prepare(folder)
+    guard = Guard()
+    children = _Children(replace(options, output=folder), guard)
+    guard.run(children.install, otherwise=None)
+    try:
+        info = observe(
+            options,
+            folder,
+            partial(run_program, options.target, options.is_module, options.args),
+            on_hang=on_hang,
+            on_exit=on_exit,
+            keep=lambda info: trained(info) or not _records_of_children(folder),
+            waits=children.running,
+            is_left=children.stopped,
+            guard=guard,
+            removes=children.remove,
+        )
+    finally:
+        children.remove()
+    if trained(info) or info.bug is not None:
+        return info
+    worlds = [one.world_size for one in _records_of_children(folder)]
+    return replace(info, world_size=max([1, *worlds]))
+
+
+def _records_of_children(folder: Path) -> tuple[RunInfo, ...]:
+    accept_so_far(folder)
+    return run_records_in(folder)
+
+
+class _Children:
+    """Has the processes that this one starts take part, from :meth:`install` to :meth:`remove`.
+
+    Args:
+        options: How this process records, with the folder's absolute path.
+    """
+
+    def __init__(self, options: RunOptions, guard: Guard) -> None:
+        self._guard = guard
+        self._options = options
+        self._numbers = itertools.count()
+        self._started: list[BaseProcess] = []
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Begin to watch; not below a launcher, which starts the ranks itself."""
+        if rank_facts().world_size == 1:
+            start = self._guard.around(BaseProcess.start, self._start)
+            self._patches.replace(BaseProcess, "start", start)
+            join = self._guard.around(BaseProcess.join, self._join, vital=True)
+            self._patches.replace(BaseProcess, "join", join)
+
+    def remove(self) -> None:
+        """Start and join as before."""
+        self._patches.undo()
+
+    def running(self) -> bool:
+        """Does a process that takes part still run?"""
+        return any(process.pid is not None and process.is_alive() for process in self._started)
+
+    def stopped(self) -> bool:
+        """Has one of them been stopped, and is none left?"""
+        return (self._options.output / STOPPED).exists() and not self.running()
+
+    def _start(self, call: Call, process: Any) -> None:
+        kept = process._target, process._args
+        try:
+            self._guard.run(lambda: self._prepare(process), otherwise=None)
+            call(process)
+        finally:
+            # A process that has been started has no target any more.
+            if getattr(process, "_target", None) is not None:
+                process._target, process._args = kept
+
+    def _prepare(self, process: Any) -> None:
+        target = process._target
+        if target is None:
+            return
+        if _is_spawn_of_torch(target):
+            # What it raises is caught in there, so ours goes inside.
+            function, *others = process._args
+            process._args = (self._recorded(function), *others)
+        elif not is_library(*_code_of(target)):
+            process._target = self._recorded(target)
+        else:
+            return
+        self._started.append(process)
+
+    def _recorded(self, target: Callable[..., Any]) -> Recorded:
+        return Recorded(target, encode(self._options), next(self._numbers), __name__)
+
+    def _join(self, call: Call, process: BaseProcess, timeout: float | None = None) -> None:
+        call(process, timeout)
+        over = process in self._started and process.exitcode == 0
+        if over and (self._options.output / STOPPED).exists():
+            raise StopRecording(0)  # what comes next needs what the process was to leave
+
+
+def run_here(
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    text: str,
+    number: int,
+) -> Any:
+    """What the target returns, called in this process under the recorder.
+
+    What it raises is raised again once all is written. It returns early, with ``None``, when
+    everything is recorded. A target that makes no step leaves nothing.
+    """
+    options = decode(text, RunOptions)
+    forget_parent()
+    started_as(number)
+    returned: list[Any] = []
+    raised: list[BaseException] = []
+    call = partial(run_call, partial(target, *args, **kwargs), returned, raised)
+    info = observe(options, options.output, call, keep=trained)
+    if raised:
+        raise raised[0]
+    if not returned and info.exit_status == 0:
+        make_new(options.output / STOPPED)
+    return returned[0] if returned else None
+
+
+def trained(info: RunInfo) -> bool:
+    """Is this process one of those that train? Others are none of the report's business."""
+    return info.world_size > 1 or info.warmup_steps > 0 or info.trace is not None
+
+
+def _is_spawn_of_torch(target: Any) -> bool:
+    return (
+        getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
+        and getattr(target, "__name__", "") == "_wrap"
+    )
+
+
+def _code_of(target: Any) -> tuple[str, str]:
+    """Module and file of what a process is to call."""
+    while isinstance(target, partial):
+        target = target.func
+    target = getattr(target, "__func__", target)
+    code = getattr(target, "__code__", None)
+    module = getattr(target, "__module__", None) or ""
+    return module, code.co_filename if code is not None else ""

@@ -1,0 +1,439 @@
+"""The end of a run: result.json, report.html and the next commands.
+
+The report at the end of a run: which of its processes writes it, and what it is made from.
+
+The analysis is imported when the script has ended, which would find it among its modules.
+
+The ways to run a script: here, in several processes, below a launcher, or several times.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine
+from recompute_scan.errors import RunError, ScanError, UsageError
+from recompute_scan.record.children import record
+from recompute_scan.record.launch import launch, launch_with, rank_facts, wait_for_ranks
+from recompute_scan.record.options import RunOptions, encode, take_place, write_report
+from recompute_scan.record.shutdown import ends_with
+from recompute_scan.record.steps import chosen
+from recompute_scan.record.trial import run_trial
+from recompute_scan.result.run_record import (
+    CLAIM,
+    NextCommand,
+    RunInfo,
+    accept_so_far,
+    read_run_info,
+    run_info_name,
+)
+
+if TYPE_CHECKING:
+    from recompute_scan.analysis.ranks import Ends
+    from recompute_scan.record.proof import Asked
+    from recompute_scan.result import Result
+
+
+# How long rank 0 waits for the other ranks' run records after its own script has ended.
+_RANKS_TIMEOUT_S = 120.0
+# How long a rank that failed too waits for the report of another.
+_REPORT_TIMEOUT_S = 120.0
+_POLL_S = 0.1
+
+
+class Reporting(Struct, frozen=True):
+    """Reports on the run in one folder.
+
+    Attributes:
+        folder: The run's folder.
+        takes_place_of: The folder of an earlier result, as in
+            :class:`~recompute_scan.record.options.RunOptions`.
+        machine: What a person says of the device.
+        after: The commands that come next.
+        launched: Whether a process of ours started the ranks, and reports when all have ended.
+        show: Gets the folder, a result and the commands that come next.
+        tell: Gets what else the person should know.
+        progress: Gets what goes on.
+        leaving: Gets the exit status where the process is about to end behind everyone's back.
+    """
+
+    folder: Path
+    machine: Machine
+    after: Sequence[NextCommand]
+    launched: bool
+    show: Callable[[Path, Result, Sequence[NextCommand]], None]
+    tell: Callable[[str], None]
+    progress: Callable[[str], None]
+    leaving: Callable[[int], None] = lambda _: None
+    takes_place_of: Path | None = None
+
+    def conclude(self, info: RunInfo) -> None:
+        """This rank's run is over: report on it, where that is this rank's to do."""
+        if info.end is not None:
+            self.failure()
+        elif info.rank == 0:
+            self._run(info)
+
+    def conclude_at_once(self, info: RunInfo) -> None:
+        """The same where nobody is left to catch an error."""
+        try:
+            self.conclude(info)
+        except ScanError as error:
+            self.tell(f"recompute-scan: {error}")
+            self.stays()
+        finally:
+            self.leaving(info.exit_status)
+
+    def hung(self, info: RunInfo) -> None:
+        """This rank hangs: report on it, or let another do it."""
+        try:
+            self.failure()
+        finally:
+            self.leaving(info.exit_status)
+
+    def failure(self) -> None:
+        """Report on a run of which this rank, or another, failed; one rank does it for all.
+
+        The first that fails does it at once, since a launcher ends the others when one ends. Under
+        our own launcher none does: it reports when all have ended (:meth:`failed_ranks`).
+        """
+        if self.launched:
+            return
+        claim = self.folder / CLAIM
+        try:
+            claim.open("x").close()
+        except FileExistsError:
+            _wait_for_report(claim)  # or the launcher would end the rank that writes it
+            return
+        # A launcher that ends the others now means this one too, and gives it some seconds.
+        with _deaf_to_sigterm():
+            try:
+                self._failed()
+            finally:
+                with suppress(OSError):
+                    claim.write_text("done")
+
+    def failed_ranks(self) -> None:
+        """Report on what the ranks left, if one failed or they left traces all the same."""
+        accept_so_far(self.folder)
+        ends = self._ends()
+        if ends.failed or any(record.trace for record in ends.records):
+            self._failed()
+        else:
+            self.stays()
+
+    def see_that_some_took_part(self, began: float, status: int) -> None:
+        """Refuse a launcher none of whose processes has left a run record (``E319``).
+
+        Args:
+            began: When it was started, seconds since the epoch.
+            status: Its exit status; what it has failed with itself comes first.
+        """
+        records = [
+            record
+            for folder in filter(None, (self.folder, self.takes_place_of))
+            for record in (*folder.glob("run-rank*.json"), *folder.glob("so-far-rank*.json"))
+        ]
+        if any(record.stat().st_mtime >= began - 1 for record in records):
+            return
+        error = RunError(
+            "E319",
+            "No script that the launcher started took part.",
+            why="either it ran none with Python, or its Python is another than the one that "
+            "recompute-scan is installed in",
+            hint="install recompute-scan where the script runs, or start it there: "
+            "torchrun … -m recompute_scan run train.py",
+        )
+        if status == 0:
+            raise error
+        self.tell(f"recompute-scan: {error}")
+
+    def result(self, info: RunInfo) -> Result | None:
+        """What the run's traces show; ``None`` where a failed script left nothing to tell.
+
+        Raises:
+            RunError: There is no trace although the script ended well (``E309``).
+        """
+        ends = self._ends()
+        seen = any(one.trace or one.fidelity for one in (info, *ends.records))
+        if not seen and not ends.failed:
+            error = RunError("E309", "The run gave no trace.", why=info.message)
+            # A bug of ours is no failure of the script.
+            if info.exit_status == 0 and info.bug is None:
+                raise error
+            self.tell(f"recompute-scan: {error}")
+            self.stays()
+            return None
+        return self._analysed()
+
+    def _run(self, info: RunInfo) -> None:
+        folder = self.folder
+        if info.world_size > 1:
+            there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
+            if missing := sorted(set(range(info.world_size)) - set(there)):
+                self.tell(
+                    f"recompute-scan: no run record from ranks {missing}; reporting on the others"
+                )
+                accept_so_far(folder)
+        if self._ends().failed:  # another rank failed, and not this one
+            self.failure()
+            return
+        result = self.result(info)
+        if result is not None:
+            self.write(result)
+            self.came_through(result, info.exit_status)
+
+    def _failed(self) -> None:
+        accept_so_far(self.folder)
+        result = self._analysed()
+        try:
+            write_report(self.folder, result)
+        finally:  # a full disk keeps nobody from reading it here
+            self.show(self.folder, result, ())
+            self.stays()
+
+    def _ends(self) -> Ends:
+        from recompute_scan.analysis.ranks import ends_in  # noqa: PLC0415
+
+        return ends_in([self.folder])
+
+    def _analysed(self) -> Result:
+        from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
+
+        return analyse([self.folder], self.progress, machine=self.machine)
+
+    def write(self, result: Result) -> None:
+        """Write the result and its page."""
+        try:
+            write_report(self.folder, result)
+        except ScanError:
+            self.show(self.folder, result, self.after)  # a full disk keeps nobody from reading it
+            raise
+
+    def came_through(self, result: Result, status: int) -> None:
+        """The result is written: it takes the place of an earlier one, unless the script failed or
+        was interrupted, and is shown.
+        """
+        folder = self.folder
+        try:
+            if self.takes_place_of is not None and status == 0:
+                take_place(folder, self.takes_place_of)
+                folder = self.takes_place_of
+        finally:
+            self.show(folder, result, self.after)
+            self.stays()
+
+    def stays(self) -> None:
+        """There is no new result: an earlier one stays, and it is said where this run's is."""
+        if self.takes_place_of is None or self.launched or not self.folder.exists():
+            return
+        with suppress(OSError):
+            self.folder.rmdir()  # of a run that has left nothing
+            return
+        self.tell(
+            f"recompute-scan: {self.takes_place_of} keeps the result of an earlier run; what this "
+            f"one left is in {self.folder}"
+        )
+
+
+@contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the watchdog's: only the main thread may choose, and it hangs
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait_for_report(claim: Path) -> None:
+    deadline = time.monotonic() + _REPORT_TIMEOUT_S
+    with suppress(OSError):
+        while claim.stat().st_size == 0 and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+
+class Way(Struct, frozen=True):
+    """How a script is started.
+
+    Attributes:
+        launcher: Path of the launcher that starts it; ``None`` without one.
+        nproc_per_node: Processes to start with torchrun's launcher; ``None`` for this one.
+        verify: Whether to measure the fix too.
+        without_checkpointing: Whether to measure it without any checkpoint too.
+    """
+
+    launcher: str | None = None
+    nproc_per_node: int | None = None
+    verify: bool = False
+    without_checkpointing: bool = False
+
+    def check(self, options: RunOptions) -> None:
+        """Refuse what does not go together, before anything is written.
+
+        Raises:
+            UsageError: ``E207``, ``E220``, ``E223`` or ``E224``.
+        """
+        number, ranks = self.nproc_per_node, options.ranks
+        if self.launcher is not None and (self.verify or number is not None or options.is_module):
+            raise UsageError(
+                "E223",
+                f"{options.target} starts the processes itself: --verify, --nproc-per-node and -m "
+                "are for a script that recompute-scan starts.",
+                hint="leave the launcher out and give --nproc-per-node, or leave the option out",
+            )
+        if number is not None and number < 1:
+            raise UsageError("E207", f"--nproc-per-node {number} starts no process.")
+        if not chosen(ranks, number or 1) and number is not None:
+            raise UsageError("E224", f"--ranks {ranks} names none of {number} processes.")
+        if self.without_checkpointing and not self.verify:
+            raise UsageError(
+                "E220", "--without-checkpointing measures only together with --verify."
+            )
+
+
+class Handed(Struct, frozen=True):
+    """What a process below a launcher is told by the one that started the launcher.
+
+    Attributes:
+        options: What to record; the target and its arguments are the process's own.
+        machine: What a person says of the device.
+        after: The commands that come next, for whoever reports.
+    """
+
+    options: RunOptions
+    machine: Machine = UNKNOWN_MACHINE
+    after: tuple[NextCommand, ...] = ()
+
+
+def run_and_report(
+    way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str] = ()
+) -> int:
+    """Exit status of the script, run one way and reported on.
+
+    Args:
+        way: How to start it.
+        options: What to record.
+        reporting: Reports on it.
+        flags: What else the processes that are started are given.
+    """
+    try:
+        if way.verify:
+            return _verify(way, options, reporting)
+        return _run(way, options, reporting, flags)
+    except ScanError as error:
+        ends_with(error.exit_status)
+        reporting.stays()
+        raise
+
+
+def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str]) -> int:
+    if way.launcher is None and way.nproc_per_node is None:
+        info = record(
+            options,
+            on_hang=reporting.hung,
+            on_exit=reporting.conclude_at_once,
+        )
+        reporting.conclude(info)
+        return info.exit_status
+    handed = encode(Handed(replace(options, args=()), reporting.machine, tuple(reporting.after)))
+    if way.launcher is not None:
+        began = time.time()
+        status = launch_with([way.launcher, *options.args], handed)
+        reporting.see_that_some_took_part(began, status)
+    else:
+        assert way.nproc_per_node is not None
+        target = ["-m"] * options.is_module + [options.target, *options.args]
+        status = launch(way.nproc_per_node, ["run", "--handed-on", handed, *flags, *target])
+    if status:
+        reporting.failed_ranks()
+    return status
+
+
+def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
+    """Record in processes of their own, report, then measure with the fix and report again."""
+    # It brings the analysis, which no script that is recorded here is to find imported.
+    from recompute_scan.record.verify import verify  # noqa: PLC0415
+
+    def measured(result: Result) -> Result:
+        return verify(
+            result,
+            replace(options, events=""),
+            way.nproc_per_node,
+            without_checkpointing=way.without_checkpointing,
+            on_progress=reporting.progress,
+        )
+
+    return _and_more("--verify", measured, way, options, reporting)
+
+
+def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: Asked) -> int:
+    """Exit status of the script, recorded, rehearsed and planned for.
+
+    Args:
+        way: How to start it.
+        options: What to record.
+        reporting: Reports on it.
+        asked: What is wanted of the plan.
+
+    Raises:
+        UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
+        RunError: There is no plan (``E331``, ``E332`` or ``E333``).
+    """
+    from recompute_scan.record.proof import add_plan  # noqa: PLC0415 - as above
+
+    def planned(result: Result) -> Result:
+        return add_plan(
+            result, replace(options, events=""), way.nproc_per_node, asked, reporting.progress
+        )
+
+    try:
+        return _and_more("plan", planned, way, options, reporting)
+    except ScanError:
+        reporting.stays()
+        raise
+
+
+def _and_more(
+    what: str,
+    more: Callable[[Result], Result],
+    way: Way,
+    options: RunOptions,
+    reporting: Reporting,
+) -> int:
+    """Record in processes of their own, report, then find out more and report again."""
+    if rank_facts().world_size > 1:
+        raise UsageError(
+            "E221",
+            f"{what} starts the script several times, and this is one of several processes.",
+            hint="leave torchrun out, and give --nproc-per-node to recompute-scan",
+        )
+    if options.timing_steps < 1:
+        raise UsageError("E222", f"{what} compares timed steps, and --timing-steps 0 times none.")
+    folder = options.output
+    status = run_trial(options, way.nproc_per_node, None)
+    run_record = folder / run_info_name(0)
+    if status == UsageError.exit_status and not run_record.exists():
+        reporting.stays()
+        return status  # it has said why
+    info = read_run_info(run_record)
+    result = reporting.result(info)
+    if result is None:
+        return info.exit_status
+    write_report(folder, result)  # whatever comes after, this is not lost
+    if info.exit_status == 0:
+        result = more(result)
+        write_report(folder, result)
+    reporting.came_through(result, info.exit_status)
+    return info.exit_status

@@ -1,0 +1,409 @@
+"""Isolation: an exception in our hooks never reaches the script.
+
+The one door through which our code gets into the script's: what fails in us stays with us.
+
+Every function that a recording puts into the process (in place of another, as a hook, in a thread)
+is made by :meth:`Guard.around` or :meth:`Guard.aside`. An exception of our own that gets as far is
+a bug of ours: it is kept, the recording ends, and from there on calls go straight through. What the
+script's functions raise passes as it is, and each of them is called once, whatever fails around it.
+
+Attributes of other people's classes and modules, replaced for a time and put back exactly.
+
+Functions that wait for the import of a module can stop waiting. wrapt's hooks cannot be taken back,
+so it gets one for each module that anybody ever waited for; with nobody waiting that one does
+nothing, once.
+
+What is done in processes that the script forks, so that they do what they would without us.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
+
+import wrapt
+from msgspec import Struct
+
+from recompute_scan.errors import ScanError
+from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.torch_versions import compile_frames_by, is_compiling, run_uncompiled
+
+_T = TypeVar("_T")
+
+
+class Call:
+    """A call of the script's function, for ours that is around it.
+
+    Calling this calls the function, and keeps what comes of it, so that nobody has to call it a
+    second time if ours fails behind it. It is compiled as it would be without us, by ``compiler``.
+    """
+
+    __slots__ = ("_compiler", "_function", "error", "made", "result")
+
+    def __init__(self, function: Callable[..., Any], compiler: object) -> None:
+        self._function = function
+        self._compiler = compiler
+        self.made = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._compiler is not None:
+            return self.instead(self._function, *args, **kwargs)
+        self.made = True  # the same, sooner
+        try:
+            self.result = self._function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+    def instead(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call another function of the script's in its place."""
+        self.made = True
+        if self._compiler is not None:
+            compile_frames_by(self._compiler)
+        try:
+            self.result = function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            if self._compiler is not None:
+                compile_frames_by(None)
+        return self.result
+
+    def outcome(self, *args: Any, **kwargs: Any) -> Any:
+        """What came of it; it is called now if it was not."""
+        if not self.made:
+            return self._function(*args, **kwargs)
+        if self.error is None:
+            return self.result
+        # An exception that is kept by a frame of its own traceback keeps all that the frames hold.
+        error, self.error = self.error, None
+        try:
+            raise error
+        finally:
+            del error
+
+
+class Guard:
+    """What is between one recording and the script.
+
+    Attributes:
+        failure: The first bug of ours that it has met, in one sentence; ``None`` without one.
+        on_failure: What ends the recording; called once, in whatever thread the bug showed.
+        settle: What is still to be done in another thread, or later; called now and then.
+        left_out: What could not be recorded because of something unforeseen, one sentence each.
+    """
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.settle: Callable[[], None] = lambda: None
+        self.left_out: list[str] = []
+        self._uncompiled: object = None
+
+    def around(
+        self,
+        original: Callable[..., Any],
+        ours: Callable[..., Any],
+        *,
+        named: bool = True,
+        vital: bool = False,
+    ) -> Callable[..., Any]:
+        """A function to put in the place of the original, whose calls go through ours.
+
+        Args:
+            original: The script's function, or torch's.
+            ours: Gets a :class:`Call` of the original, then the arguments.
+            named: Whether to give it the original's name, signature and attributes.
+            vital: Whether it goes on when the recording has ended, until it fails itself.
+        """
+        failed = False
+
+        def around(*args: Any, **kwargs: Any) -> Any:
+            nonlocal failed
+            if is_compiling():  # first of all: a compiler that traces this stops here
+                return original(*args, **kwargs)
+            if self.failure is not None and (failed or not vital):
+                if vital:
+                    self._settle()
+                return original(*args, **kwargs)
+            compiler = compile_frames_by(None)
+            call = Call(original, compiler)
+            try:
+                return ours(call, *args, **kwargs)
+            except BaseException as raised:
+                if raised is call.error or not self._met(raised):
+                    call.error = None
+                    raise
+                failed = True
+            finally:
+                if compiler is not None:
+                    compile_frames_by(compiler)
+            # Behind the `except`, so that what the script raises now has no context of ours.
+            return call.outcome(*args, **kwargs)
+
+        if around.__code__ is not self._uncompiled:  # which all that this makes have in common
+            run_uncompiled(around)
+            self._uncompiled = around.__code__
+        return functools.wraps(original)(around) if named else around
+
+    def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
+        """A function to be called back at an event, which nobody waits for an answer of."""
+
+        @functools.wraps(ours)
+        def aside(*args: Any, **kwargs: Any) -> None:
+            if is_compiling() or self.failure is not None:
+                return
+            compiler = compile_frames_by(None)
+            try:
+                ours(*args, **kwargs)
+            except BaseException as error:
+                if not self._met(error):
+                    raise
+            finally:
+                if compiler is not None:
+                    compile_frames_by(compiler)
+
+        run_uncompiled(aside)
+        return aside
+
+    def run(self, ours: Callable[[], _T], otherwise: _T) -> _T:
+        """What ours returns, or, if it fails, the other value."""
+        compiler = compile_frames_by(None)
+        try:
+            return ours()
+        except BaseException as error:
+            if not self._met(error):
+                raise
+        finally:
+            if compiler is not None:
+                compile_frames_by(compiler)
+        return otherwise
+
+    @contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        """The body records something that the recording can do without, such as names.
+
+        What fails there may be the script's: modules and paths are looked at that are its own.
+
+        Args:
+            what: What is missing then, as the beginning of a sentence.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if _is_scripts(error):
+                raise
+            text = f"{what}: {_in_a_line(error)} [E703]"
+            if text not in self.left_out:
+                self.left_out.append(text)
+
+    def _met(self, error: BaseException) -> bool:
+        """Is the exception a bug of ours? Then the recording has ended with it."""
+        if _is_scripts(error):
+            return False
+        if self.failure is None:
+            self.failure = (
+                f"A bug in recompute-scan ended the recording, and the script went on: "
+                f"{_in_a_line(error)}{_place(error.__traceback__)} [E702]"
+            )
+            with suppress(Exception):
+                self.on_failure()
+            with suppress(Exception):
+                # Not into what the script may have put in its place, and reads.
+                print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
+        return True
+
+    def _settle(self) -> None:
+        with suppress(Exception):
+            self.settle()
+
+
+class Sheltered:
+    """A context manager of ours for a ``with`` statement around the script's code: never fails."""
+
+    def __init__(self, guard: Guard, context: AbstractContextManager[Any]) -> None:
+        self._guard = guard
+        self._context = context
+        self._entered = False
+
+    def __enter__(self) -> None:
+        def enter() -> bool:
+            self._context.__enter__()
+            return True
+
+        self._entered = self._guard.run(enter, otherwise=False)
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
+            self._guard.run(lambda: self._context.__exit__(None, None, None), otherwise=None)
+
+
+def within(
+    inner: Generator[None, None, None], context: AbstractContextManager[Any]
+) -> Generator[None, None, None]:
+    """The generator with a context around its one yield, where the function runs."""
+    next(inner)
+    try:
+        with context:
+            yield
+    except BaseException as error:
+        try:
+            inner.throw(error)
+        except StopIteration:
+            return
+        raise
+    for _ in inner:
+        yield
+
+
+def _is_scripts(error: BaseException) -> bool:
+    """Is it to be passed on: an interrupt, an exit, a word to the person, the script's own?"""
+    if not isinstance(error, Exception) or isinstance(error, (StopRecording, ScanError)):
+        return True
+    # A handler of the script's may run, and raise, while a function of ours does.
+    handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _in_a_line(error: BaseException) -> str:
+    text = ""
+    with suppress(Exception):  # somebody else's __str__
+        text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Where the bug is, for a report of it."""
+    frames = traceback.extract_tb(trace)
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" ({last.filename.rpartition('/')[2]}:{last.lineno}, {last.name})"
+
+
+Undo = Callable[[], None]
+_NOT_ITS_OWN = object()
+
+
+class _Replaced(Struct, eq=False):
+    owner: Any
+    name: str
+    before: Any
+    value: Any
+
+    def undo(self) -> None:
+        _REPLACED.remove(self)
+        if vars(self.owner).get(self.name) is not self.value:
+            # Replaced once more: if by us, what that one puts back is not this.
+            for later in _REPLACED:
+                same = later.owner is self.owner and later.name == self.name
+                if same and later.before is self.value:
+                    later.before = self.before
+        elif self.before is _NOT_ITS_OWN:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+_REPLACED: list[_Replaced] = []
+
+
+class Patches:
+    """What was replaced so far; :meth:`undo` puts all of it back, the last one first."""
+
+    def __init__(self) -> None:
+        self._undo: list[Undo] = []
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute; what :meth:`undo` restores is the owner's own entry, or none.
+
+        Whoever replaces it again while ours is there keeps theirs, with ours inside.
+        """
+        replaced = _Replaced(owner, name, vars(owner).get(name, _NOT_ITS_OWN), value)
+        setattr(owner, name, value)
+        _REPLACED.append(replaced)
+        self._undo.append(replaced.undo)
+
+    def add(self, undo: Undo) -> None:
+        """Something else to call when all is put back."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        while self._undo:
+            self._undo.pop()()
+
+
+_Hook = Callable[[ModuleType], None]
+_waiting: dict[str, list[_Hook]] = {}
+
+
+def after_import(name: str, hook: _Hook) -> Undo:
+    """Call ``hook`` with the module once it is imported, or now if it is there already.
+
+    Returns:
+        What to call in order to wait no longer.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        hook(module)
+        return lambda: None
+    first = name not in _waiting
+    waiting = _waiting.setdefault(name, [])
+    waiting.append(hook)
+    if first:
+        wrapt.register_post_import_hook(lambda module: _imported(name, module), name)
+
+    def stop() -> None:
+        if hook in waiting:
+            waiting.remove(hook)
+
+    return stop
+
+
+def _imported(name: str, module: ModuleType) -> None:
+    for hook in _waiting.pop(name, []):
+        hook(module)
+
+
+def in_forked_processes(function: Callable[[], object]) -> None:
+    """Call a function in every process that is forked from this one, now and later.
+
+    It cannot be taken back, so it is to be a module's function that may find nothing to do.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+@functools.cache
+def let_forked_processes_end() -> None:
+    """To be called before the first profiler starts.
+
+    Kineto then has a thread that waits for ever. In a forked process that thread is not there, and
+    the destructor of what it waits for (``ConfigLoader``) waits for it at the process's end, behind
+    all that Python does there. So such a process ends before the destructors of libraries.
+    """
+    libc = ctypes.CDLL(None)
+    if all(hasattr(libc, name) for name in ("on_exit", "_exit", "fcloseall")):  # glibc's
+        in_forked_processes(
+            functools.partial(_leave_early, libc.on_exit, libc._exit, libc.fcloseall)
+        )
+
+
+def _leave_early(on_exit: Callable[..., object], leave: object, flush: object) -> None:
+    with suppress(Exception):
+        # What is registered last is called first; the exit status is given to each.
+        on_exit(leave, None)
+        on_exit(flush, None)

@@ -1,0 +1,425 @@
+"""Launchers and ranks, and the files that ranks leave.
+
+Starting several processes, with torchrun's own launcher or the user's, and which one this is.
+
+This process among the ranks of a run: which it is, whether it records, and when all stop.
+
+Nothing here is a collective, so that nothing can get between those of the script. A rank without
+a process group, or whose store has gone, has nobody to ask and goes by what it knows itself.
+
+Brings what ranks recorded on other file systems into rank 0's folder.
+
+It travels through the store of the script's process group once the script has ended, in pieces,
+so that it needs no port, no address and no login of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from recompute_scan.errors import InputError
+from recompute_scan.files import make_new, write_whole
+from recompute_scan.record.steps import DEFAULT, Plan, chosen
+from recompute_scan.record.torch_versions import holds
+from recompute_scan.result.run_record import (
+    WORD,
+    RunInfo,
+    compiled_name,
+    encode_run_info,
+    read_run_info,
+    run_info_name,
+)
+from recompute_scan.startup import MAIN, VARIABLE
+
+_POLL_S = 0.1
+# How long a launcher may take to end after a terminal has interrupted it.
+_ENDING_S = 5.0
+# Of a process that the script started itself, as long as it has no other rank.
+_OWN_NUMBER = [0]
+_RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+class RankFacts(Struct, frozen=True):
+    """Global rank of this process, 0-based, and how many there are."""
+
+    rank: int
+    world_size: int
+
+
+def rank_facts() -> RankFacts:
+    """This process's rank: from an initialised process group, else from its launcher's variables,
+    else 0 of 1, or its number of 1 in a process that the script started.
+
+    torchrun, accelerate and deepspeed set ``RANK`` and ``WORLD_SIZE`` before the script starts,
+    Open MPI and launchers of the PMI kind their own; scripts under others tell torch only when they
+    make their process group.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return RankFacts(distributed.get_rank(), distributed.get_world_size())
+    for rank_name, size_name in _RANK_VARIABLES:
+        if rank_name in os.environ:
+            rank, world_size = _number(rank_name, 0), _number(size_name, 1)
+            return RankFacts(rank, world_size) if 0 <= rank < world_size else RankFacts(0, 1)
+    return RankFacts(_OWN_NUMBER[0], 1)
+
+
+def started_as(number: int) -> None:
+    """The script started this process itself, after so many others."""
+    _OWN_NUMBER[0] = number
+
+
+def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
+    """Exit status of N processes of ``recompute-scan ARGV…`` on this machine.
+
+    0 when all of them end with 0, else that of the first that failed (128 + N for signal N),
+    128 + N when signal N ends this process, 130 thus when interrupted. They meet on the loopback
+    interface at a port that is free.
+
+    Args:
+        nproc_per_node: Number of processes.
+        argv: What each process is given, such as ``["run", "--steps", "5", "train.py"]``.
+    """
+    # Not every build of torch has these, and only a launch needs them.
+    from torch.distributed import run  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+
+    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={nproc_per_node}"]
+    own_threads = "OMP_NUM_THREADS" not in os.environ
+    if own_threads:  # torchrun's own default, set here because it prints a warning when it does
+        os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        run.run(run.parse_args([*options, MAIN, *argv]))
+    except ChildFailedError as error:
+        status = int(error.get_first_failure()[1].exitcode)
+        return 128 - status if status < 0 else status
+    except KeyboardInterrupt:
+        return 130
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    finally:
+        if own_threads:
+            os.environ.pop("OMP_NUM_THREADS", None)
+    return 0
+
+
+def launch_with(command: Sequence[str], handed: str) -> int:
+    """Exit status of a launcher whose Python processes take part by themselves.
+
+    See :mod:`recompute_scan.startup` for which do. 128 + N where signal N ended the launcher.
+
+    Args:
+        command: The launcher with all its arguments.
+        handed: What each process is told, encoded.
+    """
+    environment = os.environ | {VARIABLE: handed}
+    with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
+        before = signal.signal(signal.SIGTERM, lambda number, _: launcher.send_signal(number))
+        try:
+            status = _wait(launcher)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return 128 - status if status < 0 else status
+
+
+def _wait(launcher: subprocess.Popen[bytes]) -> int:
+    patience_s: float | None = None
+    while True:
+        try:
+            return launcher.wait(patience_s)
+        except KeyboardInterrupt:
+            # A terminal interrupts it too, and it knows how to end its processes.
+            patience_s = _ENDING_S
+        except subprocess.TimeoutExpired:
+            launcher.send_signal(signal.SIGINT)
+            patience_s = None
+
+
+def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]:
+    """Ranks whose run record lies complete in the folder, ascending; all of them, or those there
+    after the timeout. Only files are looked at: a rank that died must not hang the others.
+    """
+    missing = set(range(world_size))
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for rank in sorted(missing):
+            path = folder / run_info_name(rank)
+            if path.exists():
+                with suppress(InputError):
+                    read_run_info(path)
+                    missing.discard(rank)
+        if not missing or time.monotonic() >= deadline:
+            return sorted(set(range(world_size)) - missing)
+        time.sleep(_POLL_S)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else default
+
+
+# Torch's stores take values of up to 8 MiB.
+_PIECE = 1 << 20
+# A store is not made for bulk: larger traces stay where they are.
+MOST_BYTES = 64 << 20
+_TIMEOUT_S = 60.0
+# What the store raises when the rank or agent that held it has gone.
+_GONE = (RuntimeError, ValueError)
+
+
+def mark_folder(folder: Path, store: Any, rank: int) -> None:
+    """Rank 0 leaves a word in its folder and in the store: who finds both shares the folder."""
+    if rank == 0 and store is not None:
+        word = uuid.uuid4().hex
+        with suppress(OSError, *_GONE):
+            write_whole(folder / WORD, word.encode())
+            store.set("word", word)
+
+
+def send(folder: Path, store: Any, info: RunInfo) -> None:
+    """What a rank other than 0 does at its end: send its files where rank 0 cannot see them.
+
+    Args:
+        folder: This rank's folder.
+        store: The store of the process group, as it was during the run.
+        info: This rank's run record.
+    """
+    key = f"rank{info.rank}"
+    with suppress(OSError, *_GONE):
+        if _shares(folder, store):
+            store.set(key, json.dumps({"files": [], "left": None}))
+            return
+        names = [name for name in (info.trace, info.stacks) if name is not None]
+        if (folder / compiled_name(info.rank)).is_file():
+            names.append(compiled_name(info.rank))
+        size = sum((folder / name).stat().st_size for name in names)
+        left = None
+        if size > MOST_BYTES:
+            left, names = f"{socket.gethostname()}:{folder}", []
+        files = {name: (folder / name).read_bytes() for name in names}
+        files[run_info_name(info.rank)] = encode_run_info(info)  # last: with it all is there
+        sent = []
+        for name, data in files.items():
+            pieces = range(0, len(data), _PIECE)
+            for number, at in enumerate(pieces):
+                store.set(f"{key}/{name}/{number}", data[at : at + _PIECE])
+            sent.append([name, len(pieces)])
+        store.set(key, json.dumps({"files": sent, "left": left}))
+
+
+def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
+    """What rank 0 does at its end: take what the others sent into its folder.
+
+    Waits for each rank's word, or its run record in this folder, for a minute at most.
+
+    Returns:
+        A sentence for each rank whose traces were too large to send.
+    """
+    said = []
+    waited = set(range(1, world_size))
+    deadline = time.monotonic() + _TIMEOUT_S
+    with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
+        while waited and time.monotonic() < deadline:
+            for rank in sorted(waited):
+                if (folder / run_info_name(rank)).exists():
+                    waited.discard(rank)
+                elif holds(store, f"rank{rank}"):
+                    waited.discard(rank)
+                    left = _take(folder, store, rank)
+                    if left is not None:
+                        said.append(
+                            f"The traces of rank {rank} lie in {left}: copy them into {folder} "
+                            "and run `recompute-scan analyze` on it."
+                        )
+            if waited:
+                time.sleep(_POLL_S)
+    return tuple(said)
+
+
+def _shares(folder: Path, store: Any) -> bool:
+    # Without a word from rank 0 nobody collects: as good as shared.
+    if not holds(store, "word"):
+        return True
+    try:
+        return bool((folder / WORD).read_text() == store.get("word").decode())
+    except FileNotFoundError:
+        return False
+
+
+def _take(folder: Path, store: Any, rank: int) -> str | None:
+    about = json.loads(store.get(f"rank{rank}"))
+    traces = f"trace-rank{rank}.json.gz", f"stacks-rank{rank}.json.gz"
+    expected = (*traces, compiled_name(rank), run_info_name(rank))
+    for name, pieces in about["files"]:
+        if name not in expected:  # it came over the network
+            continue
+        partial = folder / f".{name}.part"
+        make_new(partial)
+        with partial.open("wb") as file:
+            for number in range(pieces):
+                key = f"rank{rank}/{name}/{number}"
+                file.write(store.get(key))
+                store.delete_key(key)
+        partial.replace(folder / name)
+    left = about["left"]
+    return None if left is None else str(left)
+
+
+_PREFIX = "recompute_scan"
+
+
+class Membership:
+    """One rank among the others.
+
+    Attributes:
+        ranks: This process among the others, as last known.
+        store: The store of the script's process group, once :meth:`settle` has looked.
+        chosen: Whether this rank is to record; known from then on.
+        last_step: After which step all of them stop.
+    """
+
+    def __init__(self, plan: Plan, recording_ranks: str) -> None:
+        self._recording_ranks = recording_ranks
+        self.ranks = rank_facts()
+        self.store: Any | None = None
+        self.chosen = True
+        self.last_step = LastStep(plan.wanted)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other rank."""
+        return self.ranks.world_size == 1
+
+    def look(self) -> None:
+        """Ask again which rank this is."""
+        self.ranks = rank_facts()
+
+    def settle(self, folder: Path) -> str | None:
+        """The warm-up is over: meet the others, and see whether this one is to record.
+
+        Returns:
+            What is to be said where the ranks that were asked for are none of the run's.
+        """
+        self.ranks = rank_facts()  # now, because the script may leave its group before it ends
+        self.store = _store_of_group()
+        self.last_step.meet(self.store)
+        mark_folder(folder, self.store, self.ranks.rank)
+        warning = None
+        recording = chosen(self._recording_ranks, self.ranks.world_size)
+        if not recording:
+            warning = (
+                f"--ranks {self._recording_ranks} names none of the {self.ranks.world_size} ranks "
+                "of this run; the first and the last were recorded."
+            )
+            recording = chosen(DEFAULT, self.ranks.world_size)
+        self.chosen = self.alone or self.ranks.rank in recording
+        return warning
+
+    def go_on(self, made: int) -> None:
+        """The script goes on here, so it must go on everywhere, if there is time to say so."""
+        if self.alone and rank_facts().world_size == 1:
+            return
+        if not self.last_step.met:
+            self.last_step.meet(_store_of_group())
+        self.last_step.wait(made)
+
+
+def _store_of_group() -> Any | None:
+    """The store behind the script's process group, for keys of ours; ``None`` without one."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    # Private, but there since 1.8 and what torchrun's own tools use; the group has no other door.
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - not in every build
+
+    try:
+        return c10d.PrefixStore(_PREFIX, c10d._get_default_store())
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+
+
+class LastStep:
+    """After which step every rank stops, so that none waits for one that has stopped before.
+
+    By itself this is the planned step, the same everywhere, and nobody needs to be asked. A rank
+    that cannot record yet, because the script's own profiler runs, asks all for more steps and
+    says later how many: :meth:`wait`, then :meth:`settle`. The others look when they would stop.
+
+    Ranks that communicate in every step are one step apart at most, and the host may run ahead
+    of a GPU a little further; so nothing is asked for later than :data:`NOTICE` steps before the
+    end, and no end is set nearer than that.
+    """
+
+    NOTICE = 3
+
+    def __init__(self, planned: int) -> None:
+        self._last = planned
+        self._open = False
+        self._number = 0
+        self._store: Any | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the others can be reached."""
+        return self._store is not None
+
+    def meet(self, store: Any | None) -> None:
+        """The warm-up is over: the others can be reached now, if ever."""
+        self._store = store
+
+    def wait(self, made: int) -> bool:
+        """Ask that nobody stops until more is said; ``False`` where it is too late for that."""
+        if self._open:
+            return True
+        if made > self._last - self.NOTICE:
+            return False
+        self._open = True
+        self._number = self._ask(lambda store: store.add("waits", 1), 0)
+        return True
+
+    def settle(self, made: int, needed: int) -> None:
+        """What was waited for is over, and so many more steps are needed from here."""
+        if not self._open:
+            return
+        self._open = False
+        self._last = max(self._last, made + max(needed, self.NOTICE))
+        self._ask(lambda store: store.set(f"wait{self._number}", str(self._last)), None)
+
+    def passed(self, made: int) -> bool:
+        """Has the last step been made, as far as any rank has said?"""
+        if self._open or made < self._last:
+            return False
+        for number in range(1, self._ask(lambda store: store.add("waits", 0), 0) + 1):
+            key = f"wait{number}"
+            said = self._ask(lambda store, key=key: holds(store, key) and store.get(key), b"0")
+            if not said:
+                return False
+            self._last = max(self._last, int(said))
+        return made >= self._last
+
+    def _ask(self, question: Any, otherwise: Any) -> Any:
+        if self._store is None:
+            return otherwise
+        try:
+            return question(self._store)
+        except (RuntimeError, ValueError):  # it has gone with the rank that held it
+            self._store = None
+            return otherwise

@@ -1,1 +1,0 @@
-"""Several processes: launchers, ranks, and what the script starts by itself."""

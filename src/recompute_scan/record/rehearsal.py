@@ -1,0 +1,295 @@
+"""A rehearsal: the arrangements take turns from step to step, the same on every rank.
+
+The first step is the script's own and shows what it checkpoints. Then comes a step of each
+arrangement in which saved tensors are looked at, and behind the warm-up the steps that are timed,
+in turn and back again, so that a machine that gets slower slows none of them more than another.
+Of the steps of a turn the first does not count: it finds the memory as the arrangement before has
+left it, and one that holds more first has to get it from the system.
+
+On a CPU a step takes what its thread had the processor for, which other work on the machine does
+not lengthen, unless most steps waited for something: input, another rank, other threads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from recompute_scan.record.arrange import (
+    Arranging,
+    Chosen,
+    can_be_selective,
+    candidates,
+    heavy_operators,
+)
+from recompute_scan.record.measure import Heap, thread_usage
+from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.saved_tensors import SavedTensors
+from recompute_scan.record.torch_versions import compiled_something
+from recompute_scan.result.run_record import (
+    ArmMeasured,
+    ArmWanted,
+    Candidate,
+    ModuleRun,
+    Rehearsal,
+    Storage,
+    Way,
+    usual_ms,
+    write_rehearsal,
+)
+
+_MEMORY = Path("/proc/meminfo")
+# Of what the host has free, what offloading may take, on all ranks together: pinned memory is lost
+# to everybody else, and copies can be several of one tensor.
+_HOST_SHARE = 0.25
+# Steps of an arm in a row.
+_IN_TURN = 3
+_TIMED: tuple[Way, ...] = ("recompute", "selective", "parts")
+
+
+def _waits() -> int:
+    """How often this thread has waited for something."""
+    used = thread_usage()
+    return 0 if used is None else int(used.ru_nvcsw)
+
+
+def warmup_steps(arms: int) -> int:
+    """Steps before any is timed: the script's own, one of each arm, one to settle."""
+    return arms + 2
+
+
+def steps_needed(counted: int, arms: int) -> int:
+    """Timed steps for that many of each arm that count, or one more."""
+    return arms * _IN_TURN * -(-counted // (_IN_TURN - 1))
+
+
+def arm_of(step: int, arms: int) -> int:
+    """Which arm a timed step has, counted from 0: of three 0, 1, 2, 2, 1, 0, thrice each."""
+    turn, place = divmod(step // _IN_TURN, arms)
+    return arms - 1 - place if turn % 2 else place
+
+
+def counts(step: int) -> bool:
+    """Whether a timed step finds the memory as its own arrangement leaves it."""
+    return step % _IN_TURN > 0
+
+
+class Rehearsing:
+    """Switches the arrangement at step boundaries."""
+
+    def __init__(self, arranging: Arranging, recorder: Recorder, arms: Sequence[ArmWanted]) -> None:
+        self._arranging = arranging
+        self._recorder = recorder
+        self._arms = arms
+        self._chosen: tuple[Chosen, ...] | None = None
+        self._remarks: tuple[str, ...] = ()
+        self._looked = 0
+        self._saved: dict[int, int] = {}
+        self._allocated: dict[int, int] = {}
+        self._storages: tuple[Storage, ...] = ()
+        self._runs: tuple[ModuleRun, ...] = ()
+        self._arm = 0
+        self._began = 0.0, 0
+        self._busy: list[float] = []
+        self._waits: list[int] = []
+        self._heap = Heap()
+        # Where it does not, the steps of that arm offload nothing, so that ranks stay alike.
+        self._fits_host = True
+
+    def settle(self) -> None:
+        """A step has ended: let the GPU end it too, and read what it took."""
+        if self._recorder.timed is not None:
+            began, waits = self._began
+            self._busy.append(1e3 * (time.thread_time() - began))
+            if counts(self._recorder.timed):
+                self._heap.end(self._arm, self._busy[-1])
+            self._waits.append(_waits() - waits)
+        self._end_look()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            if self._recorder.timed is not None:
+                most = max(self._allocated.get(self._arm, 0), torch.cuda.max_memory_allocated())
+                self._allocated[self._arm] = most
+            torch.cuda.reset_peak_memory_stats()
+
+    def next(self) -> None:
+        """The recorder has passed the boundary: the next step begins."""
+        arranging = self._arranging
+        if self._chosen is None:
+            chosen, self._remarks = candidates(list(arranging.covered.values()))
+            # In compiled code each part would be a graph of its own.
+            whole = compiled_something()
+            self._chosen = tuple(one for one in chosen if one.part_of < 0 or not whole)
+            arranging.take_over(self._chosen)
+            if not can_be_selective():
+                self._arms = [arm for arm in self._arms if arm.way != "selective"]
+            if not any(one.part_of >= 0 for one in self._chosen):
+                self._arms = [arm for arm in self._arms if arm.way != "parts"]
+        timed = self._recorder.timed
+        if timed is not None:
+            self._arm = arm_of(timed, len(self._arms))
+        elif self._looked < len(self._arms):
+            self._arm = self._looked
+            self._begin_look()
+        self._arrange(self._arms[self._arm])
+        way = self._arms[self._arm].way
+        wanted = timed is not None and counts(timed) and way in _TIMED
+        arranging.time_recomputes(way if wanted else None)
+        self._heap.begin()
+        self._began = time.thread_time(), _waits()
+
+    def write(self, folder: Path, rank: int) -> None:
+        """Leave what was measured in the run's folder."""
+        chosen, device = self._chosen or (), self._recorder.kept.device
+        steps: dict[int, list[float]] = {}
+        for step, ms in enumerate(self._step_times()):
+            if counts(step):
+                steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
+        again, selective, parts = (self._arranging.recompute_times(way) for way in _TIMED)
+        rehearsal = Rehearsal(
+            rank=rank,
+            device=device,
+            candidates=tuple(
+                Candidate(
+                    one.name,
+                    one.class_name,
+                    one.checkpointed,
+                    _usual(again if one.part_of < 0 else parts, place),
+                    _usual(selective, place),
+                    _weight_bytes(one.module),
+                    one.part_of,
+                )
+                for place, one in enumerate(chosen)
+            ),
+            runs=self._runs,
+            storages=self._storages,
+            arms=tuple(
+                ArmMeasured(
+                    arm.way,
+                    tuple(steps.get(place, ())),
+                    self._saved.get(place),
+                    self._allocated.get(place),
+                )
+                for place, arm in enumerate(self._arms)
+                if arm.way != "offload" or self._fits_host
+            ),
+            free_bytes=free_bytes(device, self._taken_today()),
+            remarks=(*self._remarks, *(self._heap.remarks() if device == "cpu" else ())),
+            operators=tuple(self._arranging.met),
+        )
+        write_rehearsal(folder, rehearsal)
+
+    def _taken_today(self) -> int:
+        ways = [arm.way for arm in self._arms]
+        return self._allocated.get(ways.index("today"), 0) if "today" in ways else 0
+
+    def _step_times(self) -> Sequence[float]:
+        taken = self._recorder.kept.timed_ms
+        alone = self._recorder.kept.device == "cpu" and thread_usage() is not None
+        # Only what gives the processor up by itself waits.
+        return self._busy[: len(taken)] if alone and not median(self._waits or [1]) else taken
+
+    def _arrange(self, arm: ArmWanted) -> None:
+        chosen = self._chosen or ()
+        everything = range(len(chosen))
+        whole = {place for place in everything if chosen[place].part_of < 0}
+        if arm.operators:
+            self._arranging.heavy = heavy_operators(arm.operators)
+        self._arranging.active = arm.way != "today"
+        self._arranging.recomputed = frozenset(
+            place
+            for place in everything
+            if (arm.way in _TIMED and (place in whole) == (arm.way != "parts"))
+            or chosen[place].name in arm.recomputed
+        )
+        self._arranging.selective = frozenset(
+            place
+            for place in everything
+            if (arm.way == "selective" and place in whole) or chosen[place].name in arm.selective
+        )
+        self._arranging.offloaded = frozenset(
+            place
+            for place in everything
+            if (arm.way == "offload" and self._fits_host and place in whole)
+            or chosen[place].name in arm.offloaded
+        )
+
+    def _copied_bytes(self) -> int:
+        """What the host has to hold where everything is offloaded, about."""
+        saved = (
+            storage.size
+            for storage in self._storages
+            if any(hold.kind == "saved" and hold.run >= 0 for hold in storage.holds)
+        )
+        whole = (one.module for one in self._chosen or () if one.part_of < 0)
+        return sum(saved) + sum(map(_weight_bytes, whole))
+
+    def _begin_look(self) -> None:
+        saved = SavedTensors(to_host=self._arms[self._arm].way == "keep")
+        self._arranging.look(saved)
+        saved.begin()
+
+    def _end_look(self) -> None:
+        saved = self._arranging.saved
+        if saved is None:
+            return
+        saved.finish()
+        self._saved[self._arm] = saved.peak
+        if self._arms[self._arm].way == "keep":
+            self._storages = saved.storages()
+            here = os.environ.get("LOCAL_WORLD_SIZE", "")
+            ranks = max(1, int(here)) if here.isdecimal() else 1
+            most = _HOST_SHARE * (_host_bytes() or 0) / ranks
+            self._fits_host = self._copied_bytes() <= most
+            runs = self._arranging.runs
+            parts: list[set[int]] = [set() for _ in runs]
+            for run, (_, _, around) in enumerate(runs):
+                if around >= 0:
+                    parts[around].add(run)
+            self._runs = tuple(
+                ModuleRun(place, begin, saved.backward_began(run, parts[run]), around)
+                for run, (place, begin, around) in enumerate(runs)
+            )
+        self._arranging.look(None)
+        self._looked += 1
+
+
+def _usual(steps: Sequence[dict[int, float]], place: int) -> float:
+    return usual_ms([step.get(place, 0.0) for step in steps])
+
+
+def _weight_bytes(module: nn.Module) -> int:
+    weights = (getattr(weight, "_local_tensor", weight) for weight in module.parameters())
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
+def free_bytes(device: str, today: int) -> int | None:
+    """What the GPU has free beside today's arrangement, or the host behind the last step.
+
+    On a GPU torch keeps what the arrangement that took most has got from the driver, which any
+    other can have: all that is free and all that torch has, less what today's takes.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        today: Most that torch allocated on the GPU in a step of today's arrangement.
+    """
+    if device == "cuda":
+        there = int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
+        return max(0, there - today)
+    return _host_bytes()
+
+
+def _host_bytes() -> int | None:
+    with suppress(OSError):
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMORY.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return None

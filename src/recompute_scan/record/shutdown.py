@@ -1,0 +1,213 @@
+"""The end of a script that is stopped once everything is recorded.
+
+It ends as one whose main thread raised ``SystemExit`` would: whichever thread made the last step,
+the main one is stopped too. What waits then for something that no longer comes (a queue of the
+training thread, a child process that listens, a thread that is no daemon) is waited for some
+seconds, and what works on, such as a checkpoint that is being written, for longer.
+"""
+
+from __future__ import annotations
+
+import _thread
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from os import _exit
+from pathlib import Path
+from types import FrameType
+
+from msgspec import Struct
+
+from recompute_scan.record.execute import StopRecording
+
+# How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
+# whose main thread waits while others work.
+_WAITS_S, _WAITS_FOR_RANKS_S, _WORKS_S = 3.0, 30.0, 60.0
+_LOOK_S = 0.25
+# A share of a processor, and bytes read and written in a look, from which on a process works.
+_BUSY, _MOVED_BYTES = 0.2, 1 << 16
+# What the interpreter runs at its end to wait for threads and processes.
+_JOINS = {
+    ("threading", "_shutdown"),
+    ("concurrent.futures.thread", "_python_exit"),
+    ("multiprocessing.util", "_exit_function"),
+}
+_END_S = 1.0
+# What the process would end with.
+_STATUS = [0]
+
+
+class _Moves(Struct, frozen=True):
+    """What shows that a process moves, at one look."""
+
+    place: object
+    cpu_s: float
+    bytes_moved: int
+
+    def works_since(self, before: _Moves) -> bool:
+        moved = self.bytes_moved - before.bytes_moved >= _MOVED_BYTES
+        return moved or self.cpu_s - before.cpu_s > _BUSY * _LOOK_S
+
+
+def _moves(main: int) -> _Moves:
+    return _Moves(place_of(main), time.process_time(), _bytes_moved())
+
+
+def place_of(thread: int) -> tuple[tuple[int, int], ...]:
+    """Where a thread is in its Python code, the innermost call first."""
+    frame = sys._current_frames().get(thread)
+    places = []
+    while frame is not None:
+        places.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return tuple(places)
+
+
+def _bytes_moved() -> int:
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/self/io").read_text().splitlines()[:2]
+        return sum(int(line.partition(":")[2]) for line in lines)
+    return 0
+
+
+def _wait_until_it_waits(main: int, over: Callable[[], bool], limit_s: Callable[[], float]) -> bool:
+    """Return once a thread has not moved for so long, and say so; or once all is over."""
+    last = _moves(main)
+    moved = worked = time.monotonic()
+    while not over():
+        time.sleep(_LOOK_S)
+        now, found = time.monotonic(), _moves(main)
+        if found.place != last.place:
+            moved = worked = now
+        elif found.works_since(last):
+            worked = now
+        last = found
+        if now - worked >= limit_s() or now - moved >= _WORKS_S:
+            return not over()
+    return False
+
+
+class Stopping:
+    """Sees a script to its end, from the moment at which it is first stopped.
+
+    Made in the script's main thread.
+
+    Args:
+        alone: Whether there are no other ranks that may be waited for.
+        end: Called in another thread where the main one waits for good; must end the process.
+    """
+
+    def __init__(self, alone: Callable[[], bool], end: Callable[[], None]) -> None:
+        self._alone = alone
+        self._end = end
+        self._main = threading.get_ident()
+        self._process = os.getpid()
+        self._signal: int | None = None
+        self._handler: Callable[[int, FrameType | None], None] | None = None
+        self.begun = False
+        self.over = False
+
+    def install(self) -> None:
+        """Be able to interrupt the main thread, whatever it waits for: a signal does."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        last = int(getattr(signal, "SIGRTMAX", signal.SIGURG))
+        for number in (last - 1, last - 2, int(signal.SIGURG)):
+            with suppress(ValueError, OSError):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._handler = self._stop_main
+                    signal.signal(number, self._handler)
+                    self._signal = number
+                    return
+
+    def remove(self) -> None:
+        """The script is over."""
+        self.over = True
+        number, self._signal = self._signal, None
+        if number is not None and signal.getsignal(number) == self._handler:
+            with suppress(ValueError):
+                signal.signal(number, signal.SIG_DFL)
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the main thread."""
+        return threading.get_ident() == self._main
+
+    def begin(self) -> None:
+        """The script is being stopped, in this thread."""
+        if self.begun or os.getpid() != self._process:
+            return
+        self.begun = True
+        _thread.start_new_thread(self._see_to_the_end, ())
+        if not self.here:
+            self.stop_main()
+
+    def stop_main(self) -> None:
+        """Stop the main thread, from another."""
+        number = self._signal
+        if number is not None and signal.getsignal(number) == self._handler:
+            with suppress(OSError, ValueError):
+                signal.pthread_kill(self._main, number)
+
+    def _stop_main(self, number: int, frame: FrameType | None) -> None:
+        if not self.over and os.getpid() == self._process:
+            raise StopRecording(0)
+
+    def _see_to_the_end(self) -> None:
+        limit_s = _WAITS_S if self._alone() else _WAITS_FOR_RANKS_S
+        if _wait_until_it_waits(self._main, lambda: self.over, lambda: limit_s):
+            self._end()
+
+
+def ends_with(status: int) -> None:
+    """The process is about to end with this status."""
+    _STATUS[0] = status
+
+
+def see_that_it_ends() -> None:
+    """The script was stopped: what it has left keeps the interpreter from its end no longer than
+    some seconds.
+    """
+    with suppress(RuntimeError, AttributeError):  # the end has begun
+        threading._register_atexit(_see_that_it_ends, os.getpid())  # type: ignore[attr-defined]
+
+
+def _see_that_it_ends(process: int) -> None:
+    if os.getpid() == process:
+        _thread.start_new_thread(_end_what_waits, (threading.main_thread().ident or 0,))
+
+
+def _end_what_waits(main: int) -> None:
+    def limit_s() -> float:
+        frame = sys._current_frames().get(main)
+        while frame is not None:
+            if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _JOINS:
+                return _WAITS_S
+            frame = frame.f_back
+        # Functions that the script has left for its end may wait for others, and be right.
+        return _WAITS_FOR_RANKS_S
+
+    if _wait_until_it_waits(main, lambda: False, limit_s):
+        leave(_STATUS[0])
+
+
+def leave(status: int) -> None:
+    """End this process now, with the child processes for whose end it would wait."""
+    with suppress(Exception):
+        children = [one for one in multiprocessing.active_children() if not one.daemon]
+        for one in multiprocessing.active_children():
+            one.terminate()
+        deadline = time.monotonic() + _END_S
+        while any(one.is_alive() for one in children) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S / 5)
+        for one in children:
+            one.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    _exit(status)

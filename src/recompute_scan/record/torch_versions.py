@@ -1,0 +1,156 @@
+"""What torch's versions do differently where a recording touches them, from 2.1 to 2.14.
+
+Each difference is here once, with the versions that it is for. What is the same in all of
+them is used where it is needed; whether checkpoints are caught at all is seen by
+:mod:`recompute_scan.record.session`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import torch
+import torch._utils
+import torch.utils.checkpoint as torch_checkpoint
+from torch._C._dynamo import eval_frame
+from torch.utils._python_dispatch import _disable_current_modes
+
+from recompute_scan.units import is_before
+
+# Whether `torch.compile` traces the caller. Up to 2.2 it has another place; both are functions
+# that the compiler knows by identity, so they are called as they are, through no wrapper.
+is_compiling: Callable[[], bool] = getattr(
+    torch.compiler, "is_compiling", torch._utils.is_compiling
+)
+
+
+def _frame_setter() -> Callable[[object], object]:
+    setter = cast("Callable[[object], object]", eval_frame.set_eval_frame)
+    try:
+        setter(setter(None))
+    except RuntimeError:  # torch cannot compile on this Python
+        return lambda _: None
+    return setter
+
+
+# Sets what compiles the Python frames that this thread enters from here on; returns what did.
+compile_frames_by = _frame_setter()
+
+
+def run_uncompiled(function: Any) -> None:
+    """Keep ``torch.compile`` from compiling calls of the function as such. What it calls, and a
+    compiled function that calls it, are compiled as ever.
+    """
+    with suppress(RuntimeError):  # as above
+        if hasattr(eval_frame, "skip_code"):  # up to 2.6
+            eval_frame.skip_code(function.__code__)
+        else:
+            action = eval_frame._FrameAction
+            strategy = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+def import_ahead() -> None:
+    """Import what torch's profiler and its modes import where they are first used: by then, an
+    import hook of the script's may refuse it.
+    """
+    for name in ("torch.profiler.python_tracer", "torch.profiler._cupti_monitor"):
+        with suppress(ImportError):  # not in every version
+            importlib.import_module(name)
+    with _disable_current_modes():
+        pass
+
+
+# From 2.14 on `checkpoint` calls the first; the second remains, and passes on to it.
+_PACKED = "_checkpoint_without_reentrant_generator_impl"
+_SPREAD = "_checkpoint_without_reentrant_generator"
+
+# Kineto's own lines on file descriptor 2: up to 2.3 one for each stage of a recording, since
+# 2.13 one for each start and end, and in every build for CUDA one where there is no GPU.
+KINETO_LINE = re.compile(
+    rb"STAGE:|USDT:|ERROR:.{0,300}DeviceProperties\.cpp:\d+\] \w+GetDeviceCount |"
+    rb"ERROR: External init callback must run in same thread"
+)
+
+# Where the compiled part gives its record of collectives, newest first.
+_FLIGHT_RECORDS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+_ABSENT = "recompute_scan: absent"
+
+
+def generator_name() -> str | None:
+    """The generator behind a non-reentrant checkpoint, by the name under which torch looks it up
+    in ``torch.utils.checkpoint`` at each call; ``None`` where there is none.
+    """
+    return next((name for name in (_PACKED, _SPREAD) if hasattr(torch_checkpoint, name)), None)
+
+
+def settings_by_name() -> bool:
+    """Whether the generator gets its settings by keyword only: from 2.14 on."""
+    return generator_name() == _PACKED
+
+
+def inputs(args: Sequence[Any]) -> tuple[Any, ...]:
+    """What the checkpointed function is called with, among what the generator got after it.
+
+    Up to 2.13 the settings come before the function's own arguments, and come along here. From
+    2.14 on there are a tuple and a dictionary of arguments, and settings by keyword only.
+    """
+    if settings_by_name():
+        positional, named = args
+        return (*positional, *named.values())
+    return tuple(args)
+
+
+def early_stop(argument: bool | None) -> bool:
+    """Whether a non-reentrant checkpoint called now stops its recompute early.
+
+    Args:
+        argument: ``early_stop`` as the call has it, since 2.9; ``None`` where it has none.
+    """
+    # set_checkpoint_early_stop() goes before; until 2.8 it always says something.
+    switch = getattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
+    said = argument if switch is None else switch
+    return said is not False
+
+
+def compiled_something() -> bool:
+    """Whether ``torch.compile`` has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(dynamo, "counters", {})
+    return bool(counters and counters.get("stats"))
+
+
+def stacks_crash() -> bool:
+    """Whether a profiler that records Python stacks ends the process: before 2.7.1, on Python 3.13.
+
+    There a frame's locals are no dictionary any more, and torch took them for one
+    (pytorch#148273).
+    """
+    return sys.version_info >= (3, 13) and is_before(torch.__version__, "2.7.1") is True
+
+
+def holds(store: Any, key: str) -> bool:
+    """Whether a store of a process group has this key; it never waits.
+
+    Up to 2.3 no store can be asked that (``check``). A comparison that fails gives the value, or
+    back what was expected where there is none.
+    """
+    if hasattr(store, "check"):
+        return bool(store.check([key]))
+    return bool(store.compare_set(key, _ABSENT, _ABSENT).decode(errors="replace") != _ABSENT)
+
+
+def flight_recorders() -> tuple[Callable[[], Any], ...]:
+    """What dumps the latest collectives as JSON: from 2.9 on of all backends, from 2.6 of NCCL."""
+    if not torch.distributed.is_available():
+        return ()
+    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - not in every build
+
+    found = (getattr(c10d, name, None) for name in _FLIGHT_RECORDS)
+    return tuple(dump for dump in found if dump is not None)

@@ -1,0 +1,283 @@
+"""Run the script again with the fix applied in memory, and unchanged once more, in turn; where the
+times vary too much for that, with the fix switched on and off from step to step.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.errors import InputError
+from recompute_scan.findings.registry import recommends_plan
+from recompute_scan.progress import Pieces, telling
+from recompute_scan.record.options import RemovalOptions, RunOptions
+from recompute_scan.record.trial import run_trial
+from recompute_scan.result import DOUBLED, Checkpoint, Region, Result
+from recompute_scan.result.fidelity import read_sampled
+from recompute_scan.result.run_record import run_records_in
+from recompute_scan.units import plural
+from recompute_scan.verification import Trial, named_regions, ran_out, verified, without_in_parts
+
+# While the times leave the outcome open, runs follow that switch the fix on and off; where the
+# script does not bear that, more rounds.
+_ROUNDS, _MOST_ROUNDS = 2, 6
+_MOST_SWITCHING = 4
+_FOLDER = "verify"
+_UNCHANGED, _FIX, _WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
+_AGAIN, _BARE = "first-step-unchanged", "first-step-without-checkpointing"
+_PART = "first-step-without-some"
+_PLAN, _SWITCHING = "with-the-plan", "switching-the-fix"
+
+
+def verify(
+    result: Result,
+    options: RunOptions,
+    nproc_per_node: int | None,
+    *,
+    without_checkpointing: bool,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """The result with what was measured.
+
+    The run that gave the result counts as the first of the unchanged ones; then come the fix, the
+    plan of RS301 with it, and no checkpoints (where asked for), and all of them once more, the
+    other way round. While that leaves the outcome open, the script is run with the fix switched on
+    and off from step to step; where that fails or times no steps, unchanged and with the fix again.
+    The first run of each way but that leaves a trace too. Before them, two short runs, of which one
+    has no checkpoints, leave the gradients of the first step; where memory does not suffice for the
+    latter, several that have some. What the runs print goes to ``output.txt`` beside their run
+    records, in ``verify/…`` below the run's folder.
+
+    Args:
+        result: What the recorded run showed.
+        options: How it was recorded; ``measure`` was on.
+        nproc_per_node: How many processes it was started in; ``None`` for one.
+        without_checkpointing: Whether to run it without any checkpoint too.
+        on_progress: Called with a line for the person before each run.
+    """
+    removed, planned = to_remove(result), planned_regions(result)
+    removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
+    ways = {_UNCHANGED: options}
+    if removed:
+        ways[_FIX] = replace(options, removals=removals)
+        ways[_SWITCHING] = replace(
+            ways[_FIX], switching=True, timing_steps=2 * options.timing_steps, steps=0
+        )
+    if planned:
+        ways[_PLAN] = replace(options, removals=removals + plan_removals(planned, result))
+    if without_checkpointing:
+        ways[_WITHOUT] = replace(options, without_checkpointing=True)
+    short = replace(options, steps=0, warmup=1, timing_steps=1)
+    ways[_AGAIN] = short
+    ways[_BARE] = replace(short, without_checkpointing=True)
+    runs = _RoundsSoFar(result, removed, planned, ways, nproc_per_node, on_progress)
+    in_turn = [name for name in (_UNCHANGED, _FIX, _PLAN, _WITHOUT) if name in ways]
+    rounds = _ROUNDS if len(in_turn) > 1 else 0
+    # the first of the rounds has been made
+    runs.pieces = Pieces(2 + max(0, rounds * len(in_turn) - 1))
+    with telling(runs.pieces.share):
+        for name in (_AGAIN, _BARE):
+            runs.add(name, 1, "for its gradients")
+        runs.bare_in_parts(short)
+        for number in range(1, rounds + 1):
+            # The other way around every second time, for machines that get slower and slower.
+            for name in in_turn[1:] if number == 1 else reversed(in_turn):
+                runs.add(name, number, f"round {number} of {_ROUNDS}")
+    number = 0
+    while runs.open and number < _MOST_SWITCHING and not runs.unpaired:
+        number += 1
+        runs.add(_SWITCHING, number, f"run {number} of up to {_MOST_SWITCHING} (the times vary)")
+    number = _ROUNDS
+    while runs.open and number < _MOST_ROUNDS and not runs.paired:
+        number += 1
+        for name in in_turn[:2] if number % 2 else reversed(in_turn[:2]):
+            runs.add(name, number, f"round {number} (the times vary)")
+    return runs.so_far
+
+
+class _RoundsSoFar:
+    """The runs of one verification, and what they say so far."""
+
+    def __init__(
+        self,
+        result: Result,
+        removed: tuple[Checkpoint, ...],
+        planned: tuple[Region, ...],
+        ways: dict[str, RunOptions],
+        nproc_per_node: int | None,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._result = result
+        self._removed = removed
+        self._planned = tuple(region.module or "" for region in planned)
+        self._ways = ways
+        self._nproc_per_node = nproc_per_node
+        self._on_progress = on_progress
+        self._trials: defaultdict[str, list[Trial]] = defaultdict(list)
+        output = ways[_UNCHANGED].output
+        first = Trial(run_records_in(output), result=result, gradients=read_sampled(output))
+        self._trials[_UNCHANGED].append(first)
+        self.pieces = Pieces(1)
+        self._in_parts: int | None = None
+        self.so_far = self._together()
+
+    @property
+    def open(self) -> bool:
+        """Whether the times leave the outcome open.
+
+        A step that is slower with fewer recomputes goes against the count: a machine whose speed
+        changed between the runs is likelier, until steps side by side say so too.
+        """
+        section = self.so_far.verified
+        if section is None:
+            return False
+        return section.outcome == "unclear" or (section.outcome == "slower" and not section.pairs)
+
+    @property
+    def unpaired(self) -> bool:
+        """Whether the last run that was to switch the fix on and off gave nothing to compare."""
+        last = self._trials[_SWITCHING][-1:]
+        return any(not (trial.came_through and trial.pairs) for trial in last)
+
+    @property
+    def paired(self) -> bool:
+        """Whether runs that switched the fix on and off have given enough steps."""
+        section = self.so_far.verified
+        return section is not None and section.pairs > 0
+
+    def failed(self, name: str) -> bool:
+        """Whether the last run of this way did not run to its end."""
+        return any(trial.exit_status for trial in self._trials[name][-1:])
+
+    def add(self, name: str, number: int, which: str) -> None:
+        """Run the script this way; what failed once is not tried again."""
+        if self.failed(name):
+            return
+        self._on_progress(f"measuring {name.replace('-', ' ')}, {which}")
+        self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
+        self.pieces.done()
+        self.so_far = self._together()
+
+    def bare_in_parts(self, options: RunOptions) -> None:
+        """Where without any checkpoint memory did not suffice: take them out in parts."""
+        if not any(map(ran_out, self._trials[_BARE])):
+            return
+
+        def run(part: Sequence[Region], number: int) -> Trial:
+            self._on_progress(
+                f"measuring without the checkpoints of {plural(len(part), 'block')}, for gradients"
+            )
+            removals = plan_removals(part, self._result)
+            without = replace(options, removals=removals)
+            return _run(_PART, number, without, self._nproc_per_node)
+
+        came, self._in_parts = without_in_parts(named_regions(self._result), run)
+        if came:
+            self._trials[_BARE] = came
+            self.so_far = self._together()
+
+    def _together(self) -> Result:
+        ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN)
+        trials = (self._trials[name] for name in ways)
+        return verified(
+            self._result,
+            self._removed,
+            *trials,
+            planned=self._planned,
+            again=self._trials[_AGAIN],
+            bare=self._trials[_BARE],
+            in_parts=self._in_parts,
+        )
+
+
+def to_remove(result: Result) -> tuple[Checkpoint, ...]:
+    """The checkpoints that the fixes of the findings that cost time take out, each once.
+
+    What a doubled checkpoint costs around compiled code is not known, and so worth measuring.
+    """
+    found = [
+        finding.fix.removes
+        for finding in result.findings
+        if finding.fix
+        and finding.fix.removes
+        and (finding.saving_ms or (finding.code == DOUBLED and finding.saving_ms is None))
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def planned_regions(result: Result) -> tuple[Region, ...]:
+    """The regions that the recommended plan takes the checkpoints from.
+
+    None without such a plan, or where names do not tell these regions' modules from others: a
+    module that runs twice in a forward pass is two regions of one name.
+    """
+    memory = result.memory
+    if not recommends_plan(result) or memory is None or memory.chosen is None:
+        return ()
+    ordinals = set(memory.plans[memory.chosen].regions)
+    planned = [region for region in result.regions if region.ordinal in ordinals]
+    others = {region.module for region in result.regions if region.ordinal not in ordinals}
+    return () if {region.module for region in planned} & {None, *others} else tuple(planned)
+
+
+def plan_removals(planned: Sequence[Region], result: Result) -> tuple[RemovalOptions, ...]:
+    """How to find the checkpoints around these regions, and around no others."""
+    modules: dict[Checkpoint, list[str]] = {}
+    for region in planned:
+        for checkpoint in region.checkpoints:
+            modules.setdefault(checkpoint, []).append(region.module or "")
+    return tuple(
+        replace(removal_of(checkpoint, result), modules=tuple(names))
+        for checkpoint, names in modules.items()
+    )
+
+
+def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
+    """How to find the calls of this checkpoint; by its depth only where nothing else tells it
+    from another around the same block.
+    """
+
+    def looks(one: Checkpoint) -> tuple[str | None, str | None, str | None]:
+        return one.mechanism, one.call_site, one.variant
+
+    twins = any(
+        other != checkpoint and looks(other) == looks(checkpoint)
+        for region in result.regions
+        if checkpoint in region.checkpoints
+        for other in region.checkpoints
+    )
+    return RemovalOptions(
+        mechanism=checkpoint.mechanism or "",
+        site=checkpoint.call_site or "",
+        variant=checkpoint.variant or "",
+        depth=checkpoint.depth if twins else None,
+    )
+
+
+def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None) -> Trial:
+    folder = options.output / _FOLDER / f"{name}-{number}"
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier verification left
+    folder.mkdir(parents=True)
+    # One trace a way is enough, and only the ways that differ from the first run need one.
+    traced = number == 1 and options.steps > 0
+    options = replace(
+        options, output=folder, steps=options.steps if traced else 0, keep_going=False
+    )
+    status = run_trial(options, nproc_per_node, folder / "output.txt")
+    records = run_records_in(folder)
+    result = None
+    if traced and any(record.trace is not None for record in records):
+        result = _analysed(folder)
+    return Trial(records, status, result, read_sampled(folder))
+
+
+def _analysed(folder: Path) -> Result | None:
+    try:
+        return analyse([folder])
+    except InputError:
+        return None

@@ -1,1 +1,0 @@
-"""The script again, unchanged and with the fix applied in memory."""

@@ -1,0 +1,234 @@
+"""Parts of a document: groups, tables and the terminal's layout.
+
+A page of a terminal: 80 columns or more, with or without colour and links.
+
+Blocks and checkpoints in groups, so that two hundred alike layers are said once.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+from msgspec import Struct, field
+
+from recompute_scan.report.templating import sentence, visible
+from recompute_scan.result import Checkpoint, Region
+from recompute_scan.units import UNITS
+
+WIDTH = 80
+_COLUMN = 22
+
+
+class Page(Struct):
+    """The lines written so far."""
+
+    color: bool
+    width: int = WIDTH
+    links: bool = False
+    written: list[str] = field(default_factory=list)
+
+    def style(self, text: str, **how: object) -> str:
+        return click.style(text, **how) if self.color else text  # type: ignore[arg-type]
+
+    def title(self, text: str) -> None:
+        self.written += ["", self.style(text, bold=True)]
+
+    def prose(self, text: str, indent: str = "  ", first: str | None = None, **how: object) -> None:
+        """Words wrapped to the width; colour goes on whole lines, so that widths stay true."""
+        start = indent if first is None else first
+        for line in wrap(sentence(text, 2000), indent, start, self.width):
+            self.written.append(self.style(line, **how) if how else line)
+
+    def row(self, label: str, value: str, note: str = "", **how: object) -> None:
+        head = f"  {label:<{_COLUMN}}"
+        plain = f"{head}{value}"
+        # the first line is measured without codes, then given them
+        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ", self.width)
+        shown = self.style(value, **how) if how else value
+        self.written.append(head + shown + rest[0][len(plain) :].rstrip())
+        self.written += rest[1:]
+
+    def verbatim(self, text: str, indent: str, **how: object) -> None:
+        """A line to copy: never wrapped, tabs spelled as spaces."""
+        line = indent + text.expandtabs(4)
+        self.written.append(self.style(line, **how) if how else line)
+
+    def place(self, site: str, indent: str, **how: object) -> None:
+        """A ``file:line`` to go to, as a link where the terminal can and the file is here."""
+        shown = visible(site, 200)
+        text = self.style(shown, **how) if how else shown
+        self.written.append(indent + (_linked(site, text) if self.links else text))
+
+
+def _linked(site: str, text: str) -> str:
+    """The text as a link (OSC 8) to the file on this machine; as it is where there is none."""
+    name, _, line = site.rpartition(":")
+    try:
+        path = Path(name).resolve()
+        if not (line.isdigit() and path.is_file()):
+            return text
+        address = path.as_uri()
+    except (OSError, ValueError, RuntimeError):
+        return text
+    return f"\x1b]8;;{address}\x1b\\{text}\x1b]8;;\x1b\\"
+
+
+def wrap(text: str, indent: str, first: str, width: int = WIDTH) -> list[str]:
+    """Lines of at most so many columns; a word longer than a line is cut.
+
+    A number and its unit stay together.
+    ``first`` starts the first line, ``indent`` all others; both are narrower than a line.
+    """
+    found, line, empty = [], first, True
+    for word in _words(text):
+        if not empty and columns(line) + 1 + columns(word) > width:
+            found.append(line)
+            line, empty = indent, True
+        line += word if empty else f" {word}"
+        empty = False
+        while columns(line) > width:
+            cut = _fitting(line, width)
+            found.append(line[:cut])
+            line = indent + line[cut:]
+    return [*found, line]
+
+
+def _words(text: str) -> list[str]:
+    found: list[str] = []
+    for word in text.split():
+        if found and word.rstrip(".,;:)") in UNITS and found[-1][-1].isdigit():
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _fitting(line: str, width: int) -> int:
+    """How many characters of a line fit into the width, at least one of them."""
+    used = 0
+    for place, char in enumerate(line):
+        used += columns(char)
+        if used > width:
+            return max(place, 1)
+    return len(line)
+
+
+def columns(text: str) -> int:
+    """How many terminal columns a text takes; wide (East Asian) characters take two."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+_LAST_NUMBER = re.compile(r"^(.*?)(\d{1,9})(\D*)$", re.DOTALL)
+_MOST_RANGES = 6
+
+
+class BlockGroup(Struct, frozen=True):
+    """Blocks that are the same but for their number. ``label`` is not escaped yet."""
+
+    label: str
+    regions: tuple[Region, ...]
+
+    @property
+    def first(self) -> Region:
+        """The earliest of them in forward order."""
+        return self.regions[0]
+
+    @property
+    def recompute_ms(self) -> float:
+        """All their recomputes in one step, in ms."""
+        return sum(region.recompute_ms_per_step for region in self.regions)
+
+    @property
+    def redundant_ms(self) -> float:
+        """Their redundant recomputes in one step, in ms."""
+        return sum(region.redundant_ms_per_step for region in self.regions)
+
+
+class Stack(Struct, frozen=True):
+    """One arrangement of checkpoints, outermost first, and the blocks it is around."""
+
+    label: str
+    blocks: int
+    recomputes: float
+    checkpoints: tuple[Checkpoint, ...]
+
+
+def block_label(region: Region) -> str:
+    """The block's module, or its number and signature where no module is known."""
+    return region.module or f"block {region.ordinal} ({region.signature})"
+
+
+def block_groups(regions: Iterable[Region]) -> list[BlockGroup]:
+    """Blocks gathered by name pattern, class, recomputes and checkpoints, in forward order."""
+    groups: dict[object, list[Region]] = {}
+    for region in regions:
+        key = (
+            *_pattern(region)[:2],
+            region.module_class,
+            round(region.recompute_runs_per_backward, 2),
+            region.checkpoints,
+        )
+        groups.setdefault(key, []).append(region)
+    return [BlockGroup(_group_label(members), tuple(members)) for members in groups.values()]
+
+
+def _pattern(region: Region) -> tuple[str, str, int]:
+    """What is before and after the block's number, and the number."""
+    if region.module is None:
+        return ("block ", "", region.ordinal)
+    match = _LAST_NUMBER.match(region.module)
+    if match is None:
+        return (region.module, "", -1)
+    return (match[1], match[3], int(match[2]))
+
+
+def _group_label(members: Sequence[Region]) -> str:
+    before, after, first = _pattern(members[0])
+    if len(members) == 1:
+        return block_label(members[0])
+    if first < 0:
+        return before
+    if members[0].module is None:
+        before = "blocks "
+    numbers = ranges(sorted({_pattern(region)[2] for region in members}))
+    return f"{before}[{numbers}]{after}" if "," in numbers else f"{before}{numbers}{after}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-3, 7``; long lists of single numbers lose their middle: ``0, 2, 4, …, 30``."""
+    parts: list[str] = []
+    start = previous = None
+    for number in (*numbers, None):
+        if start is not None and previous is not None and number != previous + 1:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = number
+        elif start is None:
+            start = number
+        previous = number
+    if len(parts) > _MOST_RANGES:
+        parts = [*parts[:3], "…", parts[-1]]
+    return ", ".join(parts)
+
+
+def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
+    """Checkpoint call sites: each arrangement of checkpoints once, most recomputes first."""
+    stacks: dict[tuple[Checkpoint, ...], list[Region]] = {}
+    for region in regions:
+        if region.checkpoints:
+            stacks.setdefault(region.checkpoints, []).append(region)
+    found = [
+        Stack(
+            label=", ".join(group.label for group in block_groups(members)[:3]),
+            blocks=len(members),
+            recomputes=max(region.recompute_runs_per_backward for region in members),
+            checkpoints=checkpoints,
+        )
+        for checkpoints, members in stacks.items()
+    ]
+    return sorted(found, key=lambda stack: -stack.recomputes)

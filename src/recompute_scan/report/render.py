@@ -1,0 +1,182 @@
+"""The report as text, as Markdown and as a page.
+
+The whole answer as text: in columns for a terminal, and short and inert for an issue tracker.
+
+On a terminal only paths, source lines, commands and diffs may be wider than its columns, since they
+are there to be copied. In Markdown nothing from the result can close a fence, start markup, mention
+a person or refer to an issue.
+
+The page: one HTML file that opens offline, asks for nothing, and reads without script.
+
+And what a notebook shows of a scan: a fragment without script and style.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from recompute_scan.report import summary
+from recompute_scan.report.blocks import WIDTH, Page, checkpoint_stacks
+from recompute_scan.report.contents import SECTIONS, sections_of
+from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS, Picture, picture
+from recompute_scan.report.section import Section
+from recompute_scan.report.summary import diff_lines, fix_is_measurable
+from recompute_scan.report.templating import (
+    Attachments,
+    fill,
+    fill_part,
+    regions_csv,
+    script_json,
+    visible,
+)
+from recompute_scan.report.templating import (
+    markdown_code as code,
+)
+from recompute_scan.result import Result, to_json
+from recompute_scan.result.run_record import NextCommand, Purpose
+
+# What is done without an edit, before all else.
+_FIRST: dict[Purpose, str] = {
+    "measure": "measure the fix",
+    "compare-gradients": "compare gradients with and without checkpoints",
+}
+
+
+def render_text(
+    result: Result,
+    *,
+    color: bool,
+    report: str | None = None,
+    after: Sequence[NextCommand] = (),
+    width: int = WIDTH,
+    links: bool = False,
+) -> str:
+    """The summary, ending in a line end.
+
+    ``report`` is the path of the written page. ``after`` are the exact commands that come next.
+    With ``color`` the same characters carry ANSI codes; nothing else differs. With ``links`` call
+    sites whose files are here are links (OSC 8).
+    """
+    page = Page(color, width, links)
+    for section in sections_of(result):
+        section.text(page, result)
+    next_steps(page, report, after, result)
+    return "\n".join(page.written).rstrip("\n") + "\n"
+
+
+def next_steps(
+    page: Page, report: str | None, after: Sequence[NextCommand], result: Result | None = None
+) -> None:
+    """Where the page is, and the commands that come next.
+
+    The command that measures is there only where there is a fix that can be measured.
+    """
+    if report is not None:
+        page.title("Report")
+        page.verbatim(visible(report, 4096), "  ", underline=True)
+    if not after or result is None:
+        return
+    possible = set(_FIRST) if fix_is_measurable(result) else set(_FIRST) - {"measure"}
+    first = [command for command in after if command.purpose in possible]
+    then = [command for command in after if command.purpose not in _FIRST]
+    for command in first:
+        page.title(f"Next: {_FIRST[command.purpose]}; nothing is edited")
+        page.verbatim(visible(command.text, 4096), "  ")
+    if then:
+        what = "apply it" if any(one.fix for one in result.findings) else "make the change"
+        page.title(f"{'Then' if first else 'Next'}: {what}, record again and compare")
+        for command in then:
+            page.verbatim(visible(command.text, 4096), "  ")
+
+
+def render_markdown(result: Result) -> str:
+    """The summary as GitHub-flavoured Markdown, ending in a line end."""
+    parts = [section.markdown(result) for section in sections_of(result)]
+    parts.append(f"recompute-scan {code(result.tool_version, 20)}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# Characters of JSON that the page carries; a larger result is left to its own file.
+MOST_JSON = 3_000_000
+# Arrangements of checkpoints, and findings, that a notebook shows; the page has the others.
+_MOST_BRIEF = 4
+
+
+def render_html(result: Result) -> str:
+    """The report as one HTML document; the same result gives the same text."""
+    sections = sections_of(result)
+    attachments = _attachments(result)
+    return fill(
+        "page.html",
+        result=result,
+        answer=summary.shortest_answer(result),
+        sections=sections,
+        parts=[_section(section, result, attachments) for section in sections],
+        help=[section.help for section in SECTIONS if section.help],
+    )
+
+
+def render_brief_html(result: Result) -> str:
+    """Verdict, picture, three numbers, call sites and what to change, without script and style.
+
+    An HTML fragment; every name in it is escaped. The picture is an image of its own, since pages
+    that show other people's notebooks take drawings out of them.
+    """
+    drawn = picture(result)
+    diffs = [finding.fix.diff for finding in result.findings if finding.fix]
+    return fill_part(
+        "brief.html",
+        result=result,
+        numbers=summary.key_numbers(result),
+        fix_sentence=summary.fix_sentence(result),
+        drawing=_static(drawn) if drawn else "",
+        drawn=_said(drawn) if drawn else "",
+        diff=diff_lines(next((diff for diff in diffs if diff), "")) if any(diffs) else (),
+        stacks=checkpoint_stacks(result.regions),
+        most=_MOST_BRIEF,
+    )
+
+
+def _static(drawn: Picture) -> str:
+    """The picture as a file of SVG in base64."""
+    filled = fill_part(
+        "picture_static.html", picture=drawn, fills=PART_FILLS, family_fills=FAMILY_FILLS
+    )
+    return base64.b64encode(filled.strip().encode()).decode()
+
+
+def _said(drawn: Picture) -> str:
+    """What the picture shows, for whom it is not shown."""
+    lanes = [f"{drawn.block}: {'; '.join(run.title for run in drawn.runs)}."] if drawn.runs else []
+    return " ".join([drawn.bars.summary if drawn.bars else "", *lanes]).strip()
+
+
+def _section(section: Section, result: Result, attachments: Attachments) -> Markup:
+    filled = fill_part(
+        section.template,
+        section=section,
+        result=result,
+        heading=section.heading(result),
+        attachments=attachments,
+        **section.html(result),
+    )
+    return Markup(filled)  # noqa: S704 - escaped by the template
+
+
+def _attachments(result: Result) -> Attachments:
+    json = script_json(to_json(result))
+    return Attachments(
+        markdown=render_markdown(result),
+        csv=regions_csv(result),
+        json=Markup(_quoted(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
+    )
+
+
+def _quoted(json: str) -> str:
+    """JSON without ``<``, ``>`` and ``&`` needs no more quoting between tags."""
+    if any(char in json for char in "<>&"):
+        raise ValueError("this JSON is not quoted for a page")
+    return json

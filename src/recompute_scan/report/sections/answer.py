@@ -1,0 +1,467 @@
+"""Sections that answer: first screen, findings, how to check, failures.
+
+The first screen: verdict, headline, three numbers, how sure they are, and what to change.
+
+Findings and fixes: what to change, as a diff where the line is known.
+
+How to check it: the exact commands that apply the fix, record again and read the verdict.
+
+How a run failed: what was raised or where the ranks hang, and the cause where it is known.
+
+Every rule and what became of it: what was looked for, and what this trace cannot tell.
+
+Method, words and raw data: how the counting works, and the whole result as JSON.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from recompute_scan.crash import Crash, RankEnd
+from recompute_scan.report import summary, words
+from recompute_scan.report.blocks import Page
+from recompute_scan.report.figures import picture
+from recompute_scan.report.finding_words import (
+    UNKNOWN_CAUSE,
+    finding_anchors,
+    finding_text,
+    is_crash_finding,
+)
+from recompute_scan.report.section import Section, always, analysed, of_memory_alone
+from recompute_scan.report.summary import (
+    DiffLine,
+    diff_lines,
+    fix_is_measurable,
+    how_to_record,
+    recorded_into,
+    run_command,
+    saving,
+    script_of,
+    what_was_measured,
+)
+from recompute_scan.report.templating import (
+    lines,
+    markdown_code,
+    markdown_fence,
+    markdown_prose,
+    visible,
+)
+from recompute_scan.report.words import KIND_WORDS, STATUS_WORDS, plain_count_row, plain_count_table
+from recompute_scan.result import Finding, Fix, Result
+from recompute_scan.units import plural
+
+# Lines of the diff on the first screen.
+_MOST_DIFF = 14
+_VERDICT_COLOUR = {
+    "doubled": "red",
+    "inconclusive": "yellow",
+    "none": "green",
+    "partial": "green",
+    "full": "green",
+}
+
+
+def _further_reason(result: Result) -> str | None:
+    """Why there is no clearer answer, where the headline does not say it already."""
+    reason = result.reason
+    if reason is None or reason.rstrip(".").casefold() in result.headline.casefold():
+        return None
+    return reason
+
+
+class _Cure(Struct, frozen=True):
+    """The first fix: where it is on the page, and the first lines of its diff."""
+
+    anchor: str
+    fix: Fix
+    diff: tuple[DiffLine, ...]
+    cut: bool
+
+
+def _cure(result: Result) -> _Cure | None:
+    anchors = finding_anchors(result.findings)
+    for anchor, finding in zip(anchors, result.findings, strict=True):
+        if finding.fix is not None and result.crash is None:
+            shown = _shown_diff(finding.fix.diff)
+            return _Cure(
+                anchor, finding.fix, tuple(shown[:_MOST_DIFF]), cut=len(shown) > _MOST_DIFF
+            )
+    return None
+
+
+def _shown_diff(diff: str | None) -> list[DiffLine]:
+    """Without what names the files, which the summary does, and without blank lines."""
+    return [one for one in diff_lines(diff or "") if one.kind != "file" and one.text.strip()]
+
+
+def _first_screen_html(result: Result) -> Mapping[str, Any]:
+    return {
+        "level": "h2" if result.crash or result.plan else "h1",
+        "analysed": analysed(result),
+        "memory_alone": of_memory_alone(result),
+        "reason": _further_reason(result),
+        "numbers": summary.key_numbers(result),
+        "plain": plain_count_row(result),
+        "plain_rows": plain_count_table(result),
+        "ranks": summary.ranks_sentence(result),
+        # of a run that failed, the section on the failure says it, of a plan, the plan's
+        "measured": () if result.crash or result.plan else summary.what_was_measured(result),
+        "meaning": words.all_true(result, words.MEANING),
+        "record": how_to_record(result),
+        "fix_sentence": summary.fix_sentence(result),
+        "picture": picture(result) if result.crash is None else None,
+        "cure": _cure(result),
+        "attention": summary.attention_sentence(result),
+    }
+
+
+def _rows(result: Result, quoted: Callable[[str], str]) -> list[tuple[str, str, str]]:
+    """Label, value and note of what is below the three numbers in text and in Markdown.
+
+    ``quoted`` makes harmless what holds names.
+    """
+    found = []
+    if ratio := summary.ratio_row(result):
+        found.append(("HFU over MFU", *ratio))
+    evidence = f"{result.evidence_level}: {words.EVIDENCE_WORDS[result.evidence_level]}"
+    found.append(("Confidence", result.confidence, evidence))
+    if plain := plain_count_row(result):
+        found.append(("Plain count", plain[0], quoted(plain[1])))
+    if len(result.ranks) > 1:
+        found.append(("Ranks", str(len(result.ranks)), summary.rank_words(result)))
+    return found
+
+
+def _first_screen_text(page: Page, result: Result) -> None:
+    if not analysed(result):
+        page.prose(result.headline, "")
+        return
+    colour = _VERDICT_COLOUR[result.verdict]
+    page.written.append(page.style(f"Verdict: {words.VERDICT_WORDS[result.verdict]}", fg=colour))
+    page.prose(result.headline, "", bold=True)
+    page.written.append("")
+    for number in summary.key_numbers(result):
+        how: dict[str, object] = {"fg": "red", "bold": True} if number.alarming else {"bold": True}
+        page.row(number.label, number.value, number.note, **how)
+    for label, value, note in _rows(result, lambda text: visible(text, 200)):
+        page.row(label, value, note, bold=True)
+    if result.verdict == "inconclusive":
+        page.title("Why, and what to record")
+        if result.reason:
+            page.prose(result.reason)
+        record = how_to_record(result)
+        page.prose(record.why)
+        page.verbatim(visible(record.command, 500), "    ")
+    else:
+        page.written.append("")
+        page.prose(words.all_true(result, words.MEANING))
+
+
+def _first_screen_markdown(result: Result) -> str:
+    if of_memory_alone(result):
+        return f"### {markdown_prose(result.headline[:1000])}"
+    numbers = [(one.label, one.value, one.note) for one in summary.key_numbers(result)]
+    rows = [
+        f"| {label} | **{value}** | {note} |"
+        for label, value, note in (
+            *numbers,
+            *_rows(result, lambda text: markdown_prose(text[:200])),
+        )
+    ]
+    parts = [
+        f"### Verdict: {words.VERDICT_WORDS[result.verdict]}",
+        markdown_prose(result.headline[:1000]),
+        "\n".join(["| | | |", "| --- | --- | --- |", *rows]),
+    ]
+    if result.verdict == "inconclusive":
+        parts += [f"Why: {markdown_prose(result.reason)}"] if result.reason else []
+        record = how_to_record(result)
+        parts += [record.why, markdown_fence(record.command, "console")]
+    return "\n\n".join(parts)
+
+
+FIRST_SCREEN = Section(
+    anchor="verdict",
+    title="Verdict",
+    template="first_screen.html",
+    present=always,
+    html=_first_screen_html,
+    text=_first_screen_text,
+    markdown=_first_screen_markdown,
+    help=(
+        "The first screen is the answer.",
+        "Checkpointing throws away what the forward pass computed and runs a block once more in "
+        "the backward pass. One recompute is its price; every further one is waste.",
+    ),
+)
+
+
+def _findings_and_fixes_html(result: Result) -> Mapping[str, Any]:
+    return {
+        "anchors": finding_anchors(result.findings),
+        "is_crash_finding": is_crash_finding,
+        "diff_lines": diff_lines,
+    }
+
+
+def _findings_and_fixes_text(page: Page, result: Result) -> None:
+    for finding in result.findings:
+        # those on a failure are below it already
+        if result.crash is None or not is_crash_finding(finding):
+            finding_text(page, finding)
+
+
+def _findings_and_fixes_markdown(result: Result) -> str:
+    return "\n\n".join(map(_finding_markdown, result.findings))
+
+
+def _finding_markdown(finding: Finding) -> str:
+    written = [
+        f"#### {markdown_code(finding.code, 40)} {markdown_prose(finding.title[:300])}",
+        f"{markdown_code(finding.name, 60)}, {finding.severity}, {finding.confidence} confidence. "
+        f"{markdown_prose(finding.detail[:2000])}",
+    ]
+    if finding.evidence:
+        written.append("\n".join(f"- {markdown_prose(item[:600])}" for item in finding.evidence))
+    if finding.fix is not None:
+        fix = finding.fix
+        written.append(f"**Fix:** {markdown_prose(fix.summary[:400])}")
+        written.append(f"Risk: {markdown_prose(words.risk_words(fix)[:400])}")
+        if fix.diff:
+            written.append(markdown_fence(fix.diff, "diff"))
+    return "\n\n".join(written)
+
+
+FINDINGS_AND_FIXES = Section(
+    anchor="findings",
+    title="Findings and fixes",
+    template="findings_and_fixes.html",
+    present=lambda result: bool(result.findings),
+    html=_findings_and_fixes_html,
+    text=_findings_and_fixes_text,
+    markdown=_findings_and_fixes_markdown,
+    link="Findings",
+    help=(
+        "Findings",
+        "say what to change, as a diff where the line is known. `safe` cannot change results; "
+        "`review` says why to look first.",
+    ),
+)
+
+
+# Of this many recomputes a fix leaves the one that is needed.
+_TWICE = 2.0
+
+
+def _check_commands(result: Result) -> list[tuple[str, str]]:
+    """How to see for oneself that the fix works: what each step does, and the exact command.
+
+    The same as a terminal names after ``run``, where that recorded the script into its own folder.
+    """
+    steps = []
+    before, after = recorded_into(result), recorded_into(result, "-after")
+    if fix_is_measurable(result) and result.verified is None:
+        measured = run_command(result, verify=True)
+        steps.append(("Measure the fix; nothing is edited.", measured))
+    diff = next((item.fix.diff for item in result.findings if item.fix and item.fix.diff), None)
+    if diff is not None:
+        # patch takes an absolute path only as one below the folder it is told to start from
+        patch = "patch -d / -p1" if diff.startswith("--- /") else "patch -p1"
+        steps.append(("Save the diff as fix.diff and apply it.", f"{patch} < fix.diff"))
+    again = run_command(result, after)
+    steps.append(("Record the same steps again, into a folder of their own.", again))
+    if script_of(result) is None:
+        steps.append(("Read the new verdict.", f"recompute-scan analyze {after}"))
+    else:
+        compared = f"recompute-scan compare {before} {after}"
+        steps.append(("Compare the two; the first folder is that of this page.", compared))
+    return steps
+
+
+def _how_to_check_html(result: Result) -> Mapping[str, Any]:
+    saves = saving(result) is not None and result.recompute_per_backward == _TWICE
+    measurable = fix_is_measurable(result)
+    return {
+        "commands": _check_commands(result),
+        "tried": result.verified is not None and result.verified.after is not None,
+        "after_ms": result.cost.predicted_step_ms if result.cost and saves and measurable else None,
+        "own_command": script_of(result) is not None,
+    }
+
+
+HOW_TO_CHECK = Section(
+    anchor="check",
+    title="How to check it",
+    template="how_to_check.html",
+    present=lambda result: result.crash is None and result.verdict != "inconclusive",
+    html=_how_to_check_html,
+    link="Check",
+)
+
+
+_ENDING_WORDS = {
+    "raised": "raised an exception",
+    "exited": "ended itself with a failure",
+    "hung": "made no progress",
+    "killed": "was ended from outside",
+    "ended": "ended well",
+}
+_MEMORY_WORDS = {
+    "cuda_allocated": "on the GPU, in use",
+    "cuda_peak": "on the GPU, peak",
+    "cuda_reserved": "on the GPU, reserved by torch",
+    "cuda_free": "on the GPU, free",
+    "cuda_total": "on the GPU, in all",
+    "host_peak": "of the process, peak",
+}
+_MOST_RANKS = 16
+
+
+def _cause(result: Result) -> Finding | None:
+    """The finding on the failure, which is the first where there is one."""
+    first = next(iter(result.findings), None)
+    return first if first is not None and is_crash_finding(first) else None
+
+
+def _first_end(crash: Crash) -> RankEnd | None:
+    """The rank that the headline speaks of, else the first that hangs."""
+    for end in crash.ranks:
+        if end.rank == crash.rank if crash.kind != "hung" else end.ending == "hung":
+            return end
+    return None
+
+
+def _rank_words(end: RankEnd) -> str:
+    """``rank 1: raised an exception at train.py:31 (RuntimeError: …)``."""
+    where = f" at {visible(end.place, 200)}" if end.place else ""
+    what = f" ({visible(_begun(end.errors[-1].summary), 200)})" if end.errors else ""
+    return f"rank {end.rank}: {_ending_words(end)}{where}{what}"
+
+
+def _ending_words(end: RankEnd) -> str:
+    """How a rank ended; of one that was killed outright there is no stack."""
+    if end.ending == "killed" and not end.stack:
+        return "ended without a word"
+    return _ENDING_WORDS[end.ending]
+
+
+def _begun(text: str) -> str:
+    return text if len(text) <= 120 else text[:120] + "…"
+
+
+def _state_words(end: RankEnd | None) -> list[tuple[str, str]]:
+    """What the rank knew when it failed: steps completed, memory, models and their checkpoints."""
+    if end is None:
+        return []
+    found = []
+    if end.steps is not None:
+        found.append(("Optimizer steps completed", str(end.steps)))
+    for variant, number in (end.regions or {}).items():
+        found.append((f"Calls of {variant} checkpoints", f"{number:,}"))
+    for name, number in (end.memory or {}).items():
+        found.append((f"Memory {_MEMORY_WORDS.get(name, name)}", f"{number / 2**20:,.0f} MiB"))
+    for model in end.models:
+        parts = [f"{model.parameters:,} parameters, {model.trainable:,} trainable"]
+        parts += [*model.parallel, *(model.checkpoints or ("no activation checkpoint seen",))]
+        if model.use_cache is not None:
+            parts.append(f"use_cache={model.use_cache}")
+        found.append((f"Model {visible(model.name, 60)}", visible("; ".join(parts), 600)))
+    return found
+
+
+def _traceback_lines(crash: Crash) -> list[str]:
+    """The traceback, harmless, its middle left out where it is very long."""
+    found = lines(crash.traceback or "")
+    return found if len(found) <= 400 else [*found[:200], "…", *found[-200:]]
+
+
+def _failure_html(result: Result) -> Mapping[str, Any]:
+    crash = result.crash
+    assert crash is not None
+    return {
+        "crash": crash,
+        "kind": KIND_WORDS[crash.kind],
+        "measured": what_was_measured(result),
+        "cause": _cause(result),
+        "unknown_cause": UNKNOWN_CAUSE,
+        "anchors": finding_anchors(result.findings),
+        "ending_words": _ending_words,
+        "state": _state_words(_first_end(crash)),
+        "traceback": _traceback_lines(crash),
+    }
+
+
+def _failure_text(page: Page, result: Result) -> None:
+    crash = result.crash
+    assert crash is not None
+    page.written.append(page.style(f"Run: {KIND_WORDS[crash.kind]}", fg="red"))
+    page.prose(crash.headline, "", bold=True)
+    if _cause(result) is None and crash.kind != "killed":
+        page.prose(UNKNOWN_CAUSE, "")
+    if len(crash.ranks) > 1:
+        page.title("Ranks")
+        for end in crash.ranks[:_MOST_RANKS]:
+            page.prose(_rank_words(end), "    ", "  ")
+    if state := _state_words(_first_end(crash)):
+        page.title("At that moment")
+        for label, value in state:
+            page.prose(f"{label}: {value}", "    ", "  ")
+    for finding in filter(is_crash_finding, result.findings):
+        finding_text(page, finding)
+    page.written.append("")
+
+
+def _failure_markdown(result: Result) -> str:
+    crash = result.crash
+    assert crash is not None
+    written = [f"### Run: {KIND_WORDS[crash.kind]}", markdown_prose(crash.headline[:1000])]
+    if len(crash.ranks) > 1:
+        ends = crash.ranks[:_MOST_RANKS]
+        written.append("\n".join(f"- {markdown_prose(_rank_words(end))}" for end in ends))
+    state = _state_words(_first_end(crash))
+    written.append("\n".join(f"- {markdown_prose(f'{label}: {value}')}" for label, value in state))
+    if crash.traceback:
+        written.append(markdown_fence("\n".join(_traceback_lines(crash)), "text"))
+    return "\n\n".join(part for part in written if part)
+
+
+FAILURE = Section(
+    anchor="crash",
+    title="How the run failed",
+    template="failure.html",
+    present=lambda result: result.crash is not None,
+    html=_failure_html,
+    text=_failure_text,
+    markdown=_failure_markdown,
+    link="Failure",
+)
+
+
+def _every_rule_html(result: Result) -> Mapping[str, Any]:
+    """How many rules came to what, in words."""
+    counts = Counter(rule.status for rule in result.checked)
+    said = [f"{number} {STATUS_WORDS[status]}" for status, number in counts.most_common()]
+    return {"count": f"{plural(len(result.checked), 'rule')}: {', '.join(said)}"}
+
+
+EVERY_RULE = Section(
+    anchor="rules",
+    title="Every rule and what became of it",
+    template="every_rule.html",
+    present=lambda result: bool(result.checked),
+    html=_every_rule_html,
+    link="Rules",
+)
+
+
+METHOD = Section(
+    anchor="method",
+    title="Method, words and raw data",
+    template="method.html",
+    present=always,
+    link="Method",
+)

@@ -1,0 +1,496 @@
+"""Sections on cost: the step, the device, the measured fix.
+
+What recomputes cost: where a step's time goes, and how sure the step time is.
+
+How well the device is used: arithmetic, memory, and what fewer checkpoints would take.
+
+What ``run --verify`` measured with the fix applied, beside what had been predicted.
+
+The breakdowns of Holistic Trace Analysis, beside what is counted here of the same trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from recompute_scan.intervals import is_sure, too_wide
+from recompute_scan.report.blocks import Page
+from recompute_scan.report.figures import cost_bars
+from recompute_scan.report.layout import (
+    measured_sentences,
+    measured_title,
+    plan_arm,
+    predicted_plan,
+    removed_words,
+)
+from recompute_scan.report.section import Section, analysed
+from recompute_scan.report.summary import fix_sentence, predicted_beside, ratio_row, step_after
+from recompute_scan.report.templating import markdown_prose, visible
+from recompute_scan.report.words import device_words
+from recompute_scan.result import Arm, Flops, Hta, Memory, MemoryPlan, Result, Verified
+from recompute_scan.units import UNKNOWN, ms, pct, plural, share, size, span, times
+
+# Of the longer bar, in per cent; a slice has two decimals.
+_THINNEST = 0.01
+_TOO_WIDE = "The step times vary too much to rely on"
+
+
+def step_time_sentences(result: Result) -> list[str]:
+    """Where the step time is from and how sure it is; none without one."""
+    cost = result.cost
+    if cost is None:
+        return []
+    head = f"Step time on {visible(device_words(result), 80)}"
+    timed = cost.step_source == "timed"
+    if not cost.steps:  # a result of a version that did not count them
+        return [f"{head}, {'timed without the profiler' if timed else 'as recorded'}."]
+    if timed:
+        source = f"{plural(cost.steps, 'step')} timed without the profiler"
+    else:
+        source = f"{plural(cost.steps, 'recorded step')}, slowed down by the profiler"
+    if cost.steps == 1:
+        return [f"{head}: {source}; how far step times vary is not known."]
+    if cost.step_low_ms is None or cost.step_high_ms is None:
+        return [f"{head}: median of {source}."]
+    likely = "likely between" if is_sure(cost.steps) else "all between"
+    found = [
+        f"{head}: median of {source}; {likely} {span(cost.step_low_ms, cost.step_high_ms, 'and')}."
+    ]
+    if too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms):
+        more = (
+            "time more of them with --timing-steps" if timed else "time with `recompute-scan run`"
+        )
+        found.append(f"{_TOO_WIDE}: {more}, on a machine that does nothing else.")
+    return found
+
+
+def _step_cost_html(result: Result) -> Mapping[str, Any]:
+    return {
+        "bars": cost_bars(result),
+        "fix": fix_sentence(result),
+        "step_times": step_time_sentences(result),
+    }
+
+
+def _is_predicted(result: Result) -> bool:
+    """Whether the step after the fix is a prediction; what was measured has its own section."""
+    step = step_after(result)
+    return step is not None and not step.measured
+
+
+def _step_cost_text(page: Page, result: Result) -> None:
+    if not _is_predicted(result):
+        return
+    fix = fix_sentence(result)
+    page.title("Cost" if fix else "Step time")
+    for sentence in [*([fix] if fix else []), *step_time_sentences(result)]:
+        page.prose(sentence)
+
+
+def _step_cost_markdown(result: Result) -> str:
+    parts = [_pie(result)]
+    if _is_predicted(result):
+        fix = fix_sentence(result)
+        words = [*([fix] if fix else []), *step_time_sentences(result)]
+        parts.append(markdown_prose(" ".join(words)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _pie(result: Result) -> str:
+    """The step in its parts, as text of which GitHub and GitLab draw a picture: they take out
+    drawings that are in a summary or comment themselves.
+    """
+    bars = cost_bars(result)
+    if bars is None:
+        return ""
+    widths = {part.kind: part.width for part in bars.before}
+    slices = [
+        f'    "{row.name}, {row.before}" : {widths[row.kind]:.2f}'
+        for row in bars.table
+        if widths.get(row.kind, 0) >= _THINNEST
+    ]
+    head = f"pie title One step takes {bars.total_before}"
+    return "\n".join(["```mermaid", head, *slices, "```"]) if slices else ""
+
+
+STEP_COST = Section(
+    anchor="cost",
+    title="What it costs",
+    template="step_cost.html",
+    present=lambda result: analysed(result) and result.cost is not None,
+    html=_step_cost_html,
+    text=_step_cost_text,
+    markdown=_step_cost_markdown,
+    link="Cost",
+    help=(
+        "What it costs",
+        "splits one step into its parts. The hatched part goes away with the fix; the bar below "
+        "is the step without it, and the line with two ends is the range in which the true value "
+        "is expected.",
+    ),
+)
+
+
+_PREFIXES = ("", "K", "M", "G", "T", "P", "E")
+# The drawing of time against memory: height in pixels, and what is left free of the width, in %.
+_TOP, _BOTTOM = 24, 176
+_LEFT, _RIGHT = 4.0, 96.0
+
+
+class HeadroomPoint(Struct, frozen=True):
+    """One plan in the drawing of time against memory; x in per cent of the width, y in pixels."""
+
+    x: float
+    y: float
+    chosen: bool
+    tooltip: str
+
+
+class PlanChart(Struct, frozen=True):
+    """The plans from left (least memory) to right; ``budget`` is where memory ends, in per cent."""
+
+    points: tuple[HeadroomPoint, ...]
+    budget: float | None
+    summary: str
+
+
+def _plan_chart(memory: Memory) -> PlanChart | None:
+    """The drawing; ``None`` with fewer than two plans."""
+    plans = memory.plans
+    if len(plans) < 2:
+        return None
+    peaks = [plan.peak_bytes for plan in plans]
+    ends = [*peaks, memory.budget_bytes] if memory.budget_bytes else peaks
+    low, high = min(ends), max(ends)
+    fastest, slowest = min(p.step_ms for p in plans), max(p.step_ms for p in plans)
+
+    def across(value: int) -> float:
+        return round(_LEFT + (_RIGHT - _LEFT) * (value - low) / max(1, high - low), 2)
+
+    def down(value: float) -> float:
+        scale = (slowest - value) / (slowest - fastest) if slowest > fastest else 0.0
+        return round(_TOP + (_BOTTOM - _TOP) * scale, 1)
+
+    points = tuple(
+        HeadroomPoint(
+            across(plan.peak_bytes), down(plan.step_ms), place == memory.chosen, _plan_words(plan)
+        )
+        for place, plan in enumerate(plans)
+    )
+    summary = f"From {_plan_words(plans[0])} to {_plan_words(plans[-1])}."
+    if memory.chosen is not None:
+        summary += f" What fits: {_plan_words(plans[memory.chosen])}."
+    return PlanChart(points, across(memory.budget_bytes) if memory.budget_bytes else None, summary)
+
+
+def _plan_words(plan: MemoryPlan) -> str:
+    which = plural(len(plan.regions), "block") if plan.regions else "no block"
+    return f"{which} without checkpoint: {ms(plan.step_ms)} per step, {size(plan.peak_bytes)}"
+
+
+def _memory_sentences(memory: Memory) -> list[str]:
+    """What the device's memory held, what checkpoints kept out of it, what is free."""
+    said = []
+    if memory.peak_allocated_bytes is not None:
+        reserved = (
+            f", and torch held {size(memory.peak_reserved_bytes)}"
+            if memory.peak_reserved_bytes is not None
+            else ""
+        )
+        said.append(
+            f"At most {size(memory.peak_allocated_bytes)} were allocated in the recorded step"
+            f"{reserved}, of {size(memory.capacity_bytes)} that the device has."
+        )
+    saved = [one.saved_bytes for one in memory.regions if one.saved_bytes is not None]
+    if saved:
+        said.append(
+            f"The checkpoints of {plural(len(saved), 'block')} keep {size(sum(saved))} out of "
+            "memory in each micro-batch."
+        )
+    if memory.reason:
+        said.append(visible(memory.reason, 400))
+    return said
+
+
+def _flops_table(flops: Flops, *, told_apart: bool) -> list[tuple[str, str, str]]:
+    """Part of the step, its operations, and their share of all that ran.
+
+    Recomputes have no row unless they could be ``told_apart`` from the backward pass.
+    """
+    parts = [
+        ("Forward pass", flops.forward_per_step),
+        ("Backward pass", flops.backward_per_step),
+    ]
+    if told_apart:
+        parts += [
+            ("First recomputes", _less(flops.recompute_per_step, flops.redundant_per_step)),
+            ("Redundant recomputes", flops.redundant_per_step),
+        ]
+    known = [value for _, value in parts if value is not None]
+    whole = sum(known)
+    if not whole:
+        return []
+    rows = [(name, _operations(value), share((value or 0.0) / whole)) for name, value in parts]
+    return [*rows, ("All that ran", _operations(whole), "")]
+
+
+def _flops_sentences(flops: Flops) -> list[str]:
+    """What the figures say, and what they leave out."""
+    said = []
+    if flops.hfu is not None and flops.peak_tflops is not None:
+        reached = f"The device reached {share(flops.hfu)} of its peak with all that ran (HFU)"
+        if flops.mfu is not None:
+            reached += f", {share(flops.mfu)} with what the model needs (MFU)"
+        said.append(f"{reached}. Peak: {flops.peak_tflops:,.1f} TFLOP/s, {flops.peak_source}.")
+    elif flops.hfu_over_mfu is not None:
+        said.append(
+            "The device's peak is not known, so HFU and MFU are not either; their ratio needs no "
+            "peak. --peak-tflops sets one."
+        )
+    if flops.uncounted:
+        named = ", ".join(visible(name, 60) for name in flops.uncounted)
+        said.append(f"Not counted, for want of a formula or of its shapes: {named}.")
+    if flops.reason:
+        said.append(visible(flops.reason, 400))
+    return said
+
+
+def _operations(value: float | None) -> str:
+    """``3.77 TFLOP``: floating-point operations with three significant digits."""
+    if value is None:
+        return UNKNOWN
+    power = 0
+    while value >= 1000 and power < len(_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    digits = 0 if value >= 100 or not power else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {_PREFIXES[power]}FLOP"
+
+
+def _less(whole: float | None, part: float | None) -> float | None:
+    return None if whole is None or part is None else whole - part
+
+
+def _device_use_html(result: Result) -> Mapping[str, Any]:
+    flops, memory = result.flops, result.memory
+    told_apart = result.verdict != "inconclusive"
+    return {
+        "ratio": ratio_row(result),
+        "flops_rows": _flops_table(flops, told_apart=told_apart) if flops else [],
+        "flops_sentences": _flops_sentences(flops) if flops else [],
+        "memory_sentences": _memory_sentences(memory) if memory else [],
+        "plans": _plan_chart(memory) if memory else None,
+    }
+
+
+def _device_use_markdown(result: Result) -> str:
+    return markdown_prose(" ".join(_memory_sentences(result.memory))) if result.memory else ""
+
+
+def _present(result: Result) -> bool:
+    counted = result.flops is not None and (result.flops.reason is None or result.flops.peak_tflops)
+    return analysed(result) and bool(counted or result.memory)
+
+
+DEVICE_USE = Section(
+    anchor="device",
+    title="How well the device is used",
+    template="device_use.html",
+    present=_present,
+    html=_device_use_html,
+    markdown=_device_use_markdown,
+    link="Device",
+)
+
+
+# Columns that a terminal has room for; more go into a second table.
+_MOST_COLUMNS = 3
+_NOTHING = "-"
+
+
+class _Table(Struct, frozen=True):
+    """Columns from the unchanged script on; each row has a label and one cell a column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def _table(result: Result, verified: Verified) -> _Table:
+    """The measured figures side by side, the prediction among them."""
+    arms = [("Unchanged", verified.before)]
+    arms += [("With the fix", verified.after)] if verified.after else []
+    arms += [("With the plan", plan)] if (plan := plan_arm(verified)) else []
+    without = verified.without_checkpointing
+    arms += [("No checkpoints", without)] if without else []
+    measured = [arm for _, arm in arms]
+    rows = [
+        _row("Step time", measured, lambda arm: ms(arm.step_ms)),
+        _row("Likely between", measured, lambda arm: span(arm.step_low_ms, arm.step_high_ms)),
+        _predicted(result, verified, measured),
+        _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
+        _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),
+        _bytes("Process memory", measured, lambda arm: arm.peak_rss_bytes),
+        _row("Recomputes per layer", measured, lambda arm: times(arm.recompute_per_backward)),
+    ]
+    return _Table(tuple(name for name, _ in arms), tuple(row for row in rows if row))
+
+
+def _row(
+    label: str, arms: list[Arm], cell: Callable[[Arm], str]
+) -> tuple[str, tuple[str, ...]] | None:
+    cells = tuple(cell(arm) if arm.status == "measured" else _NOTHING for arm in arms)
+    return (label, cells) if any(text not in (UNKNOWN, _NOTHING) for text in cells) else None
+
+
+def _bytes(
+    label: str, arms: list[Arm], value: Callable[[Arm], int | None]
+) -> tuple[str, tuple[str, ...]] | None:
+    return _row(label, arms, lambda arm: size(value(arm)))
+
+
+def _predicted(
+    result: Result, verified: Verified, arms: list[Arm]
+) -> tuple[str, tuple[str, ...]] | None:
+    predicted, plan = predicted_beside(result), predicted_plan(result)
+
+    def cell(arm: Arm) -> str:
+        if arm is verified.after and predicted:
+            return ms(predicted.after_ms)
+        return ms(plan.step_ms) if arm is plan_arm(verified) and plan else _NOTHING
+
+    return _row("Predicted", arms, cell)
+
+
+def _removed(verified: Verified) -> list[str]:
+    """The checkpoints that were taken out in memory."""
+    return [removed_words(checkpoint) for checkpoint in verified.removed]
+
+
+def _measured_fix_html(result: Result) -> Mapping[str, Any]:
+    assert result.verified is not None
+    return {
+        "table": _table(result, result.verified),
+        "sentences": measured_sentences(result),
+        "removed": _removed(result.verified),
+    }
+
+
+def _measured_fix_text(page: Page, result: Result) -> None:
+    assert result.verified is not None
+    table = _table(result, result.verified)
+    page.title(measured_title(result))
+    opening, *others = measured_sentences(result)
+    page.prose(opening)
+    for removed in _removed(result.verified):
+        page.prose(f"Taken out: {visible(removed, 300)}", "    ", "  ")
+    page.written.append("")
+    rows = [("", table.columns), *table.rows]
+    for first in range(0, len(table.columns), _MOST_COLUMNS):
+        for label, cells in rows:
+            shown = cells[first : first + _MOST_COLUMNS]
+            page.written.append(f"  {label:<21}" + "".join(f"{cell:>19}" for cell in shown))
+        page.written.append("")
+    for sentence in others:
+        page.prose(sentence)
+
+
+def _measured_fix_markdown(result: Result) -> str:
+    assert result.verified is not None
+    table = _table(result, result.verified)
+    first, *others = measured_sentences(result)
+    rows = [f"| {label} | {' | '.join(cells)} |" for label, cells in table.rows]
+    head = f"| | {' | '.join(table.columns)} |"
+    taken = [f"- {markdown_prose(removed[:300])}" for removed in _removed(result.verified)]
+    parts = [
+        f"#### {measured_title(result)}",
+        markdown_prose(first),
+        "\n".join(["Taken out in memory:", "", *taken]) if taken else "",
+        "\n".join([head, "| --- |" + " ---: |" * len(table.columns), *rows]),
+        markdown_prose(" ".join(others)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+MEASURED_FIX = Section(
+    anchor="measured",
+    title=measured_title,
+    template="measured_fix.html",
+    present=lambda result: analysed(result) and result.verified is not None,
+    html=_measured_fix_html,
+    text=_measured_fix_text,
+    markdown=_measured_fix_markdown,
+    link="Measured",
+)
+
+
+_COLUMNS = ("HTA", "recompute-scan")
+_SAYS = (
+    "Over all recorded steps. Every kernel that is neither communication nor a copy counts as "
+    "computing."
+)
+# A table's first column on a terminal; two of 16 are beside it.
+_WIDEST_LABEL = 46
+
+
+def _title(result: Result) -> str:
+    """``Holistic Trace Analysis``, with whose breakdown it is where there are several."""
+    if result.hta is None or result.hta.rank is None or len(result.ranks) < 2:
+        return "Holistic Trace Analysis"
+    return f"Holistic Trace Analysis of rank {result.hta.rank}"
+
+
+def _rows(hta: Hta) -> list[tuple[str, str, str]]:
+    """What Holistic Trace Analysis found, and what recompute-scan counts of the same."""
+    own = hta.own
+    parts = [
+        ("Idle", hta.idle_pct, own.idle_pct if own else None),
+        ("Computing", hta.compute_pct, own.compute_pct if own else None),
+        ("Busy without computing", hta.non_compute_pct, own.non_compute_pct if own else None),
+        ("Communication beside computation", hta.overlap_pct, own.overlap_pct if own else None),
+    ]
+    whole = ms(own.kernel_time_ms) if own else ""
+    return [
+        ("GPU time, first kernel to last", ms(hta.kernel_time_ms), whole),
+        *((name, pct(theirs), pct(ours) if own else "") for name, theirs, ours in parts),
+        *(
+            (f"Kernels: {visible(kind, 60)}", pct(part), "")
+            for kind, part in list(hta.kernel_types.items())[:20]
+        ),
+    ]
+
+
+def _hta_figures_html(result: Result) -> Mapping[str, Any]:
+    assert result.hta is not None
+    return {"rows": _rows(result.hta), "columns": _COLUMNS, "says": _SAYS}
+
+
+def _hta_figures_text(page: Page, result: Result) -> None:
+    assert result.hta is not None
+    page.title(_title(result))
+    page.prose(_SAYS)
+    page.written.append("")
+    for label, *values in [("", *_COLUMNS), *_rows(result.hta)]:
+        line = f"  {label[:_WIDEST_LABEL]:<{_WIDEST_LABEL}}" + "".join(f"{v:>16}" for v in values)
+        page.written.append(line.rstrip())
+
+
+def _hta_figures_markdown(result: Result) -> str:
+    assert result.hta is not None
+    rows = [
+        f"| {markdown_prose(name)} | {value} | {own} |" for name, value, own in _rows(result.hta)
+    ]
+    head = [f"| | {' | '.join(_COLUMNS)} |", "| --- | ---: | ---: |"]
+    return "\n\n".join([f"#### {_title(result)}", _SAYS, "\n".join([*head, *rows])])
+
+
+HTA_FIGURES = Section(
+    anchor="hta",
+    title=_title,
+    template="hta_figures.html",
+    present=lambda result: analysed(result) and result.hta is not None,
+    html=_hta_figures_html,
+    text=_hta_figures_text,
+    markdown=_hta_figures_markdown,
+)

@@ -1,0 +1,399 @@
+"""Sections on layers: each block, each run, call sites, recomputes by design.
+
+Block by block: how often each ran again, and in which steps.
+
+The proof: one block, its forward pass and each recompute side by side, and the plain count.
+
+Checkpoint call sites: the lines of the script that switched checkpointing on.
+
+Forward work that runs again because the model is written so, without a checkpoint.
+
+Steps and operator families: the counts that everything above is made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from recompute_scan.report import words
+from recompute_scan.report.blocks import BlockGroup, Page, block_groups, checkpoint_stacks, ranges
+from recompute_scan.report.figures import family_table, timeline
+from recompute_scan.report.section import Section, analysed
+from recompute_scan.report.templating import markdown_code, markdown_prose, proof_trace, visible
+from recompute_scan.report.words import COLUMNS, HOW, plain_count_table
+from recompute_scan.result import ByDesign, Checkpoint, Region, Result
+from recompute_scan.units import ms, plural, times
+
+# Rows shown before the table folds blocks that are like one already shown.
+MOST_ROWS = 60
+MOST_FOLDED = 2000
+# Kinds of block, and of step, in the table of blocks by steps.
+MOST_KINDS = 60
+MOST_COLUMNS = 40
+_MOST_GROUPS_TEXT = 8
+_MOST_GROUPS_MARKDOWN = 12
+# From here on a block ran again more often than once.
+_MORE_THAN_ONCE = 1.005
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+class RegionRows(Struct, frozen=True):
+    """Rows of the table per module: shown at once, folded away, and left to the JSON."""
+
+    shown: tuple[Region, ...]
+    folded: tuple[Region, ...]
+    left_out: int
+
+
+class ByStep(Struct, frozen=True):
+    """The strip: a row for each kind of block, a column for each kind of step.
+
+    ``sentence`` says the whole where all steps agree, and what was put together where not.
+    ``rows`` hold a label that is not escaped yet and a number a column, ``None`` for not known.
+    """
+
+    sentence: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
+
+
+def region_rows(regions: Sequence[Region]) -> RegionRows:
+    """The first rows and every block unlike them; blocks that repeat one are folded."""
+    shown = list(regions[:MOST_ROWS])
+    seen = {_likeness(region) for region in shown}
+    folded = []
+    for region in regions[MOST_ROWS:]:
+        if _likeness(region) in seen or len(shown) >= 2 * MOST_ROWS:
+            folded.append(region)
+        else:
+            seen.add(_likeness(region))
+            shown.append(region)
+    return RegionRows(tuple(shown), tuple(folded[:MOST_FOLDED]), len(folded[MOST_FOLDED:]))
+
+
+def _likeness(region: Region) -> tuple[str | None, float, tuple[Checkpoint, ...]]:
+    return (
+        region.module_class,
+        round(region.recompute_runs_per_backward, 1),
+        region.checkpoints,
+    )
+
+
+def by_step(result: Result) -> ByStep | None:
+    """The strip; ``None`` where the result does not hold the numbers of single steps."""
+    regions = result.regions
+    places = [place for place, step in enumerate(result.steps) if step.complete]
+    if not regions or not places:
+        return None
+    if any(len(region.recomputes_by_step) != len(result.steps) for region in regions):
+        return None
+    shown = [tuple(_rounded(r.recomputes_by_step[place]) for place in places) for r in regions]
+    whole = plural(len(places), "whole step")
+    if all(len(set(values)) == 1 for values in shown):
+        if len(places) == 1:
+            return None
+        return ByStep(f"In each of the {whole} every block ran again the same number of times.")
+    rows = _alike(shown)
+    steps = _alike(list(zip(*shown, strict=True)))
+    sentence = (
+        f"{plural(len(regions), 'block')} in {whole}: the steps differ. Blocks that are alike in "
+        "every step share a row, steps that are alike in every block a column."
+    )
+    if len(rows) > MOST_KINDS or len(steps) > MOST_COLUMNS:
+        sentence += (
+            f" {plural(max(0, len(rows) - MOST_KINDS), 'row')} and "
+            f"{plural(max(0, len(steps) - MOST_COLUMNS), 'column')} more are in the JSON."
+        )
+    steps = steps[:MOST_COLUMNS]
+    return ByStep(
+        sentence,
+        columns=tuple(ranges([result.steps[places[place]].index for place in of]) for of in steps),
+        rows=tuple(
+            (_label(result, of), tuple(shown[of[0]][same[0]] for same in steps))
+            for of in rows[:MOST_KINDS]
+        ),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _alike(keys: Sequence[_K]) -> list[list[int]]:
+    """Places of equal keys together, in order of the first of each."""
+    groups: dict[_K, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+def _label(result: Result, places: Sequence[int]) -> str:
+    groups = block_groups(result.regions[place] for place in places)
+    more = f" and {len(groups) - 3} more kinds" if len(groups) > 3 else ""
+    return ", ".join(group.label for group in groups[:3]) + more
+
+
+def _block_by_block_html(result: Result) -> Mapping[str, Any]:
+    return {
+        "groups": block_groups(result.regions),
+        "by_step": by_step(result),
+        "rows": region_rows(result.regions),
+    }
+
+
+def _block_by_block_text(page: Page, result: Result) -> None:
+    groups = block_groups(result.regions)
+    if not groups:
+        return
+    page.title("Blocks")
+    for group in groups[:_MOST_GROUPS_TEXT]:
+        more = group.first.recompute_runs_per_backward >= _MORE_THAN_ONCE
+        page.prose(_group_words(group, more=more), "    ", "  ", **({"fg": "red"} if more else {}))
+    if len(groups) > _MOST_GROUPS_TEXT:
+        page.prose(f"and {len(groups) - _MOST_GROUPS_TEXT} more kinds of block (see the report)")
+
+
+def _group_words(group: BlockGroup, *, more: bool) -> str:
+    kind = f" ({visible(group.first.module_class, 30)})" if group.first.module_class else ""
+    each = " each" if len(group.regions) > 1 else ""
+    redundant = f", {ms(group.redundant_ms)} redundant per step" if more else ""
+    recomputes = times(group.first.recompute_runs_per_backward)
+    return f"{visible(group.label, 60)}{kind}: {recomputes} recomputes{each}{redundant}"
+
+
+def _block_by_block_markdown(result: Result) -> str:
+    groups = block_groups(result.regions)
+    if not groups:
+        return ""
+    rows = [
+        f"| {markdown_code(group.label, 80)} | {len(group.regions)} "
+        f"| **{times(group.first.recompute_runs_per_backward)}** "
+        f"| {ms(group.recompute_ms)} | {ms(group.redundant_ms)} |"
+        for group in groups[:_MOST_GROUPS_MARKDOWN]
+    ]
+    head = ["| Block | Number | Recomputes each | Recomputes per step | Redundant per step |"]
+    table = "\n".join([*head, "| --- | ---: | ---: | ---: | ---: |", *rows])
+    more = len(groups) - _MOST_GROUPS_MARKDOWN
+    return table + (f"\n\n{plural(more, 'more kind')} of block left out." if more > 0 else "")
+
+
+BLOCK_BY_BLOCK = Section(
+    anchor="modules",
+    title="Block by block",
+    template="block_by_block.html",
+    present=lambda result: analysed(result) and bool(result.regions),
+    html=_block_by_block_html,
+    text=_block_by_block_text,
+    markdown=_block_by_block_markdown,
+    link="Blocks",
+    help=(
+        "Block by block",
+        "counts every block. 0 did not run again, 1 is ordinary, 2 and more is doubled. With "
+        "several ranks, those alike share a row.",
+    ),
+)
+
+
+def _run_by_run_html(result: Result) -> Mapping[str, Any]:
+    return {
+        "proof": timeline(result),
+        "families": family_table(result.proof) if result.proof else [],
+        "excerpt": proof_trace(result.proof) if result.proof else "",
+        "plain_rows": plain_count_table(result),
+        "plain_columns": COLUMNS,
+        "plain_how": HOW,
+    }
+
+
+def _title(result: Result) -> str:
+    drawn = result.proof is not None and bool(result.proof.lanes)
+    return "The proof: one block, run by run" if drawn else "The count that anyone can redo"
+
+
+def _run_by_run_present(result: Result) -> bool:
+    drawn = result.proof is not None and bool(result.proof.lanes)
+    return analysed(result) and (drawn or bool(plain_count_table(result)))
+
+
+RUN_BY_RUN = Section(
+    anchor="proof",
+    title=_title,
+    template="run_by_run.html",
+    present=_run_by_run_present,
+    html=_run_by_run_html,
+    link="Proof",
+    help=(
+        "The proof",
+        "puts the runs of one block under one another: what ran in the forward pass, and what of "
+        "it ran again in each recompute. `Enlarge` widens the drawing.",
+    ),
+)
+
+
+_CHECKPOINT_SITES_TITLE = "Checkpoint call sites"
+# A statement is shown on one line of a terminal, which ends so many columns before its edge.
+_MARGIN = 12
+_MOST_TEXT = 3
+_MOST_MARKDOWN = 6
+
+
+def _checkpoint_sites_html(result: Result) -> Mapping[str, Any]:
+    return {"stacks": checkpoint_stacks(result.regions)}
+
+
+def _checkpoint_sites_text(page: Page, result: Result) -> None:
+    stacks = checkpoint_stacks(result.regions)
+    if not stacks:
+        return
+    page.title(f"{_CHECKPOINT_SITES_TITLE}, outer to inner")
+    for stack in stacks[:_MOST_TEXT]:
+        page.prose(f"{visible(stack.label, 60)}:")
+        for number, checkpoint in enumerate(stack.checkpoints, start=1):
+            _checkpoint_text(page, number, checkpoint)
+    if len(stacks) > _MOST_TEXT:
+        page.prose(f"and {len(stacks) - _MOST_TEXT} more arrangements (see the report)")
+
+
+def _checkpoint_text(page: Page, number: int, checkpoint: Checkpoint) -> None:
+    mechanism = visible(words.mechanism_words(checkpoint), 60)
+    page.prose(f"{number}. {words.variant_words(checkpoint)}: {mechanism}", "     ", "  ")
+    if not checkpoint.call_site:
+        return
+    page.place(checkpoint.call_site, "     ", fg="cyan")
+    if source := words.one_line(checkpoint.source):
+        longest = page.width - _MARGIN
+        cut = source if len(source) <= longest else source[:longest] + "…"
+        page.verbatim(visible(cut, 200), "       ", dim=True)
+
+
+def _checkpoint_sites_markdown(result: Result) -> str:
+    stacks = checkpoint_stacks(result.regions)
+    if not stacks:
+        return ""
+    written = [f"#### {_CHECKPOINT_SITES_TITLE}, outer to inner"]
+    for stack in stacks[:_MOST_MARKDOWN]:
+        items = [
+            f"{number}. {_checkpoint_markdown(checkpoint)}"
+            for number, checkpoint in enumerate(stack.checkpoints, start=1)
+        ]
+        written.append("\n".join([f"Blocks {markdown_code(stack.label, 80)}:", "", *items]))
+    return "\n\n".join(written)
+
+
+def _checkpoint_markdown(checkpoint: Checkpoint) -> str:
+    mechanism = markdown_prose(words.mechanism_words(checkpoint)[:200])
+    text = f"{words.variant_words(checkpoint)}: {mechanism}"
+    if checkpoint.call_site:
+        text += f", {markdown_code(checkpoint.call_site)}"
+    if checkpoint.source:
+        text += f": {markdown_code(words.one_line(checkpoint.source), 200)}"
+    return text
+
+
+def _checkpoint_sites_present(result: Result) -> bool:
+    named = any(region.checkpoints for region in result.regions)
+    return analysed(result) and (named or words.by_checkpoints(result))
+
+
+CHECKPOINT_SITES = Section(
+    anchor="who",
+    title=_CHECKPOINT_SITES_TITLE,
+    template="checkpoint_sites.html",
+    present=_checkpoint_sites_present,
+    html=_checkpoint_sites_html,
+    text=_checkpoint_sites_text,
+    markdown=_checkpoint_sites_markdown,
+    link="Call sites",
+    help=(
+        _CHECKPOINT_SITES_TITLE,
+        "name the lines of the script that switched checkpointing on, outermost first.",
+    ),
+)
+
+
+_RECOMPUTED_BY_DESIGN_TITLE = "Recomputed by the model's own design"
+_MOST_ROWS = 50
+_MOST_NAMES = 3
+_BESIDE = (
+    "What else a function runs again of itself in its own gradient, as chunked losses and fused "
+    "activations do, is its formula and not counted."
+)
+
+
+def _count(number: float) -> str:
+    return f"{number:.0f}" if number == int(number) else f"{number:.1f}"
+
+
+def _inside(one: ByDesign) -> str:
+    names = [visible(name, 80) for name in one.inside[:_MOST_NAMES]]
+    rest = len(one.inside) - len(names)
+    said = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{said}, and {plural(rest, 'other')}" if rest else said
+
+
+def _sentence(one: ByDesign) -> str:
+    again, forward = _count(one.recomputed_per_step), _count(one.forward_per_step)
+    took = ms(one.recompute_ms_per_step)
+    if one.kernels_per_step:
+        took = f"{_count(one.kernels_per_step)} kernels, {took}"
+    if one.inside == (one.function,):
+        return (
+            f"{visible(one.function, 80)} runs its own block once more without gradients in "
+            f"{again} of its gradients per step, as a reversible layer does to get its input back, "
+            f"and then again with gradients, which is its one recompute ({took} for the former)."
+        )
+    return (
+        f"{visible(one.function, 80)} runs {again} times again per step in the gradients of "
+        f"{_inside(one)}, beside {forward} times in the forward pass ({took})."
+    )
+
+
+def _recomputed_by_design_html(result: Result) -> Mapping[str, Any]:
+    return {
+        "sentences": [_sentence(one) for one in result.by_design[:_MOST_ROWS]],
+        "beside": _BESIDE,
+    }
+
+
+def _recomputed_by_design_text(page: Page, result: Result) -> None:
+    page.title(_RECOMPUTED_BY_DESIGN_TITLE)
+    for one in result.by_design[:_MOST_ROWS]:
+        page.prose(_sentence(one))
+    page.prose(_BESIDE)
+
+
+def _recomputed_by_design_markdown(result: Result) -> str:
+    said = [*(_sentence(one) for one in result.by_design[:_MOST_ROWS]), _BESIDE]
+    return f"#### {_RECOMPUTED_BY_DESIGN_TITLE}\n\n" + "\n".join(
+        f"- {markdown_prose(one)}" for one in said
+    )
+
+
+RECOMPUTED_BY_DESIGN = Section(
+    anchor="by-design",
+    title=_RECOMPUTED_BY_DESIGN_TITLE,
+    template="recomputed_by_design.html",
+    present=lambda result: bool(result.by_design),
+    html=_recomputed_by_design_html,
+    text=_recomputed_by_design_text,
+    markdown=_recomputed_by_design_markdown,
+    link="By design",
+    help=(
+        _RECOMPUTED_BY_DESIGN_TITLE,
+        "lists functions whose forward other functions run again in their own gradients, and "
+        "reversible layers, which run theirs once to get their input back: forward work that runs "
+        "again without a checkpoint.",
+    ),
+)
+
+
+STEPS_AND_FAMILIES = Section(
+    anchor="steps",
+    title="Steps and operator families",
+    template="steps_and_families.html",
+    present=lambda result: analysed(result) and bool(result.steps or result.families),
+)

@@ -1,0 +1,298 @@
+"""Which layers to recompute within a limit: the plan, its proof, and the curve it lies on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from recompute_scan.report.blocks import Page
+from recompute_scan.report.figures import drawing, recomputed
+from recompute_scan.report.section import Section
+from recompute_scan.report.summary import what_was_measured
+from recompute_scan.report.templating import markdown_prose, visible
+from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, PlanPoint, Result
+from recompute_scan.units import ms, pct, plural, size
+
+_OUTCOMES: dict[PlanOutcome, str] = {
+    "helps": "Proven: it keeps the limit and is faster than today's.",
+    "fits": "Proven: it keeps the limit.",
+    "no-gain": "Taken back: it is no faster than what is there today, so keep what you have.",
+    "slower": "Taken back: it is slower than what is there today, so keep what you have.",
+    "unclear": "Not proven: it fits, but the step times vary too much to say whether it is faster, "
+    "so keep what you have. To decide it, give more --timing-steps, on a machine that does nothing "
+    "else.",
+    "does-not-fit": "Taken back: with it the script does not keep the limit.",
+    "failed": "Taken back: the script failed with it.",
+    "not-tried": "It was not measured (--no-verify).",
+}
+_IN_SHORT: dict[PlanOutcome, str] = {
+    "helps": "proven",
+    "fits": "proven",
+    "no-gain": "taken back",
+    "slower": "taken back",
+    "unclear": "not proven",
+    "does-not-fit": "taken back",
+    "failed": "taken back",
+    "not-tried": "not measured",
+}
+_AS_TODAY = "It is what the script does today."
+_PROVEN: tuple[PlanOutcome, ...] = ("helps", "fits")
+_MOST_MODULES = 60
+
+
+def _plan_of(result: Result) -> ActivationPlan:
+    assert result.plan is not None
+    return result.plan
+
+
+def _memory_words(plan: ActivationPlan) -> str:
+    return "saved for backward" if plan.device == "cpu" else "allocated"
+
+
+def _limit(plan: ActivationPlan) -> str:
+    if plan.limit_ms is not None:
+        return f"a step of {ms(plan.limit_ms)}"
+    return f"{size(plan.budget_bytes)} {_memory_words(plan)}"
+
+
+def _headline(plan: ActivationPlan) -> str:
+    on = [one for one in plan.modules if one.recompute]
+    partly = sum(one.selective for one in on)
+    layers = plural(len(plan.modules), "layer")
+    said = f"checkpoint {len(on) or 'none'} of {layers}"
+    if len(on) == len(plan.modules):
+        said = f"checkpoint all {layers}"
+    if in_part := [one.parts for one in plan.modules if one.parts]:
+        what = visible(" and ".join(in_part[0]), 60) if len(set(in_part)) == 1 else "parts"
+        number = "all" if len(in_part) == len(plan.modules) else f"{len(in_part)} of"
+        alone = f"checkpoint {what} of {number} {layers}"
+        said = f"checkpoint {len(on)}, and {what} of {len(in_part)}, of {layers}" if on else alone
+    if partly:
+        said += f", {'all' if partly == len(on) else partly} selectively"
+    offloaded = sum(one.offloaded for one in plan.modules)
+    return f"{said}, offload {offloaded}" if offloaded else said
+
+
+def _today(one: PlannedModule) -> str:
+    if one.checkpointed:
+        return "recompute"
+    return _in_part(one.parts_today) if one.parts_today else "keep"
+
+
+def _done(one: PlannedModule) -> str:
+    """What happens to a module."""
+    if one.parts:
+        return _in_part(one.parts)
+    if one.recompute:
+        return "recompute selectively" if one.selective else "recompute"
+    return "offload" if one.offloaded else "keep"
+
+
+def _in_part(parts: Sequence[str]) -> str:
+    return f"recompute {' and '.join(parts)}"
+
+
+def _names(names: Sequence[str], most: int = 4) -> str:
+    """The names of modules, runs of numbers in one list together."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        stem, _, last = name.rpartition(".")
+        groups.setdefault(stem if last.isdigit() else name, []).append(last)
+    said = [
+        f"{stem}.{lasts[0]}"
+        if len(lasts) == 1 and lasts[0].isdigit()
+        else f"{stem}[{_spans(lasts)}]"
+        if lasts[0].isdigit()
+        else stem
+        for stem, lasts in groups.items()
+    ]
+    more = f" and {len(said) - most} more" if len(said) > most else ""
+    return visible(", ".join(said[:most]) + more, 300)
+
+
+def _spans(numbers: Sequence[str]) -> str:
+    spans: list[list[int]] = []
+    for number in sorted(map(int, numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _proven(plan: ActivationPlan) -> bool:
+    """Whether the plan was measured to be worth it, or changes nothing."""
+    return plan.proof.outcome in _PROVEN or plan.as_today
+
+
+def _to_set(plan: ActivationPlan) -> bool:
+    """Whether the setting is shown: of a plan that was measured and not proven it is not."""
+    return _proven(plan) or plan.proof.outcome == "not-tried"
+
+
+def _measured(plan: ActivationPlan) -> tuple[float, float, int] | None:
+    """Step today and with the plan, in ms, and the plan's bytes, where they were measured."""
+    proof = plan.proof
+    if proof.step_ms is None or not proof.today_step_ms or proof.peak_bytes is None:
+        return None
+    return proof.today_step_ms, proof.step_ms, proof.peak_bytes
+
+
+def _gain(plan: ActivationPlan) -> str:
+    """What changes against today, measured where it was."""
+    if plan.as_today:
+        return "nothing changes"
+    predicted = plan.today.step_ms, plan.plan.step_ms, plan.plan.peak_bytes
+    measured = _measured(plan)
+    today, step, peak = measured or predicted
+    faster = 100 * (today - step) / today if today > 0 else 0.0
+    more = peak - plan.today.peak_bytes
+    time = f"{pct(abs(faster))} {'less' if faster >= 0 else 'more'} time per step"
+    memory = (
+        f"{size(abs(more))} {'more' if more > 0 else 'less'} memory" if more else "the same memory"
+    )
+    return f"{time}, {memory}, {'measured' if measured else 'predicted'}"
+
+
+def _proof_words(plan: ActivationPlan) -> str:
+    proof = plan.proof
+    if plan.as_today:
+        return _AS_TODAY
+    if proof.step_ms is None or proof.predicted_step_ms is None:
+        return _OUTCOMES[proof.outcome]
+    return (
+        f"{_OUTCOMES[proof.outcome]} Measured in turn with the unchanged script "
+        f"({ms(proof.today_step_ms)}): {ms(proof.step_ms)}, predicted "
+        f"{ms(proof.predicted_step_ms)}; "
+        f"{size(proof.peak_bytes)} {_memory_words(plan)}, predicted {size(proof.predicted_bytes)}."
+    )
+
+
+def _points(plan: ActivationPlan) -> list[tuple[str, str, PlanPoint]]:
+    """Name, measured step and predicted point of what the table compares."""
+    measured = _measured(plan)
+    today, step = (ms(measured[0]), ms(measured[1])) if measured else ("", "")
+    return [
+        ("Today", today, plan.today),
+        ("Plan", step, plan.plan),
+        ("Least memory", "", plan.least),
+        ("Nothing recomputed", "", plan.most),
+    ]
+
+
+def _beside(plan: ActivationPlan) -> ActivationPlan:
+    """The plan with its predicted steps as the same shares of today's step as it was measured.
+
+    The machine may be slower, or faster, while the plan is proven than while it was recorded.
+    """
+    predicted = plan.proof.predicted_step_ms
+    if not predicted or plan.plan.step_ms <= 0:
+        return plan
+    scale = predicted / plan.plan.step_ms
+
+    def scaled(point: PlanPoint) -> PlanPoint:
+        return replace(point, step_ms=scale * point.step_ms)
+
+    return replace(
+        plan,
+        today=scaled(plan.today),
+        plan=scaled(plan.plan),
+        least=scaled(plan.least),
+        most=scaled(plan.most),
+        curve=tuple(map(scaled, plan.curve)),
+    )
+
+
+def _text(page: Page, result: Result) -> None:
+    plan = _beside(_plan_of(result))
+    what = f"Plan for {_limit(plan)}: {_headline(plan)}"
+    page.title(what if _to_set(plan) else _title(plan))
+    measured = _measured(plan) is not None
+    head = f"{'measured':>12}" if measured else ""
+    page.written.append(f"  {'':<22}{'predicted':>12}{head}  {_memory_words(plan)}")
+    for name, step, point in _points(plan):
+        shown = f"{step:>12}" if measured else ""
+        line = f"  {name:<22}{ms(point.step_ms):>12}{shown}  {size(point.peak_bytes)}"
+        proven = name == "Plan" and _proven(plan)
+        page.written.append(page.style(line, fg="green", bold=True) if proven else line)
+    page.prose(f"Against today: {_gain(plan)}.")
+    done = [(_done(one), one.module) for one in plan.modules]
+    if len({how for how, _ in done}) > 1 or any(one.parts for one in plan.modules):
+        for how in sorted({how for how, _ in done}, key=lambda how: (how == "keep", how)):
+            names = [name for known, name in done if known == how]
+            page.prose(f"{how[0].upper()}{visible(how[1:])}: {_names(names)}")
+    page.title("Proof")
+    page.prose(_proof_words(plan))
+    for remark in plan.remarks:
+        page.prose(remark)
+    if _to_set(plan):
+        page.title(_setting_title(plan))
+        for words in plan.setting:
+            page.prose(words)
+        for line in plan.code.splitlines():
+            page.verbatim(visible(line, 4096) if line else "", "    " if line else "")
+    page.title("Step time against memory")
+    for point in plan.curve:
+        page.row(
+            f"  {size(point.peak_bytes)}",
+            f"{ms(point.step_ms):>9}",
+            recomputed(point, " recomputed"),
+        )
+
+
+def _setting_title(plan: ActivationPlan) -> str:
+    return "Setting to change" if _proven(plan) else "Setting to try; it was not measured"
+
+
+def _title(plan: ActivationPlan) -> str:
+    if not _to_set(plan):
+        return f"Keep what you have: the plan for {_limit(plan)} is not proven."
+    said = _headline(plan)
+    return f"{said[0].upper()}{said[1:]}: {_gain(plan)}."
+
+
+def _html(result: Result) -> Mapping[str, Any]:
+    plan = _beside(_plan_of(result))
+    return {
+        "plan": plan,
+        "measured": what_was_measured(result),
+        "in_short": "as today" if plan.as_today else _IN_SHORT[plan.proof.outcome],
+        "title": _title(plan),
+        "lead": f"Limit: {_limit(plan)}. {_proof_words(plan)}",
+        "proven": _proven(plan),
+        "to_set": _to_set(plan),
+        "setting_title": _setting_title(plan),
+        "measured_steps": _measured(plan) is not None,
+        "drawing": drawing(plan),
+        "rows": [(one, _today(one), _done(one)) for one in plan.modules[:_MOST_MODULES]],
+        "left_out": max(0, len(plan.modules) - _MOST_MODULES),
+        "memory_words": _memory_words(plan),
+        "curve": [(point, recomputed(point)) for point in plan.curve],
+        "points": [(name, step, point, recomputed(point)) for name, step, point in _points(plan)],
+    }
+
+
+def _markdown(result: Result) -> str:
+    plan = _beside(_plan_of(result))
+    what = _headline(plan) if _to_set(plan) else "keep what you have"
+    said = f"To keep to {_limit(plan)}: {what}. {_gain(plan)}. {_proof_words(plan)}"
+    return markdown_prose(said)
+
+
+PLANNED_CHECKPOINTS = Section(
+    anchor="plan",
+    title="What to recompute, and what to keep",
+    template="planned_checkpoints.html",
+    present=lambda result: result.plan is not None,
+    html=_html,
+    text=_text,
+    markdown=_markdown,
+    link="Plan",
+    help=(
+        "What to recompute, and what to keep",
+        "shows how long a step takes for how much memory, with today's script and the plan on the "
+        "curve, what the plan was measured to do, and the setting that makes it.",
+    ),
+)

@@ -1,0 +1,210 @@
+"""Sections on the run: ranks, health of the trace, memory snapshots.
+
+Rank by rank: many ranks in few rows, those whose answers are alike together.
+
+Trace health and environment: what is worth knowing, what was repaired, versions and settings.
+
+Who held the peak, by a memory snapshot of torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from msgspec import Struct
+
+from recompute_scan.report.blocks import Page, ranges
+from recompute_scan.report.section import Section, always, analysed
+from recompute_scan.report.summary import ranks_sentence
+from recompute_scan.report.templating import markdown_code, markdown_prose, visible
+from recompute_scan.result import Rank, Result, Verdict
+from recompute_scan.result.document import MemorySnapshot
+from recompute_scan.units import UNKNOWN, ms, plural, size
+
+# From here on the rows of single ranks are folded away under those of their groups.
+MANY_RANKS = 16
+MOST_RANKS = 2048
+
+
+class RankGroup(Struct, frozen=True):
+    """Ranks with the same verdict and the same number of recomputes a block."""
+
+    verdict: Verdict
+    recomputes: float | None
+    ranks: tuple[Rank, ...]
+
+    @property
+    def numbers(self) -> str:
+        """``0-3, 8``."""
+        return ranges(sorted(rank.rank for rank in self.ranks))
+
+    @property
+    def step(self) -> str:
+        """The median step, and the shortest and longest where there are several."""
+        times = [rank.step_ms for rank in self.ranks if rank.step_ms is not None]
+        if not times:
+            return UNKNOWN
+        if len(times) == 1:
+            return ms(times[0])
+        return f"{ms(median(times))} ({ms(min(times))} to {ms(max(times))})"
+
+
+def rank_groups(result: Result) -> tuple[RankGroup, ...]:
+    """The groups, in order of their first rank."""
+    groups: dict[tuple[Verdict, float | None], list[Rank]] = {}
+    for rank in result.ranks:
+        recomputes = rank.recomputes_per_block
+        key = (rank.verdict, None if recomputes is None else round(recomputes, 2))
+        groups.setdefault(key, []).append(rank)
+    return tuple(
+        RankGroup(verdict, recomputes, tuple(ranks))
+        for (verdict, recomputes), ranks in groups.items()
+    )
+
+
+def _rank_by_rank_html(result: Result) -> Mapping[str, Any]:
+    return {
+        "groups": rank_groups(result),
+        "sentence": ranks_sentence(result),
+        "many_ranks": MANY_RANKS,
+        "most_ranks": MOST_RANKS,
+    }
+
+
+RANK_BY_RANK = Section(
+    anchor="ranks",
+    title="Rank by rank",
+    template="rank_by_rank.html",
+    present=lambda result: analysed(result) and len(result.ranks) > 1,
+    html=_rank_by_rank_html,
+    link="Ranks",
+)
+
+
+_MOST_NOTES = 10
+# Versions and settings that decide how a case is read; the rest stays in the report.
+_MOST_ENVIRONMENT = 12
+
+
+def _counters(result: Result) -> list[tuple[str, int]]:
+    """What was repaired, dropped or missing, in words; the plain number of events is neither."""
+    return [
+        (name.replace("_", " "), number)
+        for name, number in result.health.items()
+        if number and name != "events"
+    ]
+
+
+def _trace_health_html(result: Result) -> Mapping[str, Any]:
+    return {"counters": _counters(result)}
+
+
+def _trace_health_text(page: Page, result: Result) -> None:
+    notes = list(result.warnings)
+    notes += [
+        f"{rule.code} could not be checked: {rule.why or 'no reason given'}"
+        for rule in result.checked
+        if rule.status == "error"
+    ]
+    if not notes:
+        return
+    page.title("Worth knowing")
+    for note in notes[:_MOST_NOTES]:
+        page.prose(f"- {visible(note, 300)}", "    ", "  ")
+    if len(notes) > _MOST_NOTES:
+        page.prose(f"and {len(notes) - _MOST_NOTES} more (see the report)")
+
+
+def _trace_health_markdown(result: Result) -> str:
+    notes = [f"- {markdown_prose(note[:600])}" for note in result.warnings]
+    notes += [f"- {markdown_code(name)}: {number}" for name, number in _counters(result)]
+    worth_knowing = "\n".join(["#### Worth knowing", "", *notes]) if notes else ""
+    return "\n\n".join(part for part in (worth_knowing, _environment(result)) if part)
+
+
+def _environment(result: Result) -> str:
+    shown = list(result.environment.items())[:_MOST_ENVIRONMENT]
+    rows = [f"| {markdown_code(name, 60)} | {markdown_code(value)} |" for name, value in shown]
+    if not rows:
+        return ""
+    table = "\n".join(["| | |", "| --- | --- |", *rows])
+    return f"<details><summary>Environment</summary>\n\n{table}\n\n</details>"
+
+
+TRACE_HEALTH = Section(
+    anchor="health",
+    title="Trace health and environment",
+    template="trace_health.html",
+    present=always,
+    html=_trace_health_html,
+    text=_trace_health_text,
+    markdown=_trace_health_markdown,
+    link="Health",
+)
+
+
+_TITLE = "Who holds the peak?"
+_KINDS = {
+    "kept": "kept by a policy of a selective checkpoint",
+    "checkpoint": "made inside checkpointed calls, and not freed with them",
+    "recompute": "made by recomputes",
+    "forward": "made by modules that are not checkpointed",
+    "backward": "made by the backward pass (gradients, workspace)",
+    "optimizer": "made by the optimizer",
+    "other": "made by other code (weights, inputs)",
+    "unknown": "without a stack that tells",
+}
+_MOST_LINES = 5
+
+
+def _lead(one: MemorySnapshot) -> str:
+    name = visible(one.file, 120)
+    kinds = "; ".join(f"{size(n)} {_KINDS.get(kind, kind)}" for kind, n in one.by_kind.items())
+    history = "" if one.events else " It has no history: what is shown is its end."
+    failed = f" {plural(one.out_of_memory, 'request')} failed." if one.out_of_memory else ""
+    return (
+        f"{name}, GPU {one.device}: {size(one.peak_bytes)} were in use at the peak, of "
+        f"{size(one.reserved_bytes)} reserved at the end.{history}{failed} Of these: {kinds}."
+    )
+
+
+def _rows(one: MemorySnapshot) -> list[tuple[str, str, str, str]]:
+    return [
+        (each.site or UNKNOWN, _KINDS[each.kind], size(each.bytes), str(each.blocks))
+        for each in one.held
+    ]
+
+
+def _memory_snapshots_html(result: Result) -> Mapping[str, Any]:
+    return {"snapshots": [{"lead": _lead(one), "rows": _rows(one)} for one in result.snapshots]}
+
+
+def _memory_snapshots_text(page: Page, result: Result) -> None:
+    page.title(_TITLE)
+    for one in result.snapshots:
+        page.prose(_lead(one))
+        for site, kind, held, blocks in _rows(one)[:_MOST_LINES]:
+            page.prose(f"{held} in {blocks} blocks, {kind}: {visible(site, 160)}", indent="    ")
+
+
+def _memory_snapshots_markdown(result: Result) -> str:
+    said = "\n".join(f"- {markdown_prose(_lead(one))}" for one in result.snapshots)
+    return f"#### {_TITLE}\n\n{said}"
+
+
+MEMORY_SNAPSHOTS = Section(
+    anchor="snapshots",
+    title=_TITLE,
+    template="memory_snapshots.html",
+    present=lambda result: bool(result.snapshots),
+    html=_memory_snapshots_html,
+    text=_memory_snapshots_text,
+    markdown=_memory_snapshots_markdown,
+    link="Snapshots",
+    help=(
+        _TITLE,
+        "is read from a memory snapshot: what was in use when most was, by the line that asked.",
+    ),
+)

@@ -1,0 +1,509 @@
+"""What one rank leaves beside its trace.
+
+What one rank of a recorded run knew beside its trace: step times, settings, surroundings.
+
+Written by ``record/`` as ``run-rank<N>.json`` into the run's folder, read by the pipeline.
+A run's folder holds, for each rank N that recorded::
+
+    trace-rank<N>.json.gz    the profiled steps, without stacks
+    stacks-rank<N>.json.gz   one more step, with Python stacks (call sites only, never times)
+    run-rank<N>.json         this document
+    so-far-rank<N>.json      the same, of a rank that still records or that was killed
+
+and, once analysed, ``result.json`` and ``report.html``. A run that failed may also leave::
+
+    where-rank<N>.txt        every thread's stack, of a rank that hung or was ended by a launcher
+    flight-rank<N>.json      the last collectives of a rank that hung, by torch's flight recorder
+
+What a rehearsal leaves: step times with modules recomputed and kept in turn, and what is saved.
+
+Written by ``record/arrange/`` as ``rehearsal-rank<N>.json`` into the run's folder, read by the
+plan.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from textwrap import dedent
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from recompute_scan.crash import RankEnd
+from recompute_scan.errors import InputError
+from recompute_scan.files import content, encodable, is_file, write_whole
+from recompute_scan.result.decisions import Policies
+from recompute_scan.result.fidelity import Fidelity
+
+RUN_SCHEMA = "recompute-scan-run/1"
+# Of a step: no more than some thirty years, so that sums and squares stay finite.
+Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
+# Of a file in the record's own folder: no way out of it, and not the folder itself.
+FileName = Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\\x00]+$")]
+# Made by the one rank that reports on a failed run.
+CLAIM = ".reported"
+# Made by rank 0, for others to see whether they share the folder.
+WORD = ".word"
+# Made by a process that the script started itself, when everything was recorded.
+STOPPED = ".stopped"
+
+
+Purpose = Literal["measure", "compare-gradients", "record", "compare"]
+
+
+class NextCommand(Struct, frozen=True):
+    """A command that a report ends with.
+
+    Attributes:
+        purpose: ``measure`` the fix, in memory; ``compare-gradients`` with and without checkpoints;
+            ``record`` again, once the fix is applied; ``compare`` both recordings.
+        text: The command as a shell takes it.
+    """
+
+    purpose: Purpose
+    text: str
+
+
+def source_lines(text: str) -> list[str]:
+    """The lines of a source file as Python counts them, each with its end.
+
+    A form feed, a vertical tab or U+2028 ends none, as ``str.splitlines`` has it.
+    """
+    return io.StringIO(text, newline="").readlines()
+
+
+class Source(Struct, frozen=True):
+    """A statement of the user's code with up to three lines around it.
+
+    Attributes:
+        first: Number of the first line of ``text``.
+        text: The lines, without the last line's newline.
+        begin: Number of the statement's first line.
+        end: Number of its last line.
+        alone: Whether it is the only statement of its block, so that deleting it would leave
+            the block empty.
+        whole_lines: Whether nothing else is on its lines, so that they can be deleted.
+        installed: Whether the file belongs to an installed library, and is not to be changed.
+    """
+
+    first: int
+    text: str
+    begin: int
+    end: int
+    alone: bool
+    whole_lines: bool
+    installed: bool = False
+
+    @property
+    def statement(self) -> str:
+        """The statement's own lines, without common indentation."""
+        lines = self.text.split("\n")[self.begin - self.first : self.end - self.first + 1]
+        return dedent("\n".join(lines))
+
+
+class SwitchedOn(Struct, frozen=True):
+    """A way of checkpointing that was switched on and still was when recording ended.
+
+    Attributes:
+        mechanism: Its name, as in results.
+        site: ``file:line`` that switched it on; empty where unknown.
+    """
+
+    mechanism: str
+    site: str
+
+
+class Measurements(Struct, frozen=True):
+    """What only a run with ``--verify`` measures, beside the step times.
+
+    Attributes:
+        losses: Values that went through ``backward``, in order, as ``float.hex()`` gives them.
+        seeded: Whether the script set torch's seed itself.
+        bypassed_calls: Checkpoint calls that were taken out in memory.
+        bypassed_functions: Autograd functions of the script's that were taken out too, by name.
+        peak_allocated_bytes: Most that torch allocated on the GPU over the timed steps.
+        peak_reserved_bytes: Most that torch reserved there.
+        peak_rss_bytes: Most that the process had resident over the timed steps.
+    """
+
+    losses: tuple[str, ...]
+    seeded: bool
+    bypassed_calls: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_rss_bytes: int | None
+    bypassed_functions: tuple[str, ...] = ()
+
+
+def step_has_fix(number: int) -> bool:
+    """Whether a run that switches the fix on and off has it in this timed step, counted from 0.
+
+    Off, on, on, off: each pair that begins with an even number has one step of each, and neither
+    way always comes first.
+    """
+    return number % 4 in (1, 2)
+
+
+class RunInfo(Struct, frozen=True):
+    """One rank's run record of its run.
+
+    Attributes:
+        rank: Global rank, 0-based.
+        world_size: Number of ranks that took part.
+        status: ``complete`` (every wanted step was recorded), ``ended-early`` (the script
+            finished first) or ``failed`` (the script raised or exited with a failure).
+        exit_status: The script's own exit status; 0 when we stopped it after the last step.
+        message: One sentence for the person, when the status is not ``complete``.
+        device: ``cpu`` or ``cuda``: what was recorded and timed.
+        warmup_steps: Optimizer steps seen before timing began.
+        timed_steps_ms: Duration of each unprofiled step, in ms, in order.
+        profiled_steps: Complete steps in the trace without stacks.
+        trace: Name of the trace in this folder, or ``None`` when none was written.
+        stacks: Name of the trace with stacks, or ``None``.
+        sources: The statement at each call site, keyed ``file:line``.
+        functions: Line that calls each checkpoint function of the script's own that bears no
+            annotation, by the function's name.
+        environment: Versions, device, settings; all values are text.
+        warnings: What the person should know, one sentence each.
+        switched_on: Ways of checkpointing that were on, whether or not they did anything.
+        measured: What was measured for ``--verify``, ``None`` for other runs.
+        end: How the script ended, where it raised, exited with a failure or hung.
+        untrained: Modules whose trainable weights got no gradient, because a reentrant
+            checkpoint is around them and none of its inputs needs one.
+        chosen: Whether this rank was one of those to record (``--ranks``); the others leave step
+            times and no trace.
+        bug: What ended the recording where that was a bug in it, one sentence.
+        fidelity: How the recomputes of one step compare with their forward; ``None`` where no
+            step was compared.
+        policies: What policies of selective checkpoints decided in one step; ``None`` where
+            nobody looked.
+    """
+
+    rank: int
+    world_size: int
+    status: Literal["complete", "ended-early", "failed"]
+    exit_status: int
+    device: Literal["cpu", "cuda"]
+    warmup_steps: int
+    timed_steps_ms: tuple[Milliseconds, ...]
+    profiled_steps: int
+    trace: FileName | None
+    stacks: FileName | None
+    message: str | None = None
+    sources: dict[str, Source] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    switched_on: tuple[SwitchedOn, ...] = ()
+    measured: Measurements | None = None
+    end: RankEnd | None = None
+    untrained: tuple[str, ...] = ()
+    chosen: bool = True
+    bug: str | None = None
+    fidelity: Fidelity | None = None
+    policies: Policies | None = None
+    schema: str = RUN_SCHEMA
+
+
+def run_info_name(rank: int) -> str:
+    """File name of a rank's run record in the run's folder."""
+    return f"run-rank{rank}.json"
+
+
+def compiled_name(rank: int) -> str:
+    """File name of the compiler's graphs that a rank leaves in the run's folder."""
+    return f"compiled-rank{rank}.log"
+
+
+def stacks_text_name(rank: int) -> str:
+    """File name of the stacks that a rank leaves when it hangs or is terminated."""
+    return f"where-rank{rank}.txt"
+
+
+def so_far_name(rank: int) -> str:
+    """File name of what a rank would leave if it were killed now."""
+    return f"so-far-rank{rank}.json"
+
+
+def write_run_info(folder: Path, info: RunInfo) -> None:
+    """Write the run record beside the trace; the file appears whole or not at all."""
+    write_whole(folder / run_info_name(info.rank), encode_run_info(info))
+    (folder / so_far_name(info.rank)).unlink(missing_ok=True)
+
+
+def write_so_far(folder: Path, info: RunInfo) -> None:
+    """Write what is to count as the run record if no other comes."""
+    write_whole(folder / so_far_name(info.rank), encode_run_info(info))
+
+
+def accept_so_far(folder: Path) -> None:
+    """The run is over: what ranks that were killed had recorded so far is their run record."""
+    for path in folder.glob(so_far_name(0).replace("0", "*")):
+        rank = path.stem.rpartition("rank")[2]
+        target = folder / f"run-rank{rank}.json"
+        with suppress(OSError):
+            if not target.exists():
+                path.replace(target)
+
+
+def run_records_in(folder: Path) -> tuple[RunInfo, ...]:
+    """The run records in a run's folder that can be read, by rank."""
+    found = []
+    for path in folder.glob(run_info_name(0).replace("0", "*")):
+        with suppress(InputError):
+            if is_file(path):  # a pipe would be waited for
+                found.append(read_run_info(path))
+    return tuple(sorted(found, key=lambda info: info.rank))
+
+
+def encode_run_info(info: RunInfo) -> bytes:
+    """The run record as the JSON that :func:`parse_run_info` reads."""
+    try:
+        encoded = msgspec.json.encode(info)
+    except UnicodeEncodeError:  # a message or a file name that is no UTF-8
+        encoded = msgspec.json.encode(encodable(msgspec.to_builtins(info)))
+    return msgspec.json.format(encoded, indent=2) + b"\n"
+
+
+def read_run_info(path: Path) -> RunInfo:
+    """Read a run record back.
+
+    Raises:
+        InputError: The file is missing, unreadable or no run record of this version (``E306``).
+    """
+    try:
+        data = content(path)
+    except OSError as error:
+        raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
+    return parse_run_info(data, path.name)
+
+
+def parse_run_info(data: bytes, name: str) -> RunInfo:
+    """A run record from its bytes.
+
+    Raises:
+        InputError: It is no run record of this version (``E306``).
+    """
+    try:
+        info = msgspec.json.decode(data, type=RunInfo)
+    except (UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
+        raise InputError("E306", f"Cannot use {name}.", why=str(error)) from None
+    if info.schema != RUN_SCHEMA:
+        raise InputError("E306", f"Cannot use {name}.", why=f"its schema is {info.schema!r}")
+    return info
+
+
+Way = Literal["today", "keep", "recompute", "parts", "selective", "offload", "chosen"]
+
+
+class ArmWanted(Struct, frozen=True):
+    """One arrangement of checkpoints that a rehearsal switches to.
+
+    Attributes:
+        way: ``today`` leaves the script's own; ``keep`` has none, ``recompute`` one around every
+            module that can have one, ``parts`` one around every part of these instead,
+            ``selective`` one around the modules that keeps the results of heavy operators;
+            ``offload`` has none, and copies what these modules save to the host; ``chosen`` does
+            what is named.
+        recomputed: Names of modules, for ``chosen``.
+        selective: Those whose checkpoints keep such results.
+        operators: The heavy ones, where that has been found out.
+        offloaded: Names of modules whose saved tensors go to the host, for ``chosen``.
+    """
+
+    way: Way
+    recomputed: tuple[str, ...] = ()
+    selective: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
+
+
+class Candidate(Struct, frozen=True):
+    """A module that can have a checkpoint of its own.
+
+    Attributes:
+        module: Name below the model.
+        module_class: Its class.
+        checkpointed: Whether the script checkpoints it.
+        again_ms: What its recomputes take in a step; the median over steps in which everything
+            is recomputed, or every part is.
+        selective_ms: Likewise, where the results of heavy operators are kept.
+        weight_bytes: Of all its weights, sharded ones as this rank has them between steps.
+        part_of: Place of the candidate that it is a part of, -1 for none. Parts come after all
+            others, and are recomputed alone or with the whole.
+    """
+
+    module: str
+    module_class: str
+    checkpointed: bool
+    again_ms: float
+    selective_ms: float = 0.0
+    weight_bytes: int = 0
+    part_of: int = -1
+
+
+class ModuleRun(Struct, frozen=True):
+    """One forward run of a candidate in the step that was looked at, without checkpoints.
+
+    Attributes:
+        candidate: Its place among the candidates.
+        begin: When it began; all moments are numbers of events, ascending.
+        backward: When its backward pass began to let go of what it had saved.
+        part_of: Place of the run that it is a part of, -1 for none.
+    """
+
+    candidate: int
+    begin: int
+    backward: int
+    part_of: int = -1
+
+
+class Hold(Struct, frozen=True):
+    """Something that keeps one storage in memory until the backward pass needs it.
+
+    Attributes:
+        run: Place of the innermost module's run among all; -1 where it is outside of them.
+        kind: ``saved`` by an operator; ``input`` of the run, which a checkpoint would keep;
+            ``heavy``, the result of an operator that a selective one would keep.
+        begin: From this moment on.
+        end: Until before this moment.
+    """
+
+    run: int
+    kind: Literal["saved", "input", "heavy"]
+    begin: int
+    end: int
+
+
+class Storage(Struct, frozen=True):
+    """Memory that the step saved for its backward pass: bytes, and what holds them."""
+
+    size: int
+    holds: tuple[Hold, ...]
+
+
+class ArmMeasured(Struct, frozen=True):
+    """What one arrangement was measured to take.
+
+    Attributes:
+        way: Which one.
+        steps_ms: Step times, in order; those at one place of several arms follow each other.
+        saved_bytes: Most that was saved for the backward pass at once, what a recompute makes
+            again included; ``None`` where it was not looked at.
+        allocated_bytes: Most that torch allocated on the GPU; ``None`` on a CPU.
+    """
+
+    way: Way
+    steps_ms: tuple[float, ...]
+    saved_bytes: int | None
+    allocated_bytes: int | None = None
+
+
+class Rehearsal(Struct, frozen=True):
+    """What one rank's rehearsal has shown.
+
+    Attributes:
+        rank: Global rank, 0-based.
+        device: What was timed.
+        candidates: Modules that can have checkpoints, in the order in which they ran; then their
+            parts.
+        runs: Their runs in one step, in order.
+        storages: What that step saved without checkpoints.
+        arms: The arrangements, as they were asked for.
+        free_bytes: What the machine had free behind the last step, or the GPU beside today's
+            arrangement, whatever torch's cache holds; ``None`` where that is not known.
+        remarks: What the person should know, one sentence each.
+        operators: The heavy ones that were met, ``aten.mm.default``.
+    """
+
+    rank: int
+    device: Literal["cpu", "cuda"]
+    candidates: tuple[Candidate, ...]
+    runs: tuple[ModuleRun, ...]
+    storages: tuple[Storage, ...]
+    arms: tuple[ArmMeasured, ...]
+    free_bytes: int | None = None
+    remarks: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+
+    def whole_run(self, run: int) -> int:
+        """The run that this one is, or is a part of; -1 of none."""
+        return run if run < 0 or self.runs[run].part_of < 0 else self.runs[run].part_of
+
+    def joined(self, other: Rehearsal) -> Rehearsal:
+        """This one with the step times of another of the same modules too."""
+        both = list(zip(self.candidates, other.candidates, strict=False))
+        if len(self.candidates) != len(other.candidates) or any(
+            one.module != again.module for one, again in both
+        ):
+            return self
+        arms = {arm.way: arm.steps_ms for arm in other.arms}
+        return replace(
+            self,
+            candidates=tuple(
+                replace(
+                    one,
+                    again_ms=(one.again_ms + again.again_ms) / 2,
+                    selective_ms=(one.selective_ms + again.selective_ms) / 2,
+                )
+                for one, again in both
+            ),
+            arms=tuple(
+                replace(arm, steps_ms=arm.steps_ms + arms.get(arm.way, ())) for arm in self.arms
+            ),
+        )
+
+
+def usual_ms(times: Sequence[float]) -> float:
+    """The median of the faster half, which other work on the machine slowed least; 0 of none."""
+    return median(sorted(times)[: (len(times) + 1) // 2] or [0.0])
+
+
+def fixed_places(ranks: Sequence[Rehearsal]) -> frozenset[int]:
+    """Places of candidates that some rank saw no backward pass of, so that none recomputes them."""
+    moved = (frozenset(run.candidate for run in one.runs if run.backward >= 0) for one in ranks)
+    return frozenset(range(len(ranks[0].candidates))) - frozenset.intersection(*moved)
+
+
+def whole_places(candidates: Sequence[Candidate]) -> list[int]:
+    """Places of those that are no part of another."""
+    return [place for place, one in enumerate(candidates) if one.part_of < 0]
+
+
+def parts_of(candidates: Sequence[Candidate]) -> dict[int, list[int]]:
+    """Places of each one's parts, by its own place."""
+    found: dict[int, list[int]] = {place: [] for place in whole_places(candidates)}
+    for place, one in enumerate(candidates):
+        if one.part_of >= 0:
+            found[one.part_of].append(place)
+    return found
+
+
+def _name(rank: int | str) -> str:
+    return f"rehearsal-rank{rank}.json"
+
+
+def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> None:
+    """Write it into the run's folder; the file appears whole or not at all."""
+    write_whole(folder / _name(rehearsal.rank), msgspec.json.encode(rehearsal))
+
+
+def read_rehearsals(folder: Path) -> tuple[Rehearsal, ...]:
+    """What the ranks of a run have left, by rank.
+
+    Raises:
+        InputError: One of the files is none of this version (``E306``).
+    """
+    found = []
+    for path in folder.glob(_name("*")):
+        try:
+            found.append(msgspec.json.decode(content(path), type=Rehearsal))
+        except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
+            raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
+    return tuple(sorted(found, key=lambda one: one.rank))
