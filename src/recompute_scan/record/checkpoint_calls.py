@@ -66,7 +66,6 @@ from recompute_scan.record.torch_versions import inputs
 from recompute_scan.result.run_record import SwitchedOn
 
 _TURNS_ON = frozenset({"enable_grad", "set_grad_enabled"})
-_STARTS = frozenset({"backward", "grad"})
 _DEEPEST = 2
 # What can be called and has no other use to speak of.
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
@@ -326,8 +325,11 @@ def recomputes(backward: Any) -> bool:
     One that runs something again turns gradients on first, unless its author forgot that.
     """
     # torch.amp.custom_bwd and once_differentiable are around many.
-    names = set(_names(inspect.unwrap(backward), _DEEPEST)) if callable(backward) else set()
-    return bool(names & _STARTS)
+    function = inspect.unwrap(backward) if callable(backward) else None
+    names = set(_names(function, _DEEPEST))
+    # Every tensor has a `grad` too: the function is reached through `autograd`, or imported.
+    imported = "grad" in getattr(function, "__globals__", ())
+    return "backward" in names or ("grad" in names and ("autograd" in names or imported))
 
 
 def _turns_on(backward: Any) -> bool:
