@@ -111,10 +111,13 @@ def test_a_section_has_an_anchor_of_its_own_and_a_template_beside_its_module() -
     anchors = [section.anchor for section in SECTIONS]
     assert len(set(anchors)) == len(anchors)
     folder = REPORT / "sections"
+    names = {Path(item.name) for item in folder.iterdir()}
     modules = [
-        import_module(f"recompute_scan.report.sections.{path.stem}") for path in folder.glob("*.py")
+        import_module(f"recompute_scan.report.sections.{name.stem}")
+        for name in names
+        if name.suffix == ".py"
     ]
-    stems = {Path(item.name).stem for item in folder.iterdir() if item.name.endswith(".html")}
+    stems = {name.stem for name in names if name.suffix == ".html"}
     assert stems == {Path(section.template).stem for section in SECTIONS}
     for stem in stems:
         (section,) = [one for one in SECTIONS if one.template == f"{stem}.html"]
