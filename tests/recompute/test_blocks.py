@@ -129,7 +129,10 @@ def test_layers_too_short_to_be_known_anywhere_are_known_in_a_row(
 
 def test_what_is_as_short_as_a_layer_and_stands_elsewhere_is_none() -> None:
     layers, head = [run(10, SHORT), run(20, SHORT)], run(30, ("layer_norm", *SHORT))
-    again = [gradients(layer, run(100, SHORT)) for layer in reversed(layers)]
+    again = [
+        gradients(layer, run(number, SHORT))
+        for layer, number in zip(reversed(layers), (100, 110), strict=True)
+    ]
     backward = [call for calls in (gradients(head), *again) for call in calls]
     facts = study_step(*layers[0], *layers[1], *head, *backward)
     assert blocks_of(facts) == [(0, 1, 1), (2, 3, 1)]

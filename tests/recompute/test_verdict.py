@@ -99,9 +99,10 @@ def test_what_takes_no_time_does_not_make_a_verdict() -> None:
         op("aten::gelu", op("aten::_gelu", us=10_000), seq=2),
     ]
     tail = [call.again() for call in layer[1:2]]
-    backward = gradients(layer, [*tail, *(call.again() for call in layer)])
+    again = [call.again() for call in layer]
+    backward = gradients(layer, [*tail, *again])
     numbered = op("aten::detach", seq=99)  # the recompute's end
-    backward[0] = node("GeluBackward0", *tail, *layer, numbered, op("aten::mm"), seq=2)
+    backward[0] = node("GeluBackward0", *tail, *again, numbered, op("aten::mm"), seq=2)
     facts = study_step(*layer, *backward)
     assert facts.judgement.verdict == "full"
 

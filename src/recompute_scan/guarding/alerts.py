@@ -210,15 +210,15 @@ class _Sample:
             self._patches.replace(kind, "__enter__", guard.around(kind.__enter__, entered))
         region.sampling = self
 
-    def call(self) -> Any:
-        """The call to compare: the first of the step; ``None`` for the others."""
+    def call(self, function: object) -> Any:
+        """The call to compare, of this function: the first of the step; ``None`` for others."""
         if self._taken:
             return None
         self._taken = True
         region = self.region
         known = ComparedRegion(region.name or "", "", region.variant, "", region.site)
         module = region.module
-        return self._comparing.region(known, [module] if module is not None else [])
+        return self._comparing.region(known, function, [module] if module is not None else [])
 
     def end(self) -> list[str] | None:
         """The step is over: what is not the same, by kind; ``None`` where nothing was compared."""

@@ -217,7 +217,7 @@ class CheckpointHooks:
     def _generator(
         self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        call = region.sampling.call()
+        call = region.sampling.call(args[at])
         if call is None:
             return function, args
 
@@ -231,7 +231,7 @@ class CheckpointHooks:
     def _both(
         self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        call = region.sampling.call()
+        call = region.sampling.call(args[at])
         if call is None:
             return function, args
         return function, _with(args, at, both_runs(args[at], call, self._guard))

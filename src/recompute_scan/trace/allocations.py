@@ -34,6 +34,7 @@ import errno
 import io
 import pickle
 import pickletools
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -213,7 +214,11 @@ def read_plain(data: bytes, source: str, limits: Limits) -> Any:
             (``E342``), or holds too much (``E313``).
     """
     try:
-        if not _few_and_plain(data, 10 * limits.events):
+        # Python warns of backslashes in texts of the oldest protocol.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            few = _few_and_plain(data, 10 * limits.events)
+        if not few:
             raise refuse_events(source, limits.events)
         file = io.BytesIO(data)
         return _PlainUnpickler(file, encoding="utf-8", errors="replace").load()
