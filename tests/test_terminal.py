@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import main
-from recompute_scan.cli.explain import sheet
 from recompute_scan.pages import messages, page, titles
 from recompute_scan.report.blocks import Page
 from recompute_scan.report.render import render_text
+from recompute_scan.report.sheet import sheet
 from recompute_scan.terminal import colored, links, width
 from tests.report.sample_results import HOSTILE, doubled, hostile
 

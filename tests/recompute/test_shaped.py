@@ -66,7 +66,7 @@ def test_the_fix_saves_what_the_repaired_twin_says() -> None:
 
 
 def test_what_functions_do_beside_their_blocks_goes_with_them() -> None:
-    names = ["tiles_in_r", "int8_round_buffered", "two_gradients_round_n"]
+    names = ["int8_round_buffered", "two_gradients_round_n"]
     output = run("-m", "benchmarks", "shapes", *names, "--shapes", "two-streams", "--cost")
     printed = output.partition("of saving\n")[2].partition("\n\n")[0]
     off = {line.split()[0]: line.split()[6] for line in printed.splitlines()}

@@ -25,7 +25,7 @@ from recompute_scan.result.compare import Comparison
 Condition = Callable[[Result], object]
 ROOT = Path(report.__file__).parent
 # What prints something else than a result: a comparison, a log, a figure for a notebook.
-_OTHERS = {"compared.py", "compare.html", "finding_words.py"}
+_OTHERS = {"compared.py", "compare.html", "finding_words.py", "sheet.py"}
 # What a comparison says, and when.
 COMPARED: dict[str, Callable[[Comparison], object]] = {
     "The step times cannot be compared.": lambda c: c.obstacles,
