@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cli import doctor
-from recompute_scan.cli.doctor import Installed, look
+from recompute_scan import installation
 from recompute_scan.errors import how_to_add
+from recompute_scan.installation import Installed, look
 
 
 def by_purpose(lines: list[Installed]) -> dict[str, Installed]:
@@ -39,9 +39,9 @@ def test_what_is_here_is_found() -> None:
 
 
 def test_without_torch_the_command_that_brings_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = doctor._version_of
+    found = installation._version_of
     monkeypatch.setattr(
-        doctor, "_version_of", lambda name: None if name == "torch" else found(name)
+        installation, "_version_of", lambda name: None if name == "torch" else found(name)
     )
     line = by_purpose(look())["run"]
     assert line == Installed("missing", "run", f"no torch; {how_to_add('torch')}")
@@ -70,15 +70,15 @@ def test_a_gpu_that_cannot_be_recorded_is_a_problem(
     activities: list[str], devices: list[str], built_for: str | None, state: str
 ) -> None:
     found = {"activities": activities, "devices": devices, "built_for": built_for}
-    assert doctor._device(found).state == state
+    assert installation._device(found).state == state
 
 
 def test_a_missing_hook_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    assert doctor._launchers().state == "problem"
+    assert installation._launchers().state == "problem"
     (tmp_path / "recompute_scan.pth").write_text('import os; "RECOMPUTE_SCAN_JOIN" in os.environ')
-    assert doctor._launchers().state == "ok"
+    assert installation._launchers().state == "ok"
 
 
 def test_nothing_tells_anyone_to_install_a_name_that_nobody_owns() -> None:
