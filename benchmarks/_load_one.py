@@ -97,24 +97,19 @@ def orjson(path: Path) -> Load:
 
 def reading(path: Path) -> Load:
     """A limit: the bytes of the file, 256 KB at a time, and nothing done with them."""
-
-    def run() -> tuple[None, Any]:
-        buffer = bytearray(_CHUNK)
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-        return None, None
-
-    return run
+    return _emptying(lambda: path.open("rb", buffering=0))
 
 
 def inflating(path: Path) -> Load:
     """A limit: a gzip file through isal."""
     igzip = importlib.import_module("isal.igzip")
+    return _emptying(lambda: igzip.open(path, "rb"))
 
+
+def _emptying(opened: Callable[[], Any]) -> Load:
     def run() -> tuple[None, Any]:
         buffer = bytearray(_CHUNK)
-        with igzip.open(path, "rb") as file:
+        with opened() as file:
             while file.readinto(buffer):
                 pass
         return None, None

@@ -130,15 +130,6 @@ def study_step(*calls: Call, others: Sequence[Thread] = ()) -> RecomputeFacts:
     return studied(thread(training_step(0, *calls)), *others)
 
 
-def runs_of(facts: RecomputeFacts) -> list[tuple[str, int]]:
-    """Name of each forward operator and how often it ran again, in forward order."""
-    counts = facts.counts
-    return [
-        (facts.calls.names[facts.calls.name[row]].removeprefix("aten::"), int(times))
-        for row, times in zip(counts.rows, counts.runs, strict=True)
-    ]
-
-
 def recompute_counts(facts: RecomputeFacts) -> list[int]:
     """How often each forward operator that has a backward ran again, in forward order."""
     return [int(times) for times in facts.counts.runs[facts.counts.counted]]

@@ -12,7 +12,17 @@ from msgspec.structs import replace
 from recompute_scan import trace as traces
 from recompute_scan.analysis.answer import result_from
 from recompute_scan.analysis.inputs import Loaded, load_one, name_mechanism, with_stacks
-from recompute_scan.analysis.ranks import Piece, ends_in, merge
+from recompute_scan.analysis.ranks import (
+    Piece,
+    ends_in,
+    merge,
+    result_of_comparison,
+    result_of_log,
+    result_of_snapshots,
+    result_without_trace,
+    snapshots_among,
+    snapshots_at,
+)
 from recompute_scan.compiled.logs import is_text, logs_alone
 from recompute_scan.cost.device import device_time
 from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine
@@ -69,9 +79,6 @@ def analyse(
     beside = [path for folder in folders for path in snapshots_in(folder)]
     if not given and not beside:
         return _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
-    # Hardly anybody has one: what reads them is loaded where one is.
-    from recompute_scan.analysis.ranks import result_of_snapshots, snapshots_among, snapshots_at  # noqa: PLC0415
-
     snapshots = snapshots_at(given, limits)
     if not addresses:
         return result_of_snapshots(snapshots)
@@ -111,8 +118,6 @@ def _analyse_traces(
     pieces = [answer for answer in answers if isinstance(answer, Piece)]
     failures = [answer for answer in answers if isinstance(answer, InputError)]
     if not pieces and ends.failed:
-        from recompute_scan.analysis.ranks import result_without_trace  # noqa: PLC0415
-
         return ends.with_crash(result_without_trace(ends.records[0]))
     whole = merge(pieces, failures)
     return ends.with_crash(whole) if ends.failed else whole
@@ -122,8 +127,6 @@ def _without_trace(
     addresses: Sequence[Address], records: Sequence[RunInfo], limits: Limits
 ) -> list[Piece]:
     """What is told where there is no trace: by the compiler's logs, or by compared steps."""
-    from recompute_scan.analysis.ranks import result_of_comparison, result_of_log  # noqa: PLC0415
-
     logs = [log for address in addresses for log in logs_alone(address, limits)]
     told = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
     return told or [
