@@ -122,10 +122,10 @@ class _Suspect(Struct, frozen=True):
 class Checker:
     """Goes along the forward's calls while the recompute makes its own.
 
-    Which of the results that differ change a gradient is for :mod:`recompute_scan.fidelity.uses` to
-    say, where it can see what the backward pass uses. Where it cannot, one counts on which a
-    gradient can depend: where autograd runs through the call, or through what is made of its
-    result, as far as that differs too.
+    Which of the results that differ change a gradient is for
+    :mod:`recompute_scan.fidelity.backward_reads` to say, where it can see what the backward pass
+    uses. Where it cannot, one counts on which a gradient can depend: where autograd runs through
+    the call, or through what is made of its result, as far as that differs too.
 
     Attributes:
         compared: Results that were compared.

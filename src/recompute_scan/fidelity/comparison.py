@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import nn
 
+from recompute_scan.fidelity.backward_reads import Around, HandedTensors, see_what_is_handed
 from recompute_scan.fidelity.lost_gradients import Applied, Leaving
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.passing import Application, Passing
@@ -34,7 +35,6 @@ from recompute_scan.fidelity.tape import (
     watched_already,
 )
 from recompute_scan.fidelity.tensors import Fingerprint, fingerprint, unseen
-from recompute_scan.fidelity.uses import Around, HandedTensors, see_what_is_handed
 from recompute_scan.result.fidelity import (
     ComparedRegion,
     Difference,

@@ -16,9 +16,9 @@ import torch
 from msgspec import Struct, field
 from torch import nn
 
+from recompute_scan.fidelity.backward_reads import AS_IT_IS, Around
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.tensors import unseen
-from recompute_scan.fidelity.uses import AS_IT_IS, Around
 from recompute_scan.result.fidelity import WhyLost
 
 # How far apart sums of the same elements may be, as a share of the sum of their sizes: they may be

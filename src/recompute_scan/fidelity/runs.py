@@ -11,12 +11,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch.utils._python_dispatch import _disable_current_modes
 
+from recompute_scan.fidelity.backward_reads import (
+    Around,
+    Arrives,
+    HandedTensors,
+    SavedGraph,
+    graphs_below,
+)
 from recompute_scan.fidelity.checker import Checker, differ
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import ModuleState, python_states
 from recompute_scan.fidelity.tape import Tape, TapeEntry, function_modes, nodes_so_far
 from recompute_scan.fidelity.tensors import Fingerprint, Prints, is_plain, unseen, unseen_below
-from recompute_scan.fidelity.uses import Around, Arrives, HandedTensors, SavedGraph, graphs_below
 from recompute_scan.result.fidelity import Difference, LostGradient, Operation
 
 

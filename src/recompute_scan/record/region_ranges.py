@@ -20,10 +20,10 @@ from msgspec import Struct
 from torch import nn
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
+from recompute_scan.fidelity.backward_reads import hook_classes
 from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.passing import Application
-from recompute_scan.fidelity.uses import hook_classes
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import ModuleIndex, covered_modules, parameter_names
 from recompute_scan.record.origins import Origin, Origins, Variant
