@@ -22,8 +22,8 @@ BASE = 1 * GIB
 SAVED = (100 * MIB, 300 * MIB, 200 * MIB)
 
 
-def product(seq: int) -> Call:
-    inner = op("aten::addmm", launch("gemm", KERNEL_US), dims=[[8], [4, 8], [8, 8]])
+def product(seq: int, us: float = KERNEL_US) -> Call:
+    inner = op("aten::addmm", launch("gemm", us), dims=[[8], [4, 8], [8, 8]])
     return op("aten::linear", inner, seq=seq, dims=[[4, 8], [8, 8], [8]])
 
 
@@ -35,9 +35,9 @@ def attention(seq: int) -> Call:
     return op("aten::scaled_dot_product_attention", inner, seq=seq, dims=SHAPE)
 
 
-def layer(first: int, *, attends: bool) -> list[Call]:
+def layer(first: int, *, attends: bool, us: float = KERNEL_US) -> list[Call]:
     middle = attention(first + 1) if attends else product(first + 1)
-    return [product(first), middle, product(first + 2), product(first + 3)]
+    return [product(first, us), middle, product(first + 2), product(first + 3)]
 
 
 def backward(calls: list[Call], recompute: list[Call]) -> list[Call]:
@@ -60,6 +60,8 @@ class Scene:
     peak: int = BASE
     device: int = 0
     extra: tuple[dict[str, Any], ...] = ()
+    saved: tuple[int, ...] = SAVED
+    us: tuple[float, ...] = (KERNEL_US,) * 3
 
     def write(self, folder: Path) -> Path:
         layers = [layer(100 * place, attends=self.attends) for place in range(len(self.recomputes))]
@@ -68,7 +70,9 @@ class Scene:
             again = [
                 call
                 for turn in range(self.recomputes[place])
-                for call in layer(1000 + 100 * place + 10 * turn, attends=self.attends)
+                for call in layer(
+                    1000 + 100 * place + 10 * turn, attends=self.attends, us=self.us[place]
+                )
             ]
             back += backward(layers[place], again)
         step = training_step(0, *(call for one in layers for call in one), *back)
@@ -104,13 +108,13 @@ class Scene:
             if not self.recomputes[place]:
                 continue
             again = starts[1000 + 100 * place]
-            allocate(again["ts"] + 0.25, SAVED[place])
+            allocate(again["ts"] + 0.25, self.saved[place])
             ends = [
                 e["ts"] + e["dur"]
                 for e in events
                 if e["name"] == "AddmmBackward0" and e["args"]["Sequence number"] == 100 * place
             ]
-            allocate(ends[0] + 0.25, -SAVED[place])
+            allocate(ends[0] + 0.25, -self.saved[place])
         return found
 
 
@@ -152,6 +156,16 @@ def test_the_plan_is_the_best_that_fits(tmp_path: Path) -> None:
     assert finding is not None
     assert finding.fix is not None
     assert finding.fix.disposition == "review"
+
+
+def test_of_like_layers_the_last_ones_stop_whatever_one_of_them_took(tmp_path: Path) -> None:
+    peak = BASE + 100 * MIB
+    scene = Scene(
+        memory=round((peak + 110 * MIB) / 0.9), saved=(100 * MIB,) * 3, us=(1010.0, 990.0, 1000.0)
+    )
+    memory = memory_of(analyse([scene.write(tmp_path)]))
+    assert memory.chosen is not None
+    assert memory.plans[memory.chosen].regions == (1, 2)
 
 
 def test_without_memory_left_nothing_is_advised(tmp_path: Path) -> None:

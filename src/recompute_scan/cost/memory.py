@@ -487,13 +487,20 @@ def _plan(
 
 
 def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[float]:
-    """What a step gains by each region, ms: its share in the recomputes that are needed today."""
-    needed = [
-        max(0.0, region.recompute_ms_per_step - region.redundant_ms_per_step)
-        if footprint.saved(place) is not None
-        else 0.0
-        for place, region in enumerate(regions)
-    ]
+    """What a step gains by each region, ms: its share in the recomputes that are needed today.
+
+    Regions that run the same operators and keep the same bytes gain the same: their mean. What one
+    of them took more in a few steps is chance, and would pick layers here and there.
+    """
+    alike: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+    for place, region in enumerate(regions):
+        alike[region.signature, footprint.saved(place)].append(place)
+    needed = [0.0] * len(regions)
+    for (_, saved), places in alike.items():
+        same = [regions[place] for place in places]
+        total = sum(r.recompute_ms_per_step - r.redundant_ms_per_step for r in same)
+        for place in places if saved is not None else ():
+            needed[place] = max(0.0, total / len(places))
     everywhere = sum(r.recompute_ms_per_step - r.redundant_ms_per_step for r in regions)
     scale = cost.breakdown.recompute / everywhere if everywhere > 0 else 0.0
     return [scale * time for time in needed]
