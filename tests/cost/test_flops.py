@@ -382,10 +382,10 @@ def test_attention_in_either_layout_is_the_same() -> None:
 # -- the peak ------------------------------------------------------------------------------------
 
 
-def gpu_layer(first: int) -> list[Call]:
-    calls = layer(first, shaped("aten::addmm", [[8], [4, 8], [8, 8]], launch("gemm", 5.0)))
+def gpu_layer(first: int, kernel: str = "gemm", number: str = "c10::BFloat16") -> list[Call]:
+    calls = layer(first, shaped("aten::addmm", [[8], [4, 8], [8, 8]], launch(kernel, 5.0)))
     product = calls[1].inside[0]
-    typed = replace(product, args={**product.args, "Input type": ["c10::BFloat16"] * 3})
+    typed = replace(product, args={**product.args, "Input type": [number] * 3})
     return [calls[0], replace(calls[1], inside=(typed,)), *calls[2:]]
 
 
@@ -399,6 +399,20 @@ def test_utilisation_is_time_at_the_peak_over_time_taken() -> None:
     assert flops.peak_tflops == pytest.approx((512 + 48) / ideal_s / 1e12)
     assert flops.mfu == pytest.approx(flops.hfu)
     assert (flops.peak_source or "").startswith("A100")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tflops"),
+    [  # as an H100 ran them, without and with `torch.backends.cuda.matmul.allow_tf32`
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma", 67.0),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>", 67.0),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x128x32_warpgroupsize1x1x1", 494.5),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_32x6_nt_align4>", 494.5),
+    ],
+)
+def test_32_bits_on_tensor_cores_have_their_own_peak(kernel: str, tflops: float) -> None:
+    flops = flops_of(gpu_layer(0, kernel, "float"), device="NVIDIA H100 80GB HBM3")
+    assert flops.peak_tflops == pytest.approx(tflops)
 
 
 def test_a_given_peak_stands_above_the_table() -> None:
