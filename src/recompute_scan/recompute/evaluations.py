@@ -109,7 +109,7 @@ def find_evaluations(calls: Calls) -> Evaluations:
     maker = _find_makers(calls, row, number, parent, of, made)
     fate, through = _find_fates(calls, row, maker, parent, of, made)
     made_in = np.arange(len(row))
-    # A nested pass also goes through what the forward pass made: FSDP's views of its flat parameter.
+    # A nested pass also goes through nodes of the forward pass: FSDP's views of flat parameters.
     held = np.flatnonzero((fate == Fate.HELD) & (of >= 0))
     made_in[through[held]] = of[held]
     for rows in calls.levels_up():  # a call stands for all that it holds
