@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,20 @@ def recurrent(layer: nn.RNNBase, *states: Tensor) -> Made:
 START = torch.zeros(1, 2, WIDTH, requires_grad=True)
 
 
+class Square(torch.autograd.Function):
+    """A function that a script brings, and that saves one tensor."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        (saved,) = context.saved_tensors
+        return torch.mul(2 * gradient, saved)
+
+
 BLOCKS: dict[str, Made] = {
     "linear": nn.Linear(WIDTH, WIDTH),
     "linear, frozen": frozen(nn.Linear(WIDTH, WIDTH)),
@@ -58,6 +73,7 @@ BLOCKS: dict[str, Made] = {
     "rows": lambda x: x[:, torch.tensor([0, 2])],
     "masked": lambda x: x.masked_fill(x > 0.5, 0.0).maximum(x),
     "pooled": lambda x: functional.avg_pool2d(x, 2),
+    "function of a script": lambda x: torch.as_tensor(Square.apply(x + 1)),
     "loss": lambda x: functional.mse_loss(x, x.exp()),
 }
 

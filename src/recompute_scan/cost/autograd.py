@@ -55,12 +55,14 @@ _RESULTS = {
     "topk",
     2: "amax amin linalg_vector_norm log_sigmoid_forward logsumexp max_pool2d_with_indices prod "
     "std",
-    3: "nll_loss_forward",
+    3: "_fused_rms_norm nll_loss_forward",
     4: "native_group_norm",
     5: "_efficient_attention_forward _embedding_bag _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_flash_attention_for_cpu native_layer_norm",
     6: "_scaled_dot_product_efficient_attention miopen_batch_norm native_batch_norm",
     7: "_flash_attention_forward _scaled_dot_product_flash_attention cudnn_batch_norm",
+    # Of one layer in one direction: `weight` is a list of four.
+    9: "_cudnn_rnn miopen_rnn",
     11: "mkldnn_rnn_layer",
 }
 _SAVED = {
@@ -83,7 +85,8 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
 
     Some only for a call that made a node: what makes none bears the number of the next that does,
     and what an operator runs for itself bears none. A compiled graph shows no nodes; what is in it
-    counts by its name. Of a product whose node ran on the same thread, that node tells how many
+    counts by its name. An operator that others wrote, or a function of a script's own, is taken to
+    save one: what it really saves is not in a trace. Of a product whose node ran on the same thread, that node tells how many
     factors were saved: with frozen weights it is one.
 
     Args:
@@ -95,13 +98,18 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
     makers = makers[np.roll(changes(calls.thread[makers], calls.sequence[makers]), -1)]
     saves = calls.inside(calls.named(COMPILED_CALL))
     saves[makers] = True
-    of_name = np.array([_SAVED.get(_plain(name), 0) for name in calls.names], np.int8)
+    of_name = np.array([_saved(name) for name in calls.names], np.int8)
     saved: Int8 = of_name[calls.name] * saves
     product = np.array([_plain(name) in _PRODUCTS for name in calls.names], np.bool_)[calls.name]
     inside = role[np.maximum(calls.parent, 0)] == Role.BACKWARD
     nodes = _by_number(calls, np.flatnonzero(numbered & inside & (role == Role.FORMULA)))
     _limit(saved, calls, product, makers[product[makers]], nodes)
     return saved
+
+
+def _saved(name: str) -> int:
+    ours = name.startswith("aten::") or _plain(name) in _SAVED
+    return _SAVED.get(_plain(name), 0) if ours else 1
 
 
 def saved_before(name: str) -> bool:
