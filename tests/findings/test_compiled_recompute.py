@@ -11,10 +11,12 @@ from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.ranks import bare_result
 from recompute_scan.findings.base import Evidence, NotApplicable
 from recompute_scan.findings.compiled import check
+from recompute_scan.findings.policies import check_policy_matches_nothing
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.report.summary import how_to_record
 from recompute_scan.result import Finding, Step
+from recompute_scan.result.decisions import DecidedOperator, Policies, PolicyEntry, WatchedPolicy
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
 from tests.trace.kineto_reading import parse
@@ -101,6 +103,28 @@ def test_a_recompute_of_compiled_code_is_counted_and_named() -> None:
     assert found.severity == "info"
     assert found.evidence[1] == "1 compiled calls ran again, outside of them"
     assert "from outside" in found.detail
+
+
+@pytest.mark.parametrize(("again", "confidence_of_it"), [(True, "medium"), (False, "high")])
+def test_a_policy_around_compiled_code_sees_no_operator_of_it(
+    again: bool, confidence_of_it: str
+) -> None:
+    """An operator that it names and never meets may be in the compiled code."""
+    facts = study_step(call(0), backward(0, recompute=(call(50),) if again else ()))
+    asked = DecidedOperator("aten.view.default", 2, {"PREFER_RECOMPUTE": 2})
+    entry = PolicyEntry("aten.mm.default", "operator", "kept", met=0, kept=0)
+    policy = WatchedPolicy(
+        "keep", "train.py:3", True, "train.py:9", "", 1, 1, operators=(asked,), entries=(entry,)
+    )
+    regions = list_regions(facts)
+    evidence = Evidence(facts, regions, None, confidence(facts), {}, policies=Policies((policy,)))
+    found = check_policy_matches_nothing(evidence)
+    assert isinstance(found, list)
+    (one,) = found
+    assert one.confidence == confidence_of_it
+    assert ("compiled" in one.detail) == again
+    assert one.fix is not None
+    assert ("Compile the code that calls the checkpoint" in one.fix.summary) == again
 
 
 def test_both_at_once_is_a_warning() -> None:

@@ -86,8 +86,8 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
     Some only for a call that made a node: what makes none bears the number of the next that does,
     and what an operator runs for itself bears none. A compiled graph shows no nodes; what is in it
     counts by its name. An operator that others wrote, or a function of a script's own, is taken to
-    save one: what it really saves is not in a trace. Of a product whose node ran on the same thread, that node tells how many
-    factors were saved: with frozen weights it is one.
+    save one: what it really saves is not in a trace. Of a product whose node ran on the same
+    thread, that node tells how many factors were saved: with frozen weights it is one.
 
     Args:
         calls: All calls.

@@ -153,16 +153,20 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
     unmet = [one.name for one in policy.entries if not one.met]
     if unmet:
         called.append(f"it names, and none was called: {', '.join(unmet[:8])}")
+    # What is named without its overload equals no call, compiled or not.
+    hidden = evidence.compiled_calls_again > 0 and not missed and bool(unmet)
     why = (
         "Its operators are named without an overload, which no call is equal to."
         if missed
+        else "Part of the step is compiled, and no policy sees the operators in compiled code."
+        if hidden
         else "None of the operators that it names is called here."
         if unmet
         else "It said so itself."
     )
     return RS501.finding(
         evidence,
-        confidence="high",
+        confidence="medium" if hidden else "high",
         title=f"The policy {policy.name} keeps nothing: its checkpoint recomputes everything",
         detail=(
             f"It was asked {plural(policy.met, 'time')} in one step, and no result was kept. {why} "
@@ -172,6 +176,9 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
         fix=Fix(
             summary="Name the overload that is called, such as torch.ops.aten.mm.default."
             if missed
+            else "Compile the code that calls the checkpoint rather than the block in it, so that "
+            "the compiler asks the policy; or leave the policy out (context_fn)."
+            if hidden
             else "Name operators that are called, or leave the policy out (context_fn).",
             disposition="review",
             diff=spell_overloads(evidence, policy, missed) if missed else None,
@@ -197,6 +204,8 @@ def check_entry_never_met(evidence: Evidence) -> Answer:
     found = []
     for policy in evidence.decided:
         missed = _missed(policy)
+        if evidence.compiled_calls_again:  # a policy sees no operator of compiled code
+            missed = [entry for entry in missed if entry.met]
         if policy.own and policy.kept and missed:
             found.append(_entry_never_met_finding(evidence, policy, missed))
     return found
