@@ -164,11 +164,16 @@ class Progress:
         self._said = ""
 
     def show(self, text: str) -> None:
-        """Say it, unless it was what was said last."""
+        """Say it on a terminal, unless it was what was said last."""
         if self._on and text != self._said:
+            self.say(text)
+            self._said = text
+
+    def say(self, text: str) -> None:
+        """Say it, on a terminal and in a log."""
+        if sys.stderr is not None:
             line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
             print(line, file=sys.stderr, flush=True)
-            self._said = text
 
     def end(self) -> None:
         """Say nothing from here on: another rank does."""

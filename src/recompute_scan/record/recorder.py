@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -40,6 +41,7 @@ from recompute_scan.record.profiler import (
     still_open,
     without_own_warnings,
 )
+from recompute_scan.record.region_ranges import CountedRuns
 from recompute_scan.record.steps import DEFAULT, Plan, Seen, StepCounter, StepTimer, in_backward
 from recompute_scan.record.torch_versions import compiled_something, stacks_crash
 from recompute_scan.result.decisions import Policies
@@ -368,6 +370,57 @@ class ComparedStep(Protocol):
         """It has ended: what it has shown."""
 
 
+class CountedStep(Protocol):
+    """What counts the runs of checkpointed blocks in a step."""
+
+    def count(self) -> None:
+        """The step begins."""
+
+    def counted(self) -> CountedRuns | None:
+        """It has ended: its runs."""
+
+
+class FirstWord:
+    """Says after the first complete step how often its blocks ran again.
+
+    The first step of all is left out: it may compile, and make what others reuse. What a warm-up
+    has no room for is not counted: timed steps do nothing but train.
+
+    Args:
+        step: What counts.
+        plan: How many steps are to come.
+        say: Where it is said.
+    """
+
+    def __init__(self, step: CountedStep, plan: Plan, say: Callable[[str], None]) -> None:
+        self._step, self._plan, self._say = step, plan, say
+        self._began: float | None = None
+        self._over = False
+
+    def boundary(self, made: int) -> None:
+        """So many steps have ended."""
+        if self._over:
+            return
+        if self._began is None:
+            self._over = made >= self._plan.warmup
+            if not self._over:
+                self._step.count()
+                self._began = time.perf_counter()
+            return
+        self._over = True
+        counts = self._step.counted()
+        left_s = (self._plan.wanted - made) * (time.perf_counter() - self._began)
+        if counts is not None:
+            self._say(
+                f"step {made} of {self._plan.wanted}: {counts.described()} (counted by hooks); "
+                f"about {_duration(left_s)} of recording left"
+            )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 class Recorder:
     """Records one rank of a run.
 
@@ -392,8 +445,12 @@ class Recorder:
         on_kept: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
         follow: Callable[[Phase, int, int], None] = lambda *_: None,
+        counting: CountedStep | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._follow = follow
+        self._tell = tell
+        self._first_word = FirstWord(counting, plan, self._say) if counting else None
         self._guard = guard or Guard()
         self._thread = threading.get_ident()
         self._plan = plan
@@ -551,6 +608,8 @@ class Recorder:
 
     def _advance(self) -> None:
         if self.kept.phase is Phase.WARMUP:
+            if self._first_word is not None:
+                self._first_word.boundary(self._counter.steps)
             self._after_warmup_step()
         elif self.kept.phase is Phase.TIMING and self._timer is not None:
             self._timer.mark()
@@ -647,6 +706,11 @@ class Recorder:
         self.kept.failure = f"Recording was given up: {type(error).__name__}: {error}"
         self.kept.phase = Phase.DONE
         self._tracing.drop()
+
+    def _say(self, text: str) -> None:
+        if self.ranks.rank == 0:
+            self._tell(text)
+            self._progress.say(text)
 
     def _report(self) -> None:
         self._follow(self.kept.phase, self._counter.steps, self.ranks.rank)

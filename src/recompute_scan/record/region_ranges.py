@@ -3,6 +3,8 @@
 Regions and their recomputes as ranges in the trace, opened only while a profiler records.
 
 Regions of the step whose recomputes are compared with their forward.
+
+Runs of checkpointed blocks in one step, counted by the hooks alone: the first answer of a run.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from recompute_scan.fidelity.passing import Application
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import ModuleIndex, covered_modules, parameter_names
 from recompute_scan.record.origins import Origin, Origins, Variant
+from recompute_scan.record.steps import in_backward
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
@@ -193,6 +196,70 @@ class AnnotatedRegion:
             self._thread.depth, self._thread.within = before, around
 
 
+class CountedRuns:
+    """Counts the runs of checkpointed blocks, forward and again, without a profiler.
+
+    Of nested checkpoints around one block the innermost is entered for each run of it, so only
+    runs count that no other begins in.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[object, list[int]] = {}
+        self._thread = threading.local()
+
+    def region(self, call: CheckpointCall) -> CountedRegion:
+        """The region of one call, whose runs count for the block that it is around."""
+        covered = covered_modules(call.function, call.args)
+        block: object = id(covered[0]) if covered else id(getattr(call.function, "__code__", None))
+        return CountedRegion(self, block)
+
+    @contextmanager
+    def run(self, block: object) -> Iterator[None]:
+        """Around one run of the block."""
+        around = getattr(self._thread, "holds", None)
+        holds = self._thread.holds = [False]
+        again = in_backward()
+        try:
+            yield
+        finally:
+            self._thread.holds = around
+            if around is not None:
+                around[0] = True
+            if not holds[0]:
+                self._runs.setdefault(block, [0, 0])[again] += 1
+
+    def described(self) -> str:
+        """How often the blocks ran again for each forward run, in words."""
+        ratios = [again / forward for forward, again in self._runs.values() if forward]
+        if not ratios:
+            return "no checkpoint was called"
+        most = max(ratios)
+        many = sum(ratio == most for ratio in ratios)
+        which = f"{many} of {len(ratios)} checkpointed blocks"
+        if many == len(ratios):
+            which = f"all {many} checkpointed blocks" if many > 1 else "the checkpointed block"
+        one = many == 1
+        if not most:
+            return f"{which} did not run again"
+        times = {1.0: "once", 2.0: "twice"}.get(most, f"{most:g} times")
+        return f"{which} {'runs' if one else 'run'} again {times} in each backward pass"
+
+
+class CountedRegion(Struct, frozen=True):
+    """One checkpointed call, whose runs are counted."""
+
+    counts: CountedRuns
+    block: object
+
+    def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
+        """Around a run in the forward pass, or in the recompute of a checkpoint around this one."""
+        return self.counts.run(self.block)
+
+    def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
+        """Around each run in a backward pass."""
+        return self.counts.run(self.block)
+
+
 _AMBIGUOUS = "The same module was run several times before it was recomputed."
 
 
@@ -208,9 +275,19 @@ class ComparedRegions:
         self._index = index
         self._guard = guard
         self._comparing: Comparing | None = None
+        self._counting: CountedRuns | None = None
         self._patches = Patches()
         self._modules: dict[int, _ModuleRuns] = {}
         self.functions: list[Any] = []
+
+    def count(self) -> None:
+        """Count the runs of the step that begins."""
+        self._counting = CountedRuns()
+
+    def counted(self) -> CountedRuns | None:
+        """It has ended: its runs."""
+        counting, self._counting = self._counting, None
+        return counting
 
     def compare(self) -> None:
         """The step begins."""
@@ -288,17 +365,24 @@ class ComparedRegions:
 
     @property
     def wanted(self) -> bool:
-        """Whether recomputes are compared, or a profiler records."""
-        return self._comparing is not None or self._annotated.wanted
+        """Whether recomputes are compared or counted, or a profiler records."""
+        watched = self._comparing is not None or self._counting is not None
+        return watched or self._annotated.wanted
 
     def preparing(self) -> AbstractContextManager[None]:
         """As :meth:`AnnotatedRegions.preparing`; a step that is compared is not timed."""
-        return self._annotated.preparing() if self._comparing is None else nullcontext()
+        return self._annotated.preparing() if self._annotates else nullcontext()
+
+    @property
+    def _annotates(self) -> bool:
+        counts = self._counting is not None and not self._annotated.wanted
+        return self._comparing is None and not counts
 
     def region(self, call: CheckpointCall) -> RangedRegion:
         """The region of one call."""
         if self._comparing is None:
-            return self._annotated.region(call)
+            counting = None if self._annotates else self._counting
+            return counting.region(call) if counting else self._annotated.region(call)
         return self._compared(self._comparing, call)
 
     def _compared(self, comparing: Comparing, call: CheckpointCall) -> RegionCall:

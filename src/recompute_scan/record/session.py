@@ -44,6 +44,7 @@ from recompute_scan.events import (
     AnyEvent,
     EventStream,
     PhaseBegun,
+    ProgressTold,
     ScriptEnded,
     StepEnded,
     WarningTold,
@@ -100,6 +101,10 @@ class TrainingEvents:
         if phase is not self._phase:
             self._phase = phase
             self._tell(PhaseBegun(phase=phase.event, step=steps))
+
+    def progress(self, text: str) -> None:
+        """What goes on, in words."""
+        self._tell(ProgressTold(text=text))
 
     def ended(self, outcome: Exit, info: RunInfo, steps: int) -> None:
         """The script has: how, and what the run record warns of."""
@@ -449,6 +454,9 @@ def observe(
         finally:
             leave_with_children(0)
 
+    # Runs that measure a change: their reader has the answer.
+    special = bool(options.removals or options.arms or options.measure or options.switching)
+    special = special or options.without_checkpointing
     recorder = Recorder(
         plan,
         folder,
@@ -463,6 +471,8 @@ def observe(
         on_kept=so_far,
         guard=guard,
         follow=events.boundary,
+        counting=None if special else probe.comparison,
+        tell=events.progress,
     )
     graphs = CompiledGraphs(folder, lambda: recorder.ranks.rank, guard)
     guard.on_failure, guard.settle = recorder.give_up, recorder.settle

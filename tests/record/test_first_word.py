@@ -1,0 +1,88 @@
+"""After the second step `run` says how often blocks ran again, before it has recorded anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.record.runs import LAYERS, record_script
+
+# Each step prints how often a layer ran again for each run in the forward pass.
+SCRIPT = (
+    LAYERS
+    + """\
+layers = nn.ModuleList(Layer() for _ in range(4))
+optimizer = torch.optim.SGD(layers.parameters(), 0.01)
+
+def inside(layer, reentrant):
+    return lambda x: checkpoint(layer, x, use_reentrant=reentrant)
+
+def forward(x):
+    for layer in layers:
+        {body}
+    return x
+
+for step in range(30):
+    RUNS.update(forward=0, in_backward=0)
+    for _ in range({micro_batches}):
+        forward(torch.randn(2, 8, requires_grad=True)).sum().backward()
+    print("ran again", RUNS["in_backward"] / RUNS["forward"], flush=True)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+ONCE = "x = checkpoint(layer, x, use_reentrant={})"
+BOTH = "x = checkpoint(inside(layer, {1}), x, use_reentrant={0})"
+HALF = "x = checkpoint(layer, x, use_reentrant=False) if layer is layers[1] else layer(x)"
+BODIES = {
+    "none": "x = layer(x)",
+    "reentrant": ONCE.format(True),
+    "non-reentrant": ONCE.format(False),
+    "R in N": BOTH.format(False, True),
+    "N in R": BOTH.format(True, False),
+    "R in R": BOTH.format(True, True),
+    "N in N": BOTH.format(False, False),
+}
+WORDS = {0.0: "no checkpoint was called", 1.0: "run again once", 2.0: "run again twice"}
+
+
+def script(body: str, micro_batches: int = 1) -> str:
+    return SCRIPT.replace("{body}", body).replace("{micro_batches}", str(micro_batches))
+
+
+def said(stderr: str) -> str:
+    (line,) = re.findall(r"^recompute-scan: step 2 of .*$", stderr, re.MULTILINE)
+    return line
+
+
+FEW = (("N in R", 3),)
+REST = [(name, number) for name in BODIES for number in (1, 3) if (name, number) not in FEW]
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batches"), [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in REST)]
+)
+def test_it_is_what_the_layers_counted(name: str, micro_batches: int, tmp_path: Path) -> None:
+    text = script(BODIES[name], micro_batches)
+    recorded = record_script(tmp_path, text, warmup=3, steps=1, fidelity=False)
+    (counted,) = set(re.findall(r"ran again (\S+)", recorded.stdout))
+    line = said(recorded.stderr)
+    assert WORDS[float(counted)] in line
+    assert name == "none" or "all 4 checkpointed blocks" in line
+    assert "(counted by hooks); about" in line
+
+
+def test_a_block_among_others_and_its_event(tmp_path: Path) -> None:
+    stream = tmp_path / "events.jsonl"
+    recorded = record_script(tmp_path, script(HALF), warmup=3, steps=1, events=str(stream))
+    assert "the checkpointed block runs again once" in said(recorded.stderr)
+    told = [json.loads(line) for line in stream.read_text().splitlines()]
+    assert any("runs again once" in one.get("text", "") for one in told)
+
+
+def test_a_warm_up_of_one_step_has_no_room_for_it(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, script(BODIES["none"]), warmup=1, steps=1)
+    assert "step 2 of" not in recorded.stderr
