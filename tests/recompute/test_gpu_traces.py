@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recompute_scan import trace
@@ -52,6 +53,20 @@ def test_they_are_small() -> None:
 def test_the_answer_is_what_ran(path: Path) -> None:
     result = result_of(trace.load(path))
     assert _is_right(result, truth_of(DOCUMENTS[path]))
+
+
+def test_lanes_show_when_kernels_ran() -> None:
+    path = FOLDER / "h100" / "llama-flash-twice.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    on_device = [e for e in events if e.get("cat") in ("kernel", "gpu_memset", "gpu_memcpy")]
+    begins = np.array(sorted(e["ts"] for e in on_device))
+    ends = np.array(sorted(e["ts"] + e["dur"] for e in on_device))
+    proof = result_of(trace.load(path)).proof
+    assert proof is not None
+    busy = [op for lane in proof.lanes for op in lane.ops if op.duration_us]
+    assert len(busy) > 100
+    assert all(np.abs(begins - op.start_us).min() < 0.01 for op in busy)
+    assert all(np.abs(ends - op.start_us - op.duration_us).min() < 0.01 for op in busy)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=NAMES)

@@ -250,7 +250,8 @@ def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | No
 
 def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLane:
     calls = facts.calls
-    start, end = int(calls.start[rows].min()), int(calls.end[rows].max())
+    starts, ends = _spans(facts, rows)
+    start, end = int(starts.min()), int(ends.max())
     return ProofLane(
         label=label,
         kind=kind,  # type: ignore[arg-type]
@@ -260,12 +261,36 @@ def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLan
             ProofOp(
                 name=_shown_name(calls.names[calls.name[row]]),
                 family=_family(calls.names[calls.name[row]]),
-                start_us=float(calls.start[row]) / 1000,
-                duration_us=float(calls.end[row] - calls.start[row]) / 1000,
+                start_us=float(begin) / 1000,
+                duration_us=float(over - begin) / 1000,
             )
-            for row in rows[:_MOST_OPERATORS]
+            for row, begin, over in list(zip(rows, starts, ends, strict=True))[:_MOST_OPERATORS]
         ),
     )
+
+
+def _spans(facts: RecomputeFacts, rows: Int64) -> tuple[Int64, Int64]:
+    """When these calls began and ended where their work was done: on the GPU, from the first of
+    their kernels to the last, where they have any; else on the host, ns.
+
+    A call without a kernel among others takes no time, where the one before it ended.
+    """
+    calls, kernels = facts.calls, facts.kernels
+    order = kernels.launch.argsort(kind="stable")
+    launch = kernels.launch[order]
+    first, last = launch.searchsorted(rows), launch.searchsorted(rows + calls.size[rows] + 1)
+    if (first == last).all():
+        return calls.start[rows], calls.end[rows]
+    spans = []
+    for begin, stop in zip(first.tolist(), last.tolist(), strict=True):
+        own = order[begin:stop]
+        if len(own):
+            spans.append((int(kernels.start[own].min()), int(kernels.end[own].max())))
+        else:
+            spans.append((spans[-1][1],) * 2 if spans else (-1, -1))
+    earliest = min(begin for begin, _ in spans if begin >= 0)
+    found = np.array([(earliest,) * 2 if begin < 0 else (begin, end) for begin, end in spans])
+    return found[:, 0], found[:, 1]
 
 
 def _family(name: str) -> str:

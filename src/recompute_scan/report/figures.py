@@ -157,7 +157,8 @@ def _rest(redundant_ms: float, step: StepAfter) -> str:
     if more > 0:
         return (
             f"The redundant recomputes take {ms(redundant_ms)}; the other {ms(more)} are what the "
-            "checkpoint itself does (saving, hooks, a second backward call), and go with it."
+            "checkpoint itself does (saving, hooks, a second backward call), or what the one that "
+            "stays does not run again, and go with it."
         )
     return (
         f"Of the {ms(redundant_ms)} that redundant recomputes take, {ms(-more)} stay: other work "
