@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,6 +264,48 @@ def test_phases_of_a_step_by_kernels() -> None:
     assert (phases.redundant / 1e6).tolist() == pytest.approx([4.0], rel=0.01)
     total = phases.forward + phases.recompute + phases.redundant + phases.backward
     assert (total + phases.optimizer + phases.other).tolist() == pytest.approx(phases.step)
+
+
+# Two steps of a Llama (8 layers of width 2,048, doubled checkpoints) on an H100, without shapes of
+# most operators; recording began while 299 kernels of the step before were in the queue.
+QUEUED = Path(__file__).parents[2] / "traces" / "gpu" / "h100-llama-queued.json.gz"
+# Medians of ten steps with a checkpoint too many and without it, by CUDA events, no profiler.
+TWICE_MS, ONCE_MS = 117.7, 94.7
+
+
+def test_what_was_queued_when_recording_began_is_in_no_step() -> None:
+    facts = study(load(QUEUED))
+    events = json.loads(gzip.decompress(QUEUED.read_bytes()))["traceEvents"]
+    marks = [e for e in events if e["name"].startswith("ProfilerStep#")]
+    kernels = [e for e in events if e["cat"] in ("kernel", "gpu_memset", "gpu_memcpy")]
+    launches = {
+        e["args"]["correlation"]: e["ts"]
+        for e in events
+        if e["cat"] in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})
+    }
+    ends = [[e["ts"] + e["dur"] for e in kernels if e["args"]["correlation"] not in launches]]
+    for mark in marks:
+        ends.append(
+            [
+                e["ts"] + e["dur"]
+                for e in kernels
+                if mark["ts"]
+                <= launches.get(e["args"]["correlation"], 0)
+                < mark["ts"] + mark["dur"]
+            ]
+        )
+    over = [max(times) for times in ends]
+    assert (facts.work.unlaunched, facts.work.queued) == (len(ends[0]),) * 2 == (299, 299)
+    base = prepare(facts, np.array([]))
+    assert base is not None
+    assert (base.graph.measured / 1e3).tolist() == pytest.approx(np.diff(over).tolist(), abs=1)
+    assert base.error < 1e-4
+    cost = price(facts, [TWICE_MS] * 3)
+    assert cost is not None
+    # 113.3 ms of a step are kernels; what the profiler makes the GPU wait is no part of it.
+    assert cost.breakdown.other == pytest.approx(TWICE_MS - 113.3, abs=0.5)
+    assert cost.doubt_ms["unattributed"] < 0.5
+    assert cost.predicted_low_ms < ONCE_MS < cost.predicted_high_ms
 
 
 def test_an_idle_gpu_leaves_the_price_to_the_host() -> None:

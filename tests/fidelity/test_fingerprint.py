@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recompute_scan.fidelity import tensors
 from recompute_scan.fidelity.runs import ForwardRun
 from recompute_scan.fidelity.state import ModuleState
-from recompute_scan.fidelity.tensors import Fingerprint, Prints, _weighted_sums, fingerprint, unseen
+from recompute_scan.fidelity.tensors import (
+    Fingerprint,
+    Prints,
+    fingerprint,
+    number_of,
+    table_of,
+    unseen,
+)
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
 
@@ -25,6 +33,19 @@ def taken(tensor: torch.Tensor) -> Fingerprint:
     found = unseen(fingerprint, tensor)
     assert found is not None
     return found
+
+
+def number(tensor: torch.Tensor) -> int:
+    """As it is worked out on a GPU."""
+    found = torch.empty((), dtype=torch.int64)
+    number_of(tensor.reshape(-1), found)
+    return int(found)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are treated as those of a GPU are."""
+    monkeypatch.setattr(tensors, "_on_host", lambda _: False)
 
 
 def lying_print(tensor: torch.Tensor) -> Fingerprint | None:
@@ -84,7 +105,7 @@ def test_one_changed_element_changes_the_bits(size: int, data: st.DataObject) ->
     other = one.clone()
     other[place] += 0.5
     assert not taken(one).same_bits(taken(other))
-    assert _weighted_sums(one.view(torch.int32)) != _weighted_sums(other.view(torch.int32))
+    assert number(one) != number(other)
 
 
 @settings(deadline=None)
@@ -96,7 +117,7 @@ def test_two_elements_exchanged_change_the_bits(size: int, data: st.DataObject) 
     other = one.clone()
     other[first], other[second] = one[second], one[first]
     assert not taken(one).same_bits(taken(other))
-    assert _weighted_sums(one.view(torch.int32)) != _weighted_sums(other.view(torch.int32))
+    assert number(one) != number(other)
 
 
 def test_another_order_of_summation_is_rounding_and_another_mask_is_not() -> None:
@@ -306,3 +327,169 @@ def test_where_one_cannot_be_summed_up_none_is_held() -> None:
     with pytest.raises(RuntimeError):
         unseen(prints.let_go)
     assert [print_._tensor for print_ in made if print_ is not None] == [None, None]
+
+
+WIDTHS = {
+    torch.uint8: 1,
+    torch.bool: 1,
+    torch.float8_e4m3fn: 1,
+    torch.bfloat16: 2,
+    torch.float32: 4,
+    torch.float64: 8,
+}
+# Less than a word, one that is not full, and on both sides of where words are added up first.
+SIZES = (1, 3, 8, 9, 1001, 131_071, 131_072, 131_080, 500_001)
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_bit_and_its_place_count_on_a_gpu(dtype: torch.dtype, size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    one = (torch.randn(size, generator=generator) * 3).to(dtype)
+    mine = number(one)
+    assert number(one.clone()) == mine
+    width = WIDTHS[dtype]
+    for place in {0, width * size - 1, width * (size // 2), width * (size // 3)}:
+        for bit in (1,) if dtype is torch.bool else (1, 8, 128):
+            other = one.clone()
+            other.view(torch.uint8)[place] ^= bit
+            assert number(other) != mine
+    other = one.clone().view(torch.uint8)
+    first, last = other[:width].clone(), other[-width:].clone()
+    other[:width], other[-width:] = last, first
+    assert (number(other.view(dtype)) == mine) == bool((first == last).all())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_turned_signs_count_on_a_gpu(dtype: torch.dtype, size: int) -> None:
+    one = torch.rand(size, dtype=dtype) + 0.5
+    turned = [-one, torch.cat((-one[: size // 2], one[size // 2 :]))]
+    every_other = one.clone()
+    every_other[1::2] *= -1  # as the conjugates of complex numbers
+    numbers = [number(each) for each in (one, *turned, every_other)]
+    assert len(set(numbers)) == (
+        4 if size > 3 else len({tuple(t.tolist()) for t in (one, *turned, every_other)})
+    )
+
+
+@pytest.mark.parametrize("width", [8, 64, 1021, 1024])
+def test_rows_that_are_exchanged_count_on_a_gpu(width: int) -> None:
+    """Each holds the same numbers, as where tokens are sent to experts."""
+    torch.manual_seed(0)
+    chosen = torch.randint(width, (8192,))
+    one = torch.nn.functional.one_hot(chosen, width).to(torch.bfloat16)
+    mine = number(one)
+    for row in (1, 2, 64, 1021, 1024, 4096, 8191):
+        other = one.clone()
+        other[[0, row]] = other[[row, 0]]
+        assert (number(other) == mine) == (chosen[0] == chosen[row])
+
+
+def test_zeros_and_nans_are_told_apart_on_a_gpu() -> None:
+    zeros, nans = torch.zeros(300, 1000), torch.full((300, 1000), float("nan"))
+    other_zeros, other_nans = zeros.clone(), nans.clone()
+    other_zeros[299, 999] = -0.0
+    other_nans.view(torch.int32)[150, 7] |= 5
+    assert number(zeros) != number(other_zeros)
+    assert number(nans) != number(other_nans)
+
+
+@given(st.integers(2**14 + 1, 2**33))
+def test_the_table_holds_each_word_and_no_other(words: int) -> None:
+    rows, stride, length = table_of(words)
+    assert (rows - 1) * stride + length == words
+    assert length >= stride
+    assert length % 2
+    assert max(rows, length) < 3000 + words // 500
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operators that run something, and those that wait for what has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        returns = func._schema.returns
+        name = func._schema.name.partition("::")[2]
+        if not any(one.alias_info and not one.alias_info.is_write for one in returns) and (
+            name != "empty"
+        ):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (2048, 2048)], ids=str)
+@pytest.mark.usefixtures("away")
+def test_on_a_gpu_six_kernels_take_a_fingerprint_and_nothing_waits(shape: tuple[int, ...]) -> None:
+    one = torch.randn(shape)
+    for each in (fingerprint(one), fingerprint(one)):  # what is kept for all is there then
+        assert each is not None
+        each.let_go(keep=True)
+        _ = each.bits, each.sums
+    with Kernels() as taking:
+        mine = fingerprint(one)
+    assert mine is not None
+    assert 0 < len(taking.names) <= 6
+    with Kernels() as keeping:
+        mine.let_go(keep=True)
+    assert 0 < len(keeping.names) <= 4
+    waits = {"_local_scalar_dense", "_to_copy", "item", "nonzero"}
+    assert not waits & {*taking.names, *keeping.names}
+
+
+@pytest.mark.usefixtures("away")
+def test_numbers_of_a_gpu_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    rest = tensors.Ledger._rest
+
+    def counted(ledger: tensors.Ledger) -> list[int]:
+        found = rest(ledger)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(tensors.Ledger, "_rest", counted)
+    monkeypatch.setattr(tensors, "_LEDGER", 50)
+    monkeypatch.setattr(tensors, "_ledgers", tensors._Ledgers())
+    each = [torch.randn(3, 5) for _ in range(70)]
+    prints, again = [taken(one) for one in each], [taken(one.clone()) for one in each]
+    assert read == []
+    assert [one.same_bits(other) for one, other in zip(prints, again, strict=True)] == [True] * 70
+    assert not prints[0].same_bits(again[1])
+    assert read == [50, 50, 40]
+
+
+@pytest.mark.usefixtures("away")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(4096, 1024), (300, 1000), (1, 7, 513), (5,)], ids=str)
+def test_the_distance_on_a_gpu_is_that_of_all_elements(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    features = torch.rand(shape[-1]) * 4
+    near = 0.45 if len(shape) == 1 or shape[0] == 1 else 0.3
+    for one in (torch.randn(shape), torch.randn(shape).relu() + 1, torch.randn(shape) + features):
+        mine = one.to(dtype)
+        for other in (one * 1.1, one + 0.1 * torch.randn(shape), one.roll(7, -1), one + 0.1):
+            theirs = other.to(dtype)
+            exact = float((mine.double() - theirs.double()).norm() / mine.double().norm())
+            apart = taken(mine).distance(taken(theirs))
+            assert apart == pytest.approx(exact, rel=near)
+
+
+@pytest.mark.usefixtures("away")
+def test_infinities_on_a_gpu_are_compared_where_they_are() -> None:
+    one = torch.randn(4, 8)
+    one[0] = float("-inf")
+    other = one.clone()
+    other[1, 1] += 1
+    assert taken(one).distance(taken(one.clone())) == 0
+    apart = taken(one).distance(taken(other))
+    assert apart is not None
+    assert apart > 0.01
+    other[2, 2] = float("inf")
+    assert taken(one).distance(taken(other)) == float("inf")

@@ -133,19 +133,22 @@ def test_a_store_is_asked_for_a_key_without_waiting(tmp_path: Path) -> None:
         assert mine.get("word") == b"1234"
 
 
-def test_lines_of_kineto_are_known_by_their_beginning() -> None:
+def test_lines_of_the_profiler_are_known_by_their_beginning() -> None:
     for line in (
         b"STAGE:2026-01-02 03:04:05 6:6 ActivityProfilerController.cpp:314] Completed Stage\n",
         b"USDT:2026-01-02 03:04:05 6:6 kineto\n",
         b"ERROR:2026-01-02 03:04:05 6:6 CudaDeviceProperties.cpp:27] cudaGetDeviceCount failed\n",
         b"ERROR:2026-01-02 03:04:05 6:6 DeviceProperties.cpp:56] gpuGetDeviceCount failed\n",
+        b"[W1126 15:06:02.385492027 CPUAllocator.cpp:245] Memory block of unknown size was\n",
+        b"[rank0]:[W1126 15:05:59.355336 CPUAllocator.cpp:245] Memory block of unknown size was\n",
     ):
-        assert torch_versions.KINETO_LINE.match(line)
+        assert torch_versions.PROFILER_LINE.match(line)
     for line in (
         b"step 1  STAGE: two\n",
         b"ERROR:2026-01-02 03:04:05 6:6 CuptiActivityProfiler.cpp:1] no memory\n",
+        b"[W1126 15:06:02.385492027 CPUAllocator.cpp:75] not enough memory\n",
     ):
-        assert not torch_versions.KINETO_LINE.match(line)
+        assert not torch_versions.PROFILER_LINE.match(line)
 
 
 def test_flight_recorders_are_those_that_this_build_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 import recompute_scan
 from recompute_scan import _step
-from recompute_scan.record.steps import StepCounter
+from recompute_scan.record import profiler, steps
+from recompute_scan.record.steps import StepCounter, wait_for_gpus
 from tests.record.runs import LAYERS, Recorded, record_script
 
 EXPLICIT = "recompute_scan.step()"
@@ -215,3 +220,125 @@ def test_a_profiled_step_is_one_of_the_scripts(
     assert (recorded.info.status, recorded.info.profiled_steps) == ("complete", 3)
     assert len(recorded.info.timed_steps_ms) == 2
     assert per_step(recorded, name) == [expected] * 3
+
+
+class Gpus:
+    """Two GPUs that are not there; only the first is used. Keeps what was asked of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.captures = False
+        self.broken = ""
+        started = {"is_available": True, "is_initialized": True, "device_count": 2}
+        started |= {"mem_get_info": (1, 1), "current_device": 0}
+        for name, value in started.items():
+            patch.setattr(torch.cuda, name, lambda value=value: value)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
+        patch.setattr(torch.cuda, "synchronize", self._synchronize)
+        patch.setattr(torch.cuda, "get_device_name", lambda: self.ask("name") or "GPU")
+        patch.setattr(torch.cuda, "Event", lambda **_: _Event(self))
+        patch.setattr(steps, "_HAS_CONTEXT", lambda device: device == 0)
+        cpu = torch.profiler.ProfilerActivity.CPU
+        xpu = torch.profiler.ProfilerActivity.XPU  # which torch itself finds missing
+        patch.setattr(profiler, "ProfilerActivity", SimpleNamespace(CPU=cpu, CUDA=xpu))
+        start = torch.profiler.profile.start_trace
+
+        def start_trace(one: Any) -> None:
+            self.asked.append("stacks" if one.with_stack else "trace")
+            start(one)
+
+        patch.setattr(torch.profiler.profile, "start_trace", start_trace)
+
+    def _synchronize(self, device: int) -> None:
+        self.ask(f"wait {device}")
+
+    def ask(self, what: str) -> None:
+        assert not self.captures
+        self.asked.append(what)
+        if self.broken:
+            raise RuntimeError(self.broken)
+
+
+class _Event:
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+
+    def record(self) -> None:
+        self._gpus.ask("mark")
+
+    def synchronize(self) -> None:
+        self._gpus.ask("wait for mark")
+
+    def elapsed_time(self, _: _Event) -> float:
+        return 1.0
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    return Gpus(monkeypatch)
+
+
+def trained(recording: Any, number: int, between: Callable[[int], None] = lambda _: None) -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(number):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        between(step)
+        recording.step()
+
+
+def test_each_recording_begins_on_an_idle_gpu_and_timed_steps_wait_for_none(gpus: Gpus) -> None:
+    with recompute_scan.record(steps=2, warmup=1, timing_steps=2) as recording:
+        trained(recording, 8)
+    assert recording.info is not None
+    assert (recording.info.device, recording.info.profiled_steps) == ("cuda", 2)
+    assert recording.info.timed_steps_ms == (1.0, 1.0)
+    marks = ["mark", "mark", "mark", "wait for mark"]
+    assert gpus.asked == [*marks, "wait 0", "trace", "wait 0", "stacks", "name"]
+
+
+def test_what_is_captured_is_no_step_and_nothing_waits_meanwhile(gpus: Gpus) -> None:
+    def capture(step: int) -> None:
+        gpus.captures = step in (1, 3, 6)  # before it is timed, while it is, and while profiled
+
+    with recompute_scan.record(steps=2, warmup=1, timing_steps=2) as recording:
+        trained(recording, 10, capture)
+    assert recording.info is not None
+    assert recording.info.bug is None
+    assert recording.info.profiled_steps == 2
+    assert gpus.asked.count("wait 0") == 2
+    gpus.captures = True
+    wait_for_gpus()
+    assert gpus.asked.count("wait 0") == 2
+
+
+@pytest.mark.parametrize("timing_steps", [0, 2])
+def test_a_gpu_that_has_failed_is_the_scripts_to_meet(
+    gpus: Gpus, capfd: pytest.CaptureFixture[str], timing_steps: int
+) -> None:
+    def fail(step: int) -> None:
+        if step == 1:
+            gpus.broken = (
+                "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
+            )
+
+    recording = recompute_scan.record(steps=2, warmup=2, timing_steps=timing_steps)
+    with pytest.warns(RuntimeWarning, match="gave no trace"), recording:
+        trained(recording, 6, fail)
+    assert recording.info is not None
+    assert recording.info.bug is None
+    assert recording.info.message == (
+        "Recording ended when the GPU failed: RuntimeError: CUDA error: device-side assert "
+        "triggered."
+    )
+    assert "E702" not in capfd.readouterr().err
+
+
+def test_a_gpu_that_nobody_has_begun_with_is_left_alone(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    wait_for_gpus()
+    assert gpus.asked == []

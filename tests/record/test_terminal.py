@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import struct
+import subprocess
 import sys
 import termios
 import warnings
@@ -113,3 +114,29 @@ def test_progress_is_silent_elsewhere(monkeypatch: pytest.MonkeyPatch, wanted: b
     progress = Progress(wanted=wanted)
     progress.show("profiling")
     assert stream.getvalue() == ""
+
+
+_FREES = """
+import tempfile, warnings
+from pathlib import Path
+import torch
+from recompute_scan.record.profiler import ProfilerWindow, without_own_warnings
+
+warnings.simplefilter("error")
+old = [torch.randn(100) for _ in range(20)]
+with without_own_warnings():
+    window = ProfilerWindow(lead=0, steps=1, device="cuda", stacks=True)
+    window.start()
+old.clear()
+x = torch.randn(10)
+with without_own_warnings():
+    window.step()
+window.export(Path(tempfile.mkdtemp()) / "stacks.json.gz")
+"""
+
+
+def test_nothing_is_said_of_tensors_from_before_that_are_freed_while_memory_is_recorded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FREES], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

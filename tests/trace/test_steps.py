@@ -124,6 +124,29 @@ def test_a_kernel_without_record_of_its_launch_belongs_to_nobody() -> None:
     assert linked(parse(as_bytes(written), "t")) == {"lost": None, "kept": "aten::add"}
 
 
+def test_kernels_ahead_of_all_that_were_launched_on_their_stream_were_queued() -> None:
+    names = ("ahead", "first", "between", "last", "aside early", "aside late")
+    streams = {"aside early": 9, "aside late": 9}
+    calls = [op("aten::mm", launch(name, stream=streams.get(name, 7))) for name in names]
+    written = document(thread(*calls))
+    events = written["traceEvents"]
+    starts = {"ahead": -5, "aside early": -4, "first": 30, "between": 40, "aside late": 45}
+    number = {}
+    for event in [e for e in events if e["cat"] == "kernel"]:
+        event["ts"] = starts.get(event["name"], 50)
+        number[event["name"]] = event["args"]["correlation"]
+    for lost in ({"ahead", "between", *streams}, set(names)):
+        gone = {number[name] for name in lost}
+        kept = [
+            e for e in events if e["cat"] != "cuda_runtime" or e["args"]["correlation"] not in gone
+        ]
+        trace = parse(as_bytes({**written, "traceEvents": kept}), "t")
+        kernels = link_kernels(trace, nest(trace))
+        queued = {trace.names[code] for code in trace.name[kernels.event[kernels.queued]]}
+        # Without any launch on record, nothing tells which were queued.
+        assert queued == ({"ahead", "aside early"} if len(lost) < len(names) else set())
+
+
 def test_all_kernels_of_a_graph_belong_to_its_launch() -> None:
     # One `cudaGraphLaunch`, many kernels with its correlation, none with a launch of its own.
     graphs = [launch("recomputed"), launch("again")]

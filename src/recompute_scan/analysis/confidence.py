@@ -107,9 +107,17 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
             "No device activity has a record of its launch, so none belongs to an operator."
             if unlaunched == every
             else f"{unlaunched} of {every} device activities have no record of their launch and "
-            "belong to no operator: recording began while the GPU still had a queue."
+            f"belong to no operator{_why_unlaunched(facts)}."
         )
     return tuple(found)
+
+
+def _why_unlaunched(facts: RecomputeFacts) -> str:
+    """What is known of why there is none, for the end of a sentence."""
+    queued = facts.work.queued
+    if queued == facts.work.unlaunched:
+        return ": recording began while the GPU still had a queue"
+    return f"; {queued} of them were launched before recording began" if queued else ""
 
 
 def _by_marks(differing: Sequence[str]) -> str:

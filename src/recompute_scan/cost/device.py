@@ -77,6 +77,7 @@ class Device(Struct, frozen=True):
         thread: Code of the launching thread; -1 where it is unknown or the launch came before
             the interval.
         before: Position of the one before on its stream, or -1.
+        earlier: Whether it was launched before the interval.
         order: When it is over in any order that respects streams and launches, ns.
     """
 
@@ -87,6 +88,7 @@ class Device(Struct, frozen=True):
     launched: Int64
     thread: Int64
     before: Int64
+    earlier: Bool
     order: Int64
 
     def __len__(self) -> int:
@@ -124,13 +126,14 @@ def find_device(facts: RecomputeFacts, begin: int, end: int) -> Device:
     stream = facts.trace.thread[kernels.event[rows]].astype(np.int64)
     launched = launched[rows]
     inside = known[rows] & (launched >= begin)
+    earlier = kernels.queued[rows] | (known[rows] & (launched < begin))
     thread = np.where(inside, calls.thread[kernels.launch[rows]], -1).astype(np.int64)
     before = np.full(len(rows), -1, np.int64)
     order = np.maximum(finish, launched)
     for part in _by_stream(stream):
         before[part[1:]] = part[:-1]
         order[part] = np.maximum.accumulate(order[part])
-    return Device(rows, start, finish, stream, launched, thread, before, order)
+    return Device(rows, start, finish, stream, launched, thread, before, earlier, order)
 
 
 def find_waits(facts: RecomputeFacts, device: Device) -> Waits:

@@ -103,8 +103,8 @@ def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:
 def device_phases(facts: RecomputeFacts) -> Phases:
     """Phases by kernel time; kernels belong to the step that launched them.
 
-    Communication counts as the rest. Where kernels of several streams overlap, their sum can
-    exceed the step; it is scaled down.
+    Communication counts as the rest. Where kernels of several streams overlap, or run behind a host
+    that is ahead of them, their sum can exceed the step, which is then that sum.
     """
     calls, structure, kernels = facts.calls, facts.structure, facts.kernels
     again = np.zeros(len(calls), np.int8)
@@ -124,16 +124,14 @@ def device_phases(facts: RecomputeFacts) -> Phases:
         def total(mask: Bool, here: Bool = here) -> int:
             return int(time[here & mask].sum())
 
-        rows.append(
-            (
-                span.end - span.start,
-                total((role == Role.FORWARD) & ~in_backward),
-                total(recomputed == 1),
-                total(recomputed == 2),
-                total(in_backward & (recomputed == 0) & (role != Role.PLUMBING)),
-                total(role == Role.OPTIMIZER),
-            )
+        parts = (
+            total((role == Role.FORWARD) & ~in_backward),
+            total(recomputed == 1),
+            total(recomputed == 2),
+            total(in_backward & (recomputed == 0) & (role != Role.PLUMBING)),
+            total(role == Role.OPTIMIZER),
         )
+        rows.append((max(span.end - span.start, sum(parts)), *parts))
     return _phases(rows)
 
 

@@ -58,7 +58,7 @@ def price(
     steps = timed if len(timed) else base.graph.measured / _NS_PER_MS
     typical = median(steps)
     step_low, step_high = median_interval(steps.tolist()) if len(steps) > 1 else (None, None)
-    breakdown = _breakdown(phases, typical)
+    breakdown = _breakdown(phases, typical, by_kernels=on_gpu)
     wasteful = len(facts.counts.redundant_rows) > 0
     fixed = predict(base, keep) if wasteful else Prediction(1.0, {})
     low, high = _interval(fixed, steps) if wasteful else (typical, typical)
@@ -116,20 +116,19 @@ def time_scale(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> float:
     return median(timed_steps_ms) / (float(np.mean(lengths)) / _NS_PER_MS)
 
 
-def _breakdown(phases: Phases, step_ms: float) -> Breakdown:
-    total = phases.step.sum()
+def _breakdown(phases: Phases, step_ms: float, *, by_kernels: bool) -> Breakdown:
+    """Means of all steps, in a step that takes this long.
 
-    def part(values: Float64) -> float:
-        return float(values.sum() / total) * step_ms
-
-    return Breakdown(
-        forward=part(phases.forward),
-        recompute=part(phases.recompute),
-        redundant=part(phases.redundant),
-        backward=part(phases.backward),
-        optimizer=part(phases.optimizer),
-        other=part(phases.other),
-    )
+    The profiler slows the host down and leaves kernels as they are. So the host's phases are shares
+    of the step, and those of kernels take the time that they take: what is left is the rest.
+    """
+    names = ("forward", "recompute", "redundant", "backward", "optimizer")
+    parts = {name: float(getattr(phases, name).mean()) / _NS_PER_MS for name in names}
+    scale = step_ms / (float(phases.step.mean()) / _NS_PER_MS)
+    if by_kernels:
+        scale = step_ms / max(step_ms, sum(parts.values()))
+    parts = {name: scale * time for name, time in parts.items()}
+    return Breakdown(**parts, other=max(0.0, step_ms - sum(parts.values())))
 
 
 def _repeated_collectives(facts: RecomputeFacts, scale: float) -> float | None:

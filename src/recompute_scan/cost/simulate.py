@@ -104,8 +104,8 @@ def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Fl
 
 def _steps(graph: Graph, delay: Float64) -> Float64:
     times = _settle(graph, delay)
-    over = np.maximum.accumulate([times[nodes].max() for nodes in graph.step_ends])
-    return np.diff(np.concatenate(([0.0], over)))
+    ends = [times[nodes].max() for nodes in graph.step_ends]
+    return np.diff(np.maximum.accumulate([graph.begun, *ends]))
 
 
 def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
@@ -288,7 +288,9 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         late = _typical(_shares(base, removal, hooks, early_stop=False), base)
     work = base.facts.work
     kernels = max(1, len(base.facts.kernels.event))
-    unknown = base.graph.late / base.graph.measured.sum() + work.unlaunched / kernels
+    unknown = (
+        base.graph.late / base.graph.measured.sum() + (work.unlaunched - work.queued) / kernels
+    )
     return Prediction(
         share=middle,
         doubts={

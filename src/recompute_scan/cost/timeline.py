@@ -200,6 +200,8 @@ class Graph(Struct, frozen=True):
         along: For each edge: does it run along a stream, or a host thread?
         early: For each edge along a stream: how long before the end of the one the other began, if
             it did, ns, negative; else 0. That much is left of the one, whatever the other is.
+        begun: When the device has done what was launched before the first step, ns from its
+            beginning: that is when the first step begins on the device.
         step_ends: For each step, the nodes that must be over when it is.
         measured: For each step, how long it took in the trace, ns.
         late: How much of the time no edge explains, ns.
@@ -218,6 +220,7 @@ class Graph(Struct, frozen=True):
     until: Int64
     along: Bool
     early: Float64
+    begun: float
     step_ends: tuple[Int64, ...]
     measured: Float64
     late: float
@@ -299,7 +302,8 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     kernel[of_kernel] = device.rows
     call = np.full(len(keys) + 1, -1, np.int64)
     call[of_host] = [wait.call for wait in hosts]
-    step_ends, measured = _step_ends(steps, main, hosts, device, of_host, of_kernel)
+    begun = max(0, int(device.end[device.earlier].max(initial=begin)) - begin)
+    step_ends, measured = _step_ends(steps, begun, main, hosts, device, of_host, of_kernel)
     return Graph(
         threads=threads,
         floor=floor,
@@ -314,6 +318,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
         until=until,
         along=along,
         early=early,
+        begun=float(begun),
         step_ends=step_ends,
         measured=measured,
         late=float(waits.late.sum()),
@@ -322,6 +327,7 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
 
 def _step_ends(
     steps: Sequence[StepSpan],
+    begun: int,
     main: int,
     hosts: Sequence[HostWait],
     device: Device,
@@ -331,16 +337,18 @@ def _step_ends(
     """For each step the nodes that end it, and how long it took.
 
     A step is over when its host is and its kernels are; what a step takes is counted from there
-    to there, so that work which the GPU still had to do is counted once.
+    to there, so that work which the GPU still had to do is counted once. The first one is counted
+    from where the device had done what came before.
     """
     number_of = {
         wait.time: int(number)
         for wait, number in zip(hosts, of_host, strict=True)
         if wait.thread == main and wait.until == wait.time
     }
-    ends, over = [], [steps[0].start]
+    ends, over = [], [steps[0].start + begun]
     for step in steps:
-        mine = np.flatnonzero((device.launched >= step.start) & (device.launched < step.end))
+        mine = (device.launched >= step.start) & (device.launched < step.end)
+        mine = np.flatnonzero(mine & ~device.earlier)
         ends.append(np.append(of_kernel[mine], number_of[step.end]))
         over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
     # Differences first: nanoseconds since 1970 do not fit into a double.

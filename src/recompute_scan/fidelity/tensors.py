@@ -22,8 +22,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from contextlib import nullcontext
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -101,14 +103,14 @@ def is_there(part: torch.Tensor, *, dense: bool = False) -> bool:
 
 
 def order_in_memory(value: torch.Tensor) -> tuple[int, ...] | None:
-    """How the elements lie of a tensor that is its memory on the CPU, byte by byte, as most are.
+    """How the elements lie of a tensor that is its memory, byte by byte, as most are.
 
     ``()`` where they lie in order, else the strides; ``None`` of one with gaps or overlaps.
     """
     if (
         type(value) not in _PLAIN
         or value.dtype not in _REAL
-        or not value.is_cpu
+        or not (value.is_cpu or value.is_cuda)
         or value.layout is not _STRIDED
         or value.is_neg()
     ):
@@ -149,6 +151,11 @@ def part_of_memory(tensor: torch.Tensor) -> Part:
     bits = tensor.is_conj(), tensor.is_neg()
     key = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
     return Part(key, order)
+
+
+def _on_host(value: torch.Tensor) -> bool:
+    """Whether this thread can read its memory."""
+    return value.is_cpu
 
 
 def in_memory(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
@@ -291,6 +298,64 @@ def _sum_with_signs(flat: torch.Tensor, number: int) -> _Floats:
     return np.array(sums.tolist(), np.float64)
 
 
+# Sums of a tensor on a GPU, and into how many classes the elements of each are parted. Together no
+# multiple of what models are wide, so that a class is no one feature of all tokens.
+_SUMS, _CLASSES = 251, 62
+
+
+def class_sums(flat: torch.Tensor) -> torch.Tensor:
+    """Signed sums of floating-point numbers, on their device, and plain ones: 2 times ``_SUMS``.
+
+    Numbers are added up by class where they are, one of each in turn, by one kernel; then each
+    class has a sign of its own. Half of the signs are negative, so that what all numbers have in
+    common is in the plain sums alone.
+
+    Args:
+        flat: They lie in memory in order.
+    """
+    kind = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    if flat.element_size() == 1:  # which no kernel adds up
+        flat = flat.to(torch.bfloat16)
+    turns, more = divmod(flat.numel(), _SUMS * _CLASSES)
+    if turns:
+        sums = flat[: flat.numel() - more].view(turns, -1).sum(0, dtype=kind)
+    else:
+        sums = torch.zeros(_SUMS * _CLASSES, dtype=kind, device=flat.device)
+    if more:
+        sums[:more].add_(flat[-more:])
+    return (sums.view(_CLASSES, _SUMS) * _class_signs(kind, flat.device)).sum(1)
+
+
+@functools.lru_cache(maxsize=16)
+def _class_signs(kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    order = _mixed(_SUMS * _CLASSES).reshape(_CLASSES, _SUMS).argsort(axis=0).argsort(axis=0)
+    signs = np.where(order < _CLASSES // 2, 1.0, -1.0)
+    return torch.tensor(np.stack([signs, np.ones_like(signs)]).tolist(), dtype=kind, device=device)
+
+
+def _mixed(number: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Numbers of 64 bits in no order, the same in each run (splitmix64, G. Steele 2014)."""
+    mixed = np.arange(1, number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+class LaterSums(Struct, frozen=True, eq=False, gc=False):
+    """What :func:`class_sums` gives, on its device, and of how many numbers."""
+
+    _sums: torch.Tensor
+    _size: int
+
+    def read(self) -> Sums:
+        """The sums; waits for the GPU."""
+        signed, plain = np.array(self._sums.tolist(), np.float64)
+        with np.errstate(all="ignore"):
+            # As long as the tensor, where it is the same number everywhere.
+            return Sums(np.append(signed, plain.sum() / math.sqrt(self._size)))
+
+
 @functools.lru_cache(maxsize=64)
 def _signs_here(rows: int, known: np.dtype[Any]) -> _Floats:
     return np.array(_signs(rows, torch.device("cpu")).tolist(), known)
@@ -310,8 +375,6 @@ def _signs(rows: int, device: torch.device) -> torch.Tensor:
 
 
 _T = TypeVar("_T")
-_COLUMNS = 1024
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Fingerprint(Struct, eq=False, gc=False):
@@ -320,25 +383,31 @@ class Fingerprint(Struct, eq=False, gc=False):
     Attributes:
         dtype: Its type.
         shape: Its shape; -1 for a ragged size.
-        bits: A number that depends on every bit and its place.
         order: Strides of a tensor that was looked at as it lies in memory, where its elements do
             not lie in order.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    bits: int
+    _bits: int | LaterNumber
     order: tuple[int, ...] = ()
     _tensor: torch.Tensor | None = None
-    _sums: Sums | None = None
+    _sums: Sums | LaterSums | None = None
     _ready: bool = False
+
+    @property
+    def bits(self) -> int:
+        """A number that depends on every bit and its place."""
+        if not isinstance(self._bits, int):
+            self._bits = self._bits.read()
+        return self._bits
 
     def same_bits(self, other: Fingerprint) -> bool:
         """Whether both tensors were the same, to the last bit."""
         if self.order != other.order:
             both = self._in_one_order(other)
             return both is not None and both[0].same_bits(both[1])
-        same = self.bits == other.bits and self.dtype == other.dtype and self.shape == other.shape
+        same = self.dtype == other.dtype and self.shape == other.shape and self.bits == other.bits
         if same and other._sums is None:
             other._sums = self._sums
         return same
@@ -348,6 +417,8 @@ class Fingerprint(Struct, eq=False, gc=False):
         """What tells how far away another is; ``None`` behind :meth:`let_go`."""
         if self._sums is None and self._tensor is not None:
             self._sums = unseen(self._sum_up, self._tensor)
+        if isinstance(self._sums, LaterSums):
+            self._sums = unseen(self._sums.read)
         return self._sums
 
     def held(self, tensor: torch.Tensor) -> Fingerprint:
@@ -361,7 +432,7 @@ class Fingerprint(Struct, eq=False, gc=False):
         if shape == self.shape:
             return self
         return Fingerprint(
-            self.dtype, tuple(shape), self.bits, self.order, self._tensor, self._sums, self._ready
+            self.dtype, tuple(shape), self._bits, self.order, self._tensor, self._sums, self._ready
         )
 
     def let_go(self, *, keep: bool) -> None:
@@ -372,8 +443,14 @@ class Fingerprint(Struct, eq=False, gc=False):
         if keep and self._sums is None and tensor is not None:
             self._sums = self._sum_up(tensor)
 
-    def _sum_up(self, tensor: torch.Tensor) -> Sums:
-        return sums_of(in_memory(tensor, self.order), ready=self._ready)
+    def _sum_up(self, tensor: torch.Tensor) -> Sums | LaterSums | None:
+        lying = in_memory(tensor, self.order)
+        if not _on_host(tensor):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                return None  # nobody asks how far apart other numbers are
+            if lying.is_contiguous() and lying.numel() and not tensor.is_complex():
+                return LaterSums(class_sums(lying.view(-1)), lying.numel())
+        return sums_of(lying, ready=self._ready)
 
     def distance(self, other: Fingerprint) -> float | None:
         """Norm of the difference over this one's norm, of all elements; 0 or more.
@@ -435,8 +512,12 @@ def _reordered(held: torch.Tensor, print_: Fingerprint, order: tuple[int, ...]) 
     """The fingerprint of what is held, with elements that lie in another order."""
     other = held.contiguous()
     if order:
-        other = torch.empty_strided(held.shape, order, dtype=held.dtype).copy_(held)
-    return Fingerprint(print_.dtype, print_.shape, _bits_here(other, 0), order, other)
+        other = torch.empty_strided(held.shape, order, dtype=held.dtype, device=held.device).copy_(
+            held
+        )
+    return Fingerprint(
+        print_.dtype, print_.shape, _bits(in_memory(other, order).view(-1), 0), order, other
+    )
 
 
 def fingerprint(value: torch.Tensor) -> Fingerprint | None:
@@ -462,12 +543,14 @@ def _fingerprint_as_it_lies(
         order: Its order in memory.
     """
     if order is not None:
-        bits = _bits_here(value, 0)
-        return Fingerprint(value.dtype, tuple(value.shape), bits, order, value, None, True)
+        whole = value if _on_host(value) else in_memory(value, order).view(-1)
+        return Fingerprint(
+            value.dtype, tuple(value.shape), _bits(whole, 0), order, value, None, True
+        )
     parts = plain_parts(value)
     if not parts or any(part.is_quantized or part.is_meta or not is_there(part) for part in parts):
         return None
-    bits = 0
+    bits: int | LaterNumber = 0
     for part in parts:
         for flat in flat_pieces(part):
             bits = _bits(flat, bits)
@@ -476,13 +559,19 @@ def _fingerprint_as_it_lies(
     return Fingerprint(value.dtype, shape, bits, (), parts[0])
 
 
-def _bits(flat: torch.Tensor, so_far: int) -> int:
+def _bits(flat: torch.Tensor, so_far: int | LaterNumber) -> int | LaterNumber:
+    """The number of all elements so far, these included.
+
+    Args:
+        flat: Elements that lie in memory in order.
+        so_far: That of the elements before.
+    """
     if not flat.numel():
         return so_far
-    if flat.is_cpu:
+    if _on_host(flat) and isinstance(so_far, int):
         return _bits_here(flat, so_far)
-    number = _weighted_sums(flat.view(_SAME_SIZE[flat.element_size()]))
-    return (so_far * 0x2545F4914F6CDD1D + number) & (2**64 - 1)
+    ledger = _ledger(flat.device)
+    return LaterNumber(ledger, ledger.note(functools.partial(number_of, flat)), so_far)
 
 
 def _bits_here(value: torch.Tensor, so_far: int) -> int:
@@ -493,26 +582,133 @@ def _bits_here(value: torch.Tensor, so_far: int) -> int:
     return isal_zlib.crc32((ctypes.c_char * size).from_address(value.data_ptr()), so_far)
 
 
-def _weighted_sums(whole: torch.Tensor) -> int:
-    """A number that depends on each integer and its place, worked out on the tensor's device.
+class LaterNumber(Struct, gc=False):
+    """A number that a GPU works out: what a ledger has at a place, after another number."""
 
-    Sums along the rows and along the columns of a table, weighted: two kernels' reads of the
-    tensor, and memory for the sums only.
+    _ledger: Ledger
+    _place: int
+    _before: int | LaterNumber
+
+    def read(self) -> int:
+        """The number; waits for the GPU."""
+        before = self._before if isinstance(self._before, int) else self._before.read()
+        return (before * 0x2545F4914F6CDD1D + self._ledger.at(self._place)) & (2**64 - 1)
+
+
+class Ledger:
+    """Numbers that one thread has a GPU work out on one stream. All that are there are read at
+    once, when one of them is asked for, so that nothing waits for the GPU until then.
     """
-    rows = whole.numel() // _COLUMNS
-    table = whole[: rows * _COLUMNS].view(rows, _COLUMNS)
-    rest = whole[rows * _COLUMNS :].to(torch.int64)
-    down, across = table.sum(0, dtype=torch.int64), table.sum(1, dtype=torch.int64)
-    total = _weigh(down, 0x9E3779B97F4A7C15) + _weigh(across, 0xC2B2AE3D27D4EB4F)
-    return int(total + _weigh(rest, 0x165667B19E3779F9)) & (2**64 - 1)
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
+        self._stream = stream
+        self._places = _LEDGER
+        self._numbers = torch.empty(_LEDGER, dtype=torch.int64, device=device)
+        self._used = 0
+        self._read: list[int] = []
+        self._reading = threading.Lock()
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place left."""
+        return self._used >= self._places
+
+    def note(self, number_into: Callable[[torch.Tensor], None]) -> int:
+        """The place of a number, which this is to leave in the tensor that it is given."""
+        number_into(self._numbers[self._used])
+        self._used += 1  # from here on who reads, in any thread, reads it too
+        return self._used - 1
+
+    def at(self, place: int) -> int:
+        """The number at a place; waits for the GPU where it has not been read."""
+        with self._reading:
+            if place >= len(self._read):
+                self._read += unseen(self._rest)
+            return self._read[place]
+
+    def _rest(self) -> list[int]:
+        rest = self._numbers[len(self._read) : self._used]
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            return cast("list[int]", rest.tolist())
 
 
-def _weigh(sums: torch.Tensor, step: int) -> torch.Tensor:
-    """The sum of all, each times an odd number of its own; wraps around at 64 bits."""
-    odd = step | 1
-    signed = odd - 2**64 if odd >= 2**63 else odd
-    places = torch.arange(sums.numel(), device=sums.device, dtype=torch.int64)
-    return (sums * ((2 * places + 1) * signed)).sum()
+class _Ledgers(threading.local):
+    def __init__(self) -> None:
+        self.of: dict[tuple[torch.device, int], Ledger] = {}
+
+
+_LEDGER = 4096
+_ledgers = _Ledgers()
+
+
+def _ledger(device: torch.device) -> Ledger:
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    key = device, stream.cuda_stream if stream is not None else 0
+    found = _ledgers.of.get(key)
+    if found is None or found.full:
+        found = _ledgers.of[key] = Ledger(device, stream)
+    return found
+
+
+# Words of 8 bytes that are weighed one by one; rows of a table of more.
+_WORDS, _ROWS = 2**14, 1021
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def number_of(flat: torch.Tensor, into: torch.Tensor) -> None:
+    """A number that depends on each bit and its place, worked out where the elements are.
+
+    Words of 8 bytes are added up along the rows and along the columns of a table, by two kernels
+    that read them where they are, and the sums are mixed and weighed by four small ones. Whatever
+    changes three words or fewer changes a sum. The rows overlap a little, so that no word is left
+    over. Their length is odd and the sums' highest bits are mixed into lower ones, so that a tensor
+    of which all signs are turned is another.
+
+    Args:
+        flat: Elements that lie in memory in order.
+        into: One number on the same device.
+    """
+    each = flat.element_size()
+    many, more = divmod(flat.numel(), 8 // each)
+    if flat.storage_offset() * each % 8:
+        flat = flat.clone()
+    if more:
+        flat, rest = flat[:-more], flat[-more:].view(_INTEGERS[each])
+    words = flat.view(torch.int64)
+    if many > _WORDS:
+        rows, stride, length = table_of(many)
+        sums = torch.empty(length + rows + more, dtype=torch.int64, device=flat.device)
+        table = words.as_strided((rows, length), (stride, 1))
+        torch.sum(table, 0, out=sums[:length])
+        torch.sum(table, 1, out=sums[length : length + rows])
+        if more:
+            sums[length + rows :].copy_(rest)
+    else:
+        sums = torch.cat((words, rest.to(torch.int64))) if more else words
+    mixed = sums >> 31
+    mixed.bitwise_xor_(sums).mul_(_weights(sums.numel(), flat.device))
+    torch.sum(mixed, 0, out=into)
+
+
+def table_of(words: int) -> tuple[int, int, int]:
+    """Rows, their distance and their odd length, of a table that holds just so many words."""
+    rows = _ROWS
+    while True:
+        stride = words // rows
+        length = words - (rows - 1) * stride
+        if length % 2:
+            return rows, stride, length
+        rows += 1
+
+
+def _weights(number: int, device: torch.device) -> torch.Tensor:
+    return _all_weights(max(_WORDS, 1 << (number - 1).bit_length()), device)[:number]
+
+
+@functools.lru_cache(maxsize=16)
+def _all_weights(number: int, device: torch.device) -> torch.Tensor:
+    odd = _mixed(number) | np.uint64(1)
+    return torch.from_numpy(odd.view(np.int64)).to(device)
 
 
 class Keeping(Protocol):

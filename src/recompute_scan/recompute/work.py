@@ -21,29 +21,31 @@ class Work(Struct, frozen=True):
         kernels: Number of kernels it launched.
         on_gpu: Whether ``time`` is kernel time.
         unlaunched: Kernels without a record of their launch: belonging to no call.
+        queued: Of these, those that were launched before recording began: belonging to no step.
     """
 
     time: Int64
     kernels: Int32
     on_gpu: bool
     unlaunched: int
+    queued: int
 
 
 def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
     """The work of every call that is the top of its own (see ``Structure.top``)."""
     launched = kernels.launch >= 0
-    unlaunched = int((~launched).sum())
+    unlaunched, queued = int((~launched).sum()), int(kernels.queued.sum())
     if not launched.any():
         # One zero, read as many.
         none = np.broadcast_to(np.int32(0), len(calls))
-        return Work(calls.duration, none, False, unlaunched)
+        return Work(calls.duration, none, False, unlaunched, queued)
     count = np.zeros(len(calls), np.int32)
     time = np.zeros(len(calls), np.int64)
     top = structure.top[kernels.launch[launched]]
     known = top >= 0
     np.add.at(count, top[known], 1)
     np.add.at(time, top[known], (kernels.end - kernels.start)[launched][known])
-    return Work(time, count, True, unlaunched)
+    return Work(time, count, True, unlaunched, queued)
 
 
 class Ran:

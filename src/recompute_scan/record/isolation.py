@@ -34,7 +34,12 @@ from msgspec import Struct
 
 from recompute_scan.errors import ScanError
 from recompute_scan.record.execute import StopRecording
-from recompute_scan.record.torch_versions import compile_frames_by, is_compiling, run_uncompiled
+from recompute_scan.record.torch_versions import (
+    compile_frames_by,
+    is_compiling,
+    is_device_error,
+    run_uncompiled,
+)
 
 _T = TypeVar("_T")
 
@@ -99,7 +104,9 @@ class Guard:
     """What is between one recording and the script.
 
     Attributes:
-        failure: The first bug of ours that it has met, in one sentence; ``None`` without one.
+        failure: What has ended the recording, in one sentence; ``None`` while nothing has.
+        is_bug: Whether that is a bug of ours. Else the GPU has failed, of which torch tells whoever
+            asks it next: us, and then the script.
         on_failure: What ends the recording; called once, in whatever thread the bug showed.
         settle: What is still to be done in another thread, or later; called now and then.
         left_out: What could not be recorded because of something unforeseen, one sentence each.
@@ -107,6 +114,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.failure: str | None = None
+        self.is_bug = False
         self.on_failure: Callable[[], None] = lambda: None
         self.settle: Callable[[], None] = lambda: None
         self.left_out: list[str] = []
@@ -210,19 +218,23 @@ class Guard:
                 self.left_out.append(text)
 
     def _met(self, error: BaseException) -> bool:
-        """Is the exception a bug of ours? Then the recording has ended with it."""
+        """Does the exception stay with us? Then the recording has ended with it."""
         if _is_scripts(error):
             return False
         if self.failure is None:
+            self.is_bug = not is_device_error(error)
             self.failure = (
                 f"A bug in recompute-scan ended the recording, and the script went on: "
                 f"{_in_a_line(error)}{_place(error.__traceback__)} [E702]"
+                if self.is_bug
+                else f"Recording ended when the GPU failed: {_in_a_line(error)}."
             )
             with suppress(Exception):
                 self.on_failure()
-            with suppress(Exception):
-                # Not into what the script may have put in its place, and reads.
-                print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
+            if self.is_bug:
+                with suppress(Exception):
+                    # Not into what the script may have put in its place, and reads.
+                    print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
         return True
 
     def _settle(self) -> None:

@@ -330,7 +330,8 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
     if budget != 1.0:  # the compiler recomputes by itself
         facts["activation_memory_budget"] = str(budget)
     if device == "cuda":
-        facts["device_name"] = torch.cuda.get_device_name()
+        with suppress(RuntimeError):  # a GPU that has failed
+            facts["device_name"] = torch.cuda.get_device_name()
         facts["cuda"] = str(torch.version.cuda or torch.version.hip or "")
     else:
         facts["processor"] = _processor()

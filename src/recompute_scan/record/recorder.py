@@ -42,7 +42,15 @@ from recompute_scan.record.profiler import (
     without_own_warnings,
 )
 from recompute_scan.record.region_ranges import CountedRuns
-from recompute_scan.record.steps import DEFAULT, Plan, Seen, StepCounter, StepTimer, in_backward
+from recompute_scan.record.steps import (
+    DEFAULT,
+    Plan,
+    Seen,
+    StepCounter,
+    StepTimer,
+    in_backward,
+    wait_for_gpus,
+)
 from recompute_scan.record.torch_versions import compiled_something, stacks_crash
 from recompute_scan.result.decisions import Policies
 from recompute_scan.result.fidelity import Fidelity
@@ -520,7 +528,7 @@ class Recorder:
     @property
     def bug(self) -> str | None:
         """The bug of ours that ended the recording, in one sentence."""
-        return self._guard.failure
+        return self._guard.failure if self._guard.is_bug else None
 
     @property
     def seen(self) -> Seen:
@@ -576,7 +584,7 @@ class Recorder:
             self._membership.look()
 
     def give_up(self) -> None:
-        """A bug of ours has shown: nothing more is recorded, what is kept is kept."""
+        """A bug of ours has shown, or the GPU has failed: what is kept is kept, and no more is."""
         self.kept.failure = self._guard.failure
         self.kept.phase = Phase.DONE
         self._membership.go_on(self._counter.steps)
@@ -640,16 +648,23 @@ class Recorder:
             return
         kept.fidelity = _hidden()
         if kept.fidelity is None:
+            self._wait()
             self._comparison.compare()
             kept.phase = Phase.COMPARING
 
     def _end_comparison(self) -> None:
         if self.kept.phase is Phase.COMPARING and self._comparison is not None:
             self.kept.phase = Phase.DONE
+            self._wait()
             found = self._comparison.compared()
             # What is compiled in that very step hides its operators as well.
             self.kept.fidelity = _hidden() or found
             self._on_kept()
+
+    def _wait(self) -> None:
+        """The compared step takes from an idle GPU to an idle GPU."""
+        if self.kept.device == "cuda":
+            wait_for_gpus()
 
     def _after_warmup_step(self) -> None:
         made, plan = self._counter.steps, self._plan

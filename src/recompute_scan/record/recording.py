@@ -46,7 +46,7 @@ from recompute_scan.record.options import (
 )
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.session import install_self_test
-from recompute_scan.record.steps import EXPLICIT, Plan, StepCounter, Wording
+from recompute_scan.record.steps import EXPLICIT, Plan, StepCounter, Wording, is_capturing
 from recompute_scan.record.watchdog import end_of
 from recompute_scan.result.run_record import RunInfo, write_run_info
 
@@ -273,6 +273,8 @@ class Recording:
             self._live = None
 
     def _pass_boundary(self, live: _Live) -> None:
+        if is_capturing():
+            return
         live.counter.saw(EXPLICIT)
         if self.info is None:
             live.probe.look_at_gradients()

@@ -32,20 +32,45 @@ from recompute_scan import _step
 from recompute_scan.errors import UsageError
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
 
+_HAS_CONTEXT: Callable[[int], bool] = getattr(
+    torch._C, "_cuda_hasPrimaryContext", lambda device: device == torch.cuda.current_device()
+)
+
+
+def is_capturing() -> bool:
+    """Whether work that is given to the GPU now goes into a CUDA graph, and runs later or never."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(started and torch.cuda.is_current_stream_capturing())
+
+
+def wait_for_gpus() -> None:
+    """Wait until all GPUs that this process uses have done what they were given; begin with none.
+
+    While a CUDA graph is captured nothing may wait, and nothing does.
+
+    Raises:
+        RuntimeError: What the script gave to one of them has failed. It is told the same by
+            whatever it asks of that GPU next.
+    """
+    if not torch.cuda.is_initialized() or is_capturing():  # type: ignore[no-untyped-call]
+        return
+    for device in range(torch.cuda.device_count()):
+        if _HAS_CONTEXT(device):  # to wait for another would take memory there
+            torch.cuda.synchronize(device)
+
 
 class StepTimer:
     """Times the steps between boundaries.
 
-    On a GPU an event is recorded on the current stream at each boundary and read only after the
-    last, so that timing adds no synchronisation to the steps. On a CPU the clock is read.
+    On a GPU an event is recorded on the current stream at each boundary, behind all that the step
+    has given to the GPU, and read only after the last: steps are timed as the GPU runs them, one
+    behind the other, and nothing waits between them. On a CPU the clock is read.
     """
 
     def __init__(self, device: Literal["cpu", "cuda"]) -> None:
         self._cuda = device == "cuda"
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
-        if self._cuda:
-            torch.cuda.synchronize()
         self.mark()
 
     def mark(self) -> None:
@@ -65,8 +90,8 @@ class StepTimer:
     def milliseconds(self) -> tuple[float, ...]:
         """Duration of each step in ms, in order. Waits for the GPU."""
         if self._cuda:
-            torch.cuda.synchronize()
             events = self._events
+            events[-1].synchronize()
             return tuple(float(begin.elapsed_time(end)) for begin, end in pairwise(events))
         times = self._times
         return tuple((end - begin) * 1e3 for begin, end in pairwise(times))
@@ -247,7 +272,7 @@ class StepHooks:
         return lambda _: gone.append(event)
 
     def _saw(self, event: Hashable) -> None:
-        if not self._active:
+        if not self._active or is_capturing():  # what is captured is no step: it has not run
             return
         changed, ended = self._counter.saw(event)
         self._restart_due |= changed

@@ -70,17 +70,24 @@ def import_ahead() -> None:
 _PACKED = "_checkpoint_without_reentrant_generator_impl"
 _SPREAD = "_checkpoint_without_reentrant_generator"
 
-# Kineto's own lines on file descriptor 2: up to 2.3 one for each stage of a recording, since
-# 2.13 one for each start and end, and in every build for CUDA one where there is no GPU.
-KINETO_LINE = re.compile(
+# The profiler's own lines on file descriptor 2. Kineto's: up to 2.3 one for each stage of a
+# recording, since 2.13 one for each start and end, and in every build for CUDA one where there is
+# no GPU. torch's: one of the first tensor on the CPU that is freed and was there before.
+PROFILER_LINE = re.compile(
     rb"STAGE:|USDT:|ERROR:.{0,300}DeviceProperties\.cpp:\d+\] \w+GetDeviceCount |"
-    rb"ERROR: External init callback must run in same thread"
+    rb"ERROR: External init callback must run in same thread|"
+    rb"(\[rank\d+\]:)?\[?W\d+ .{0,80}CPUAllocator\.cpp:\d+\] Memory block of unknown size "
 )
 
 # Where the compiled part gives its record of collectives, newest first.
 _FLIGHT_RECORDS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 _ABSENT = "recompute_scan: absent"
+
+# Since 2.8; before, these are plain ``RuntimeError``.
+_DEVICE_ERRORS: tuple[type[Exception], ...] = tuple(
+    filter(None, [getattr(torch, "AcceleratorError", None)])
+)
 
 
 def generator_name() -> str | None:
@@ -133,6 +140,16 @@ def stacks_crash() -> bool:
     (pytorch#148273).
     """
     return sys.version_info >= (3, 13) and is_before(torch.__version__, "2.7.1") is True
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether torch raised it for the GPU, which tells of failed work when next it is asked.
+
+    What has failed there is whatever was given to it before; each later call fails likewise.
+    """
+    if isinstance(error, _DEVICE_ERRORS):
+        return True
+    return isinstance(error, RuntimeError) and str(error).startswith(("CUDA error:", "HIP error:"))
 
 
 def holds(store: Any, key: str) -> bool:

@@ -122,12 +122,15 @@ class Kernels(Struct, frozen=True):
         event: Row of the event in the trace.
         launch: Row in :class:`Calls` of the runtime call that launched it, -1 where the trace
             holds no record of the launch.
+        queued: Whether it was launched before recording began: there is no record of that, and
+            its stream, which runs in the order of launches, had all others after it.
     """
 
     event: Int64
     start: Int64
     end: Int64
     launch: Int64
+    queued: Bool
 
 
 class StepSpan(Struct, frozen=True):
@@ -193,7 +196,18 @@ def link_kernels(trace: Trace, calls: Calls) -> Kernels:
         at = np.minimum(numbers.searchsorted(wanted), len(numbers) - 1)
         launch = np.where((numbers[at] == wanted) & (wanted >= 0), launches[at], -1)
     start = trace.ts[event]
-    return Kernels(event=event, start=start, end=start + trace.dur[event], launch=launch)
+    known, stream = launch >= 0, trace.thread[event]
+    begins = int(calls.start[launch[known]].min()) if known.any() else np.iinfo(np.int64).min
+    first = np.full(len(trace.threads), begins, np.int64)
+    # In order of start, so that the first one of a stream is found last.
+    first[stream[known][::-1]] = start[known][::-1]
+    return Kernels(
+        event=event,
+        start=start,
+        end=start + trace.dur[event],
+        launch=launch,
+        queued=~known & (start < first[stream]),
+    )
 
 
 def find_steps(calls: Calls) -> list[StepSpan]:
