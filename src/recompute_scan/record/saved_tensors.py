@@ -1,17 +1,17 @@
 """What a step saves for its backward pass: every storage, by whom, and from when until when.
 
 Hooks on saved tensors see what operators save and when the graph lets go of it. Weights are no
-part of it. What a recompute of the non-reentrant kind makes again goes into hooks of its own, and
-is seen by passing it on to them (:meth:`SavedTensors.recomputing`). What a selective checkpoint
-keeps is in wrappers of torch's, whose lives are followed.
+part of it. Non-reentrant checkpoints have hooks of their own, for what operators inside them save
+and for what a recompute makes again, and both pass it on to ours. So a step that recomputes
+everything shows what one that keeps everything would hold, without holding it. What a selective
+checkpoint keeps is in wrappers of torch's, whose lives are followed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +27,13 @@ from recompute_scan.record.steps import in_backward
 from recompute_scan.record.torch_versions import is_compiling
 from recompute_scan.result.run_record import Hold, Storage
 
-_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 _OPEN = -1
 # Around each result that a selective checkpoint keeps, from torch 2.4 on.
 _KEPT = "_VersionWrapper"
 
 
 class _OpenCall(Struct):
-    """A hold that is there, or was."""
+    """A hold that is there, or was; ``counted`` where it keeps the storage in this step too."""
 
     storage: int
     run: int
@@ -42,27 +41,23 @@ class _OpenCall(Struct):
     begin: int
     end: int = _OPEN
     in_backward: bool = False
+    counted: bool = False
 
 
 class _Handle:
-    """What the graph holds in place of a tensor; its end is the graph's word that it let go."""
+    """What the graph holds in place of a tensor, or of a checkpoint's word for it; its end is the
+    graph's word that it let go.
+    """
 
-    __slots__ = ("ended", "tensor")
+    __slots__ = ("ended", "held")
 
-    def __init__(self, tensor: torch.Tensor, ended: Callable[[], None] | None) -> None:
-        self.tensor = tensor
+    def __init__(self, held: Any, ended: Callable[[], None] | None) -> None:
+        self.held = held
         self.ended = ended
 
     def __del__(self) -> None:
         if self.ended is not None:
             self.ended()
-
-
-class _OnHost(Struct, frozen=True):
-    """A tensor of a GPU that waits in the host's memory."""
-
-    device: torch.device
-    copy: torch.Tensor
 
 
 class SavedTensors:
@@ -74,10 +69,20 @@ class SavedTensors:
     Attributes:
         peak: Most that was saved at once, bytes.
         current_run: The run of a candidate that goes on in this thread, by its place; -1 outside.
+        through: Checkpoints of ours are looked through.
+        entering: One begins.
+        allocated: Most that was allocated on the device before each event, behind the one before
+            it, bytes; nothing where nobody tells.
     """
 
-    def __init__(self, *, to_host: bool = False) -> None:
-        self._to_host = to_host
+    def __init__(
+        self, *, through: bool = False, most_since: Callable[[], int] | None = None
+    ) -> None:
+        self.through = through
+        self._most_since = most_since
+        self.allocated: list[int] = []
+        self.entering = False
+        self._live: dict[int, _OpenCall] = {}
         self._hooks: Any = None
         self._patches = Patches()
         self._lock = threading.RLock()
@@ -85,7 +90,8 @@ class SavedTensors:
         self._holds: list[_OpenCall] = []
         self._sizes: list[int] = []
         self._saves: list[int] = []
-        self._known: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._known: dict[int, int] = {}
+        self._weak: list[StorageWeakRef] = []
         self._weights: Counter[int] = Counter()
         self._total = 0
         self._again: dict[int, int] = {}
@@ -103,6 +109,9 @@ class SavedTensors:
             self.see_weights(root, 1)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
+        around = {"_checkpoint_hook": self._through(), "_recomputation_hook": self._again_in()}
+        for name, hooks in around.items():
+            self._patches.replace(torch_checkpoint, name, hooks)
         if hasattr(torch_checkpoint, _KEPT):
             self._patches.replace(torch_checkpoint, _KEPT, self._following())
 
@@ -112,6 +121,7 @@ class SavedTensors:
             self._hooks.__exit__()
             self._hooks = None
             self._patches.undo()
+            self._passes()
 
     def see_weights(self, module: nn.Module, count: int) -> None:
         """What the module has for weights now is none of what is saved; -1 undoes 1.
@@ -130,7 +140,7 @@ class SavedTensors:
     def keep_inputs(self, run: int, tensors: Sequence[torch.Tensor]) -> None:
         """A run of a candidate begins with these; a checkpoint would keep them."""
         with self._lock, torch._C.DisableTorchFunction():
-            self._time += 1
+            self._passes()
             for tensor in tensors:
                 number = self._number(tensor)
                 if number is not None:
@@ -139,30 +149,11 @@ class SavedTensors:
     def keep_results(self, results: Any) -> None:
         """An operator of the current run made these; a selective checkpoint would keep them."""
         with self._lock, torch._C.DisableTorchFunction():
-            self._time += 1
+            self._passes()
             for tensor in tree_leaves(results):
                 number = self._number(tensor) if isinstance(tensor, torch.Tensor) else None
                 if number is not None:
                     self._holds.append(_OpenCall(number, self.current_run, "heavy", self._time))
-
-    @contextmanager
-    def recomputing(self) -> Iterator[None]:
-        """Inside a recompute: what goes to hooks that are not ours is counted on its way."""
-        top = _top_hooks(False) if _top_hooks is not None else None
-        if self._hooks is None or top is None or top[0] == self._pack:
-            yield
-            return
-        pack, unpack = top
-
-        def ours(tensor: torch.Tensor) -> Any:
-            self._made_again(tensor)
-            return pack(tensor)
-
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(ours, unpack):
-                yield
-        finally:
-            self._again.clear()
 
     def storages(self) -> tuple[Storage, ...]:
         """All that was held, and by what. What nothing let go of is held to the end."""
@@ -186,36 +177,88 @@ class SavedTensors:
         ]
         return min(ends, default=-1)
 
+    def _passes(self) -> None:
+        """An event: what the device had allocated until now, and what of it lives unheld."""
+        with self._lock:
+            self._time += 1
+            if self._most_since is not None:
+                self.allocated.append(self._most_since())
+            for number, hold in list(self._live.items()):
+                if self._saves[number] or self._weak[number].expired():
+                    hold.end = self._time
+                    del self._live[number]
+
+    def _through(self) -> Any:
+        """Torch's hooks inside a checkpoint, which pass what they see on where one is entered."""
+        saved = self
+        original: Any = torch_checkpoint._checkpoint_hook
+
+        class Through(original):
+            def __init__(self, frame: Any) -> None:
+                super().__init__(frame)
+                if saved.entering:
+                    saved.entering = False
+                    pack, unpack = self.pack_hook, self.unpack_hook
+                    self.pack_hook = lambda tensor: saved._handle(tensor, pack(tensor), False)
+                    self.unpack_hook = lambda handle: unpack(handle.held)
+
+        return Through
+
+    def _again_in(self) -> Any:
+        """Torch's hooks inside a recompute, whose beginning and end are events."""
+        saved = self
+        original: Any = torch_checkpoint._recomputation_hook
+
+        class Again(original):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                pack = self.pack_hook
+
+                def passing(tensor: torch.Tensor) -> Any:
+                    saved._made_again(tensor)
+                    return pack(tensor)
+
+                self.pack_hook = passing
+                saved._passes()
+
+            def __exit__(self, *args: Any) -> Any:
+                saved._again.clear()
+                saved._passes()
+                return super().__exit__(*args)
+
+        return Again
+
     def _made_again(self, tensor: torch.Tensor) -> None:
         with self._lock, torch._C.DisableTorchFunction():
             storage = _storage_of(tensor)
             if storage is None or self._is_weight(tensor, storage):
                 return
-            number, _ = self._known.get(storage._cdata, (None, None))
+            number = self._known.get(storage._cdata)
             if number is None or not self._saves[number]:
                 self._again[storage._cdata] = storage.nbytes()
                 self.peak = max(self.peak, self._total + sum(self._again.values()))
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if is_compiling():
-            return tensor
-        hold = self._hold(tensor, "saved")
-        if hold is None:
-            return _Handle(tensor, None)
-        return _Handle(self._put_away(tensor), lambda: self._let_go(hold))
+        return tensor if is_compiling() else self._handle(tensor, tensor, True)
 
-    def _hold(self, tensor: torch.Tensor, kind: Any) -> _OpenCall | None:
+    def _handle(self, tensor: torch.Tensor, held: Any, counted: bool) -> _Handle:
+        hold = self._hold(tensor, "saved", counted)
+        return _Handle(held, None if hold is None else lambda: self._let_go(hold))
+
+    def _hold(self, tensor: torch.Tensor, kind: Any, counted: bool = True) -> _OpenCall | None:
         with self._lock, torch._C.DisableTorchFunction():
-            self._time += 1
+            self._passes()
             number = self._number(tensor)
             if number is None:
                 return None
-            self._saves[number] += 1
-            if self._saves[number] == 1:
-                self._total += self._sizes[number]
-                self.peak = max(self.peak, self._total + sum(self._again.values()))
-            hold = _OpenCall(number, self.current_run, kind, self._time)
-            self._holds.append(hold)
+            hold = _OpenCall(number, self.current_run, kind, self._time, counted=counted)
+            if counted:
+                self._saves[number] += 1
+                if self._saves[number] == 1:
+                    self._total += self._sizes[number]
+                    self.peak = max(self.peak, self._total + sum(self._again.values()))
+            if not self.entering:  # else an input, which is known
+                self._holds.append(hold)
             return hold
 
     def _following(self) -> Any:
@@ -235,37 +278,33 @@ class SavedTensors:
 
         return Followed
 
-    def _put_away(self, tensor: torch.Tensor) -> Any:
-        if self._to_host and tensor.is_cuda:
-            return _OnHost(tensor.device, tensor.to("cpu"))
-        return tensor
-
     def _unpack(self, handle: Any) -> Any:
-        if not isinstance(handle, _Handle):
-            return handle
-        held = handle.tensor
-        return held.copy.to(held.device) if isinstance(held, _OnHost) else held
+        return handle.held if isinstance(handle, _Handle) else handle
 
     def _let_go(self, hold: _OpenCall) -> None:
         with self._lock:
-            self._time += 1
+            self._passes()
             hold.end, hold.in_backward = self._time, in_backward()
-            self._saves[hold.storage] -= 1
-            if self._saves[hold.storage] == 0:
-                self._total -= self._sizes[hold.storage]
+            if hold.counted:
+                self._saves[hold.storage] -= 1
+                if self._saves[hold.storage] == 0:
+                    self._total -= self._sizes[hold.storage]
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         """The storage's number; ``None`` for weights, and for what has no storage."""
         storage = _storage_of(tensor)
         if storage is None or self._is_weight(tensor, storage):
             return None
-        known = self._known.get(storage._cdata)
-        if known is None:
-            known = len(self._sizes), StorageWeakRef(storage)
-            self._known[storage._cdata] = known
+        number = self._known.get(storage._cdata)
+        if number is None:
+            number = self._known[storage._cdata] = len(self._sizes)
+            self._weak.append(StorageWeakRef(storage))
             self._sizes.append(int(storage.nbytes()))
             self._saves.append(0)
-        return known[0]
+            if self._most_since is not None and not in_backward():
+                self._live[number] = _OpenCall(number, -1, "local", self._time)
+                self._holds.append(self._live[number])
+        return number
 
     def _is_weight(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         base = tensor._base if tensor._is_view() else tensor
