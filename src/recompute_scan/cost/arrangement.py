@@ -231,7 +231,6 @@ def _moment(
     """
     runs = rehearsal.runs
     again = choices & {RECOMPUTE, SELECTIVE}
-    backward = runs[recomputing].backward if recomputing >= 0 else -1
     of_part = recomputing >= 0 and runs[recomputing].part_of >= 0
     always = 0
     terms: dict[frozenset[Condition], int] = defaultdict(int)
@@ -271,12 +270,13 @@ def _moment(
             elif hold.kind == "input" and hold.run != run:
                 if part in parts and movable and hold.begin < time <= runs[hold.run].backward:
                     literals.add((part, PART))
-            elif not movable or not hold.begin < time <= runs[run].backward:
-                continue
-            elif hold.kind == "input":
-                literals |= {(place, choice) for choice in again}
-            elif SELECTIVE in choices and (run != recomputing or hold.begin > until):
-                literals.add((place, SELECTIVE))
+            elif movable and run == recomputing and hold.kind == "heavy":
+                # What the recompute has not come to stays as long as the checkpoint.
+                if SELECTIVE in choices and hold.begin > until:
+                    literals.add((place, SELECTIVE))
+            elif movable and hold.begin < time <= runs[run].backward:
+                both = again if hold.kind == "input" else choices & {SELECTIVE}
+                literals |= {(place, choice) for choice in both}
         copies += storage.size * (own and elsewhere)
         if held or any(_all_of(place, choices, parts) <= literals for place, _ in literals):
             always += storage.size
