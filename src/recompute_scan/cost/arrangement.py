@@ -39,7 +39,6 @@ from msgspec import Struct
 from recompute_scan.result.run_record import (
     Candidate,
     Rehearsal,
-    Storage,
     parts_of,
     whole_places,
 )
@@ -117,7 +116,7 @@ def _moments_of(
     whole = [place for place, run in enumerate(runs) if run.part_of < 0 <= run.backward]
     moved = {runs[n].backward: n for n in whole if runs[n].candidate not in fixed}
     since = {0: -1, **{run.begin: -1 for run in runs}, **moved}
-    for time in sorted({*_turns(rehearsal), *_fullest(rehearsal, moved, fixed)}):
+    for time in rehearsal.fullest or _turns(rehearsal):
         place = since[max(begin for begin in since if begin <= time)]
         moment = at(time, place, within[place][-1] if place >= 0 else -1)
         yield moment.more(beside(moment, time))
@@ -138,50 +137,6 @@ def _turns(rehearsal: Rehearsal) -> list[int]:
     saved = [one for storage in rehearsal.storages for one in storage.holds if one.kind != "local"]
     events = sorted({(one.begin, False) for one in saved} | {(one.end, True) for one in saved})
     return [time for (_, before), (time, ends) in itertools.pairwise(events) if ends > before]
-
-
-def _fullest(rehearsal: Rehearsal, moved: dict[int, int], fixed: frozenset[int]) -> Iterator[int]:
-    """When most is allocated between two runs or recomputes, with everything recomputed, and with
-    nothing.
-    """
-    if not rehearsal.levels:
-        return
-    runs = rehearsal.runs
-    more = np.zeros(len(rehearsal.levels) + 3, np.int64)
-    for storage in rehearsal.storages:
-        for sign, of_kept in ((1, True), (-1, False)):
-            spans = sorted(_spans(rehearsal, storage, fixed, of_kept))
-            until = 0
-            for begin, end in spans:
-                if end > until:
-                    more[max(begin, until) + 1] += sign * storage.size
-                    more[end + 1] -= sign * storage.size
-                    until = end
-    levels = np.array(rehearsal.levels)
-    kept = levels + more.cumsum()[1 : 1 + len(levels)]
-    again = {time - 1 for time in moved}
-    edges = sorted({0, len(levels), *again, *(run.begin for run in runs if run.part_of < 0)})
-    for first, last in itertools.pairwise(edges):
-        times = np.arange(first, last - (last in again))  # counted from 0
-        if len(times):
-            yield from (int(times[one[times].argmax()]) + 1 for one in (levels, kept))
-
-
-def _spans(
-    rehearsal: Rehearsal, storage: Storage, fixed: frozenset[int], kept: bool
-) -> Iterator[tuple[int, int]]:
-    """From when until when a storage is held where nothing is recomputed, or everything."""
-    for hold in storage.holds:
-        run = rehearsal.whole_run(hold.run)
-        moves = run >= 0 and rehearsal.runs[run].candidate not in fixed
-        if hold.kind == "local" or (hold.kind == "saved" and (kept or not moves)):
-            yield hold.begin, hold.end
-        elif moves and not kept and (hold.kind == "saved" or hold.run == run):
-            backward = rehearsal.runs[run].backward
-            if hold.kind == "input":
-                yield hold.begin, backward
-            elif hold.kind == "saved" and hold.end >= backward:
-                yield backward - 1, hold.end
 
 
 def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:

@@ -364,15 +364,15 @@ class Arranging(Bypass):
             self._runs.append((place, saved.now, -1))  # somebody else calls it
             return call(*args, **kwargs)
         saved.see_weights(one.module, 1)
-        saved.keep_inputs(run, list(_tensors((args, kwargs))))
-        self._runs.append((place, saved.now, before if is_part else -1))
-        saved.current_run = run
         looks = self.active and can_be_selective() and not is_part
         try:
-            with _Heavy(saved, self.heavy, self.met) if looks else nullcontext():
+            with (
+                saved.running(run, _tensors((args, kwargs))),
+                _Heavy(saved, self.heavy, self.met) if looks else nullcontext(),
+            ):
+                self._runs.append((place, saved.now, before if is_part else -1))
                 return call(*args, **kwargs)
         finally:
-            saved.current_run = before
             saved.see_weights(one.module, -1)
 
     def _contexts(self) -> Any:

@@ -96,6 +96,7 @@ class Rehearsing:
         self._allocated: dict[int, int] = {}
         self._storages: tuple[Storage, ...] = ()
         self._levels: tuple[int, ...] = ()
+        self._fullest: tuple[int, ...] = ()
         self._runs: tuple[ModuleRun, ...] = ()
         self._arm = 0
         self._began = 0.0, 0
@@ -186,6 +187,7 @@ class Rehearsing:
             remarks=(*self._remarks, *(self._heap.remarks() if device == "cpu" else ())),
             operators=tuple(self._arranging.met),
             levels=self._levels,
+            fullest=self._fullest,
             failed=self._arms[self._arm].way if failed else None,
         )
         write_rehearsal(folder, rehearsal)
@@ -249,7 +251,8 @@ class Rehearsing:
         saved.finish()
         self._saved[self._arm] = saved.peak
         if saved.through:
-            self._storages, self._levels = saved.storages(), tuple(saved.allocated)
+            self._storages = saved.storages()
+            self._levels, self._fullest = tuple(saved.allocated), tuple(saved.fullest)
             here = os.environ.get("LOCAL_WORLD_SIZE", "")
             ranks = max(1, int(here)) if here.isdecimal() else 1
             most = _HOST_SHARE * (_host_bytes() or 0) / ranks

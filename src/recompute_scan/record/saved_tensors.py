@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class SavedTensors:
         entering: One begins.
         allocated: Most that was allocated on the device before each event, behind the one before
             it, bytes; nothing where nobody tells.
+        fullest: Before which event it was most between two runs, or recomputes; one for each.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class SavedTensors:
         self.through = through
         self._most_since = most_since
         self.allocated: list[int] = []
+        self.fullest: list[int] = []
+        self._since = 0
         self.entering = False
         self._live: dict[int, _OpenCall] = {}
         self._hooks: Any = None
@@ -121,7 +125,7 @@ class SavedTensors:
             self._hooks.__exit__()
             self._hooks = None
             self._patches.undo()
-            self._passes()
+            self._passes(picks=True)
 
     def see_weights(self, module: nn.Module, count: int) -> None:
         """What the module has for weights now is none of what is saved; -1 undoes 1.
@@ -137,14 +141,26 @@ class SavedTensors:
                             if storage is not None:
                                 self._weights[storage._cdata] += count
 
-    def keep_inputs(self, run: int, tensors: Sequence[torch.Tensor]) -> None:
-        """A run of a candidate begins with these; a checkpoint would keep them."""
+    @contextmanager
+    def running(self, run: int, inputs: Iterable[torch.Tensor]) -> Iterator[None]:
+        """A run of a candidate, with inputs that a checkpoint would keep. Until it ends its callers
+        have them.
+        """
+        before = self.current_run
         with self._lock, torch._C.DisableTorchFunction():
-            self._passes()
-            for tensor in tensors:
-                number = self._number(tensor)
-                if number is not None:
-                    self._holds.append(_OpenCall(number, run, "input", self._time))
+            self._passes(picks=before < 0)
+            numbers = [number for number in map(self._number, inputs) if number is not None]
+            held = [_OpenCall(number, run, "input", self._time) for number in numbers]
+            given = [_OpenCall(number, -1, "local", self._time) for number in numbers]
+            self._holds += [*held, *(given if self._most_since is not None else ())]
+        self.current_run = run
+        try:
+            yield
+        finally:
+            self.current_run = before
+            self._passes(picks=before < 0)
+            for one in given:
+                one.end = self._time
 
     def keep_results(self, results: Any) -> None:
         """An operator of the current run made these; a selective checkpoint would keep them."""
@@ -177,8 +193,10 @@ class SavedTensors:
         ]
         return min(ends, default=-1)
 
-    def _passes(self) -> None:
-        """An event: what the device had allocated until now, and what of it lives unheld."""
+    def _passes(self, *, picks: bool = False) -> None:
+        """An event: what the device had allocated until now, and what of it lives unheld. Behind
+        some something begins that has a fullest moment of its own.
+        """
         with self._lock:
             self._time += 1
             if self._most_since is not None:
@@ -187,6 +205,10 @@ class SavedTensors:
                 if self._saves[number] or self._weak[number].expired():
                     hold.end = self._time
                     del self._live[number]
+            if picks:
+                if times := range(self._since, len(self.allocated)):
+                    self.fullest.append(1 + max(times, key=self.allocated.__getitem__))
+                self._since = self._time
 
     def _through(self) -> Any:
         """Torch's hooks inside a checkpoint, which pass what they see on where one is entered."""
@@ -219,11 +241,12 @@ class SavedTensors:
                     return pack(tensor)
 
                 self.pack_hook = passing
-                saved._passes()
+                saved._passes(picks=True)
 
             def __exit__(self, *args: Any) -> Any:
                 saved._again.clear()
                 saved._passes()
+                saved._since = saved._time
                 return super().__exit__(*args)
 
         return Again

@@ -423,6 +423,7 @@ class Rehearsal(Struct, frozen=True):
         operators: The heavy ones that were met, ``aten.mm.default``.
         levels: Most that torch had allocated on the GPU, behind the event before, up to each in
             the step that was looked at, where everything was recomputed; empty on a CPU.
+        fullest: Before which events it was most between two runs or recomputes, one for each pair.
         failed: The arrangement that the script failed in.
     """
 
@@ -436,6 +437,7 @@ class Rehearsal(Struct, frozen=True):
     remarks: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()
+    fullest: tuple[int, ...] = ()
     failed: Way | None = None
 
     def whole_run(self, run: int) -> int:
