@@ -1,5 +1,5 @@
-"""Peaks that a plan says, against a simulated allocator: every storage that lives, by a mode of
-torch's that sees what operators make. The oracle runs the script with its own switch.
+"""Peaks that a plan says, against those of a simulated device on which the script runs with its own
+switch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.cost.arrangement import PART, Arrangements, Choices
@@ -29,49 +26,11 @@ from recompute_scan.record import saved_tensors
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.origins import Origin
 from recompute_scan.result.run_record import ArmWanted, read_rehearsals
+from tests.plan.device import Device
 from tests.plan.rehearsed import arranged
 from tests.plan.scripts import CASES, Block, Convolution, Mlp, Stack, Switched, arrange, build
 
 Step = Callable[[], None]
-
-
-class Device(TorchDispatchMode):
-    """Counts the bytes of all storages that operators have made and that still live."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        super().__init__()
-        self.live: dict[int, tuple[Any, int]] = {}
-        self.now = self.peak = 0
-        for tensor in tensors:
-            self._see(tensor)
-
-    def most(self) -> int:
-        """Most since this was asked last."""
-        self._forget()
-        most, self.peak = max(self.peak, self.now), self.now
-        return most
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            self._see(tensor)
-        if self.now > self.peak:
-            self._forget()
-            self.peak = max(self.peak, self.now)
-        return made
-
-    def _see(self, tensor: object) -> None:
-        if isinstance(tensor, Tensor):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self.live:
-                self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-                self.now += storage.nbytes()
-
-    def _forget(self) -> None:
-        for place, (alive, size) in list(self.live.items()):
-            if alive.expired():
-                del self.live[place]
-                self.now -= size
 
 
 class Up(nn.Module):
