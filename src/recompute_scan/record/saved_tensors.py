@@ -74,7 +74,8 @@ class SavedTensors:
         entering: One begins.
         allocated: Most that was allocated on the device before each event, behind the one before
             it, bytes; nothing where nobody tells.
-        fullest: Before which event it was most between two runs, or recomputes; one for each.
+        fullest: Before which events it was most between two runs, or recomputes, and before which
+            it would have been with all that was seen.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class SavedTensors:
         self._most_since = most_since
         self.allocated: list[int] = []
         self.fullest: list[int] = []
+        self._kept: list[int] = []
+        self._gone: dict[int, int] = {}
         self._since = 0
         self.entering = False
         self._live: dict[int, _OpenCall] = {}
@@ -96,6 +99,7 @@ class SavedTensors:
         self._saves: list[int] = []
         self._known: dict[int, int] = {}
         self._weak: list[StorageWeakRef] = []
+        self._seen: Counter[int] = Counter()
         self._weights: Counter[int] = Counter()
         self._total = 0
         self._again: dict[int, int] = {}
@@ -126,6 +130,7 @@ class SavedTensors:
             self._hooks = None
             self._patches.undo()
             self._passes(picks=True)
+            self._most_since = None  # what goes later is of no moment
 
     def see_weights(self, module: nn.Module, count: int) -> None:
         """What the module has for weights now is none of what is saved; -1 undoes 1.
@@ -158,7 +163,7 @@ class SavedTensors:
             yield
         finally:
             self.current_run = before
-            self._passes(picks=before < 0)
+            self._passes()
             for one in given:
                 one.end = self._time
 
@@ -201,13 +206,20 @@ class SavedTensors:
             self._time += 1
             if self._most_since is not None:
                 self.allocated.append(self._most_since())
+                self._kept.append(self.allocated[-1] + sum(self._gone.values()))
             for number, hold in list(self._live.items()):
-                if self._saves[number] or self._weak[number].expired():
+                gone = self._weak[number].expired()
+                if gone or self._saves[number]:
                     hold.end = self._time
                     del self._live[number]
+                if gone and self._seen[number]:
+                    self._gone[number] = self._sizes[number]
             if picks:
                 if times := range(self._since, len(self.allocated)):
-                    self.fullest.append(1 + max(times, key=self.allocated.__getitem__))
+                    most = {
+                        max(times, key=each.__getitem__) for each in (self.allocated, self._kept)
+                    }
+                    self.fullest += [1 + place for place in sorted(most)]
                 self._since = self._time
 
     def _through(self) -> Any:
@@ -275,6 +287,7 @@ class SavedTensors:
             if number is None:
                 return None
             hold = _OpenCall(number, self.current_run, kind, self._time, counted=counted)
+            self._seen[number] += not counted
             if counted:
                 self._saves[number] += 1
                 if self._saves[number] == 1:
@@ -312,6 +325,10 @@ class SavedTensors:
                 self._saves[hold.storage] -= 1
                 if self._saves[hold.storage] == 0:
                     self._total -= self._sizes[hold.storage]
+                return
+            self._seen[hold.storage] -= 1
+            if self._seen[hold.storage] == 0:
+                self._gone.pop(hold.storage, None)
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         """The storage's number; ``None`` for weights, and for what has no storage."""

@@ -423,7 +423,8 @@ class Rehearsal(Struct, frozen=True):
         operators: The heavy ones that were met, ``aten.mm.default``.
         levels: Most that torch had allocated on the GPU, behind the event before, up to each in
             the step that was looked at, where everything was recomputed; empty on a CPU.
-        fullest: Before which events it was most between two runs or recomputes, one for each pair.
+        fullest: Before which events it was most between two runs or recomputes, and before which it
+            would have been without any checkpoint.
         failed: The arrangement that the script failed in.
     """
 
