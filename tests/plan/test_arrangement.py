@@ -118,6 +118,15 @@ def parts_arm(*parts: Candidate) -> ArmMeasured:
     return ArmMeasured("parts", (100.0 + sum(one.again_ms for one in parts),) * 8, 0)
 
 
+def test_a_step_that_never_ran_is_one_with_all_recomputes_less_these() -> None:
+    shown = chain(4, random.Random(0))
+    known = arrangements(shown)
+    shown = replace(shown, arms=tuple(arm for arm in shown.arms if arm.way != "keep"))
+    model = arrangements(shown)
+    assert model.keep_ms == pytest.approx(known.keep_ms)
+    assert model.again_ms == pytest.approx(known.again_ms)
+
+
 @pytest.mark.parametrize("offload", [False, True], ids=["", "offload"])
 @pytest.mark.parametrize("selective", [False, True], ids=["whole", "selective"])
 @pytest.mark.parametrize("parts", [False, True], ids=["", "parts"])

@@ -21,14 +21,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recompute_scan.advise.settings import listed, setting_for
 from recompute_scan.cost.arrangement import OFFLOAD
 from recompute_scan.cost.plan import Planner, Wish, arm_of_way, arrangements
-from recompute_scan.errors import RunError
 from recompute_scan.progress import Pieces
 from recompute_scan.record import proof as proving
 from recompute_scan.record.arrange import draws
 from recompute_scan.record.options import RunOptions
 from recompute_scan.record.rehearsal import arm_of, counts, steps_needed
 from recompute_scan.result import Checkpoint, PlannedModule, from_json
-from recompute_scan.result.run_record import ArmWanted
+from recompute_scan.result.run_record import (
+    ArmMeasured,
+    ArmWanted,
+    Rehearsal,
+    write_rehearsal,
+)
+from tests.plan.device import Device
 from tests.plan.oracle import peak_of
 from tests.plan.rehearsed import SCRIPT, all_choices, arranged, some_choices
 from tests.plan.scripts import CASES, arrange, build
@@ -355,28 +360,73 @@ def test_a_part_that_something_else_calls_too_is_not_recomputed_alone(tmp_path: 
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("failing", [{"selective"}, {"parts"}, {"selective", "offload"}])
+@pytest.mark.parametrize("says", [True, False], ids=["says which", "ends"])
+@pytest.mark.parametrize("failing", [{"keep"}, {"parts"}, {"keep", "selective", "offload"}])
 def test_only_what_fails_is_left_out(
-    failing: set[str], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: set[str], says: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[set[str]] = []
+    tried: list[list[Any]] = []
 
-    def run(_: Any, __: str, arms: tuple[ArmWanted, ...]) -> tuple[Any, ...]:
-        tried.append({arm.way for arm in arms})
-        if tried[-1] & failing:
-            raise RunError("E333", "It failed.")
-        return (SimpleNamespace(device="cuda"),)
+    def run_trial(options: RunOptions, *_: Any) -> int:
+        ways = [arm.way for arm in options.arms]
+        failed = next((way for way in ways if way in failing), None)
+        tried.append(ways)
+        arms = tuple(ArmMeasured(way, () if failed else (1.0,), 0) for way in ways)
+        shown = Rehearsal(0, "cuda", (), (), (), arms, failed=failed)
+        if says or failed is None:
+            write_rehearsal(options.output, shown)
+        return int(failed is not None)
 
     monkeypatch.setattr(proving, "run_records_in", lambda _: [SimpleNamespace(device=device)])
-    monkeypatch.setattr(proving.Rehearsals, "run", run)
+    monkeypatch.setattr(proving, "run_trial", run_trial)
     options = RunOptions(str(SCRIPT), False, ("mlp",), tmp_path)
-    proving.Rehearsals(options, None, Pieces(3)).rehearse()
-    ways = {"today", "keep", "recompute", "selective", "parts"}
-    ways |= {"offload"} if device == "cuda" else set()
-    # Where two fail, all that can fail is left out.
-    alone = len(ways & failing) == 1
-    assert tried[-1] == (ways - failing if alone else {"today", "keep", "recompute"})
-    assert len(tried) <= 5
+    (shown,) = proving.Rehearsals(options, None, Pieces(3)).rehearse()
+    ways = [
+        *("today", "keep", "recompute", "parts", "selective"),
+        *["offload"] * (device == "cuda"),
+    ]
+    left = [way for way in ways if way not in failing] if says else ["today", "recompute"]
+    assert tried[-1] == [arm.way for arm in shown.arms] == left
+    assert len(tried) == (1 + len(failing & set(ways)) if says else 2)
+
+
+_TIGHT = """
+import sys
+from tests.plan.device import Device
+from tests.plan.scripts import CASES, build
+
+model, step = build(CASES["mlp"])
+with Device(*model.parameters(), limit=int(sys.argv[1])):
+    for _ in range(1000):
+        step()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_fits_only_with_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no step could show is as the oracle counts it, who has memory enough."""
+    model, step = build(CASES["mlp"])
+    with Device(*model.parameters()) as device:
+        step()
+        with_all = device.most()
+        arrange(model, "none")
+        step()
+        limit = (3 * with_all + device.most()) // 4
+    most = peak_of(model, step)
+    script = tmp_path / "train.py"
+    script.write_text(_TIGHT, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = plan(tmp_path, "--no-verify", "--memory", "150%", str(script), str(limit))
+    assert done.returncode == 0, done.stderr
+    assert "The script failed in a step without checkpoints." in " ".join(done.stdout.split())
+    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
+    assert made is not None
+    assert made.most.peak_bytes == most
+    assert made.most.step_ms < made.plan.step_ms < made.today.step_ms
+    arrange(model, ",".join(one.module for one in made.modules if one.recompute))
+    assert made.plan.peak_bytes == peak_of(model, step)
 
 
 def test_nothing_recomputed_and_everything() -> None:

@@ -25,6 +25,7 @@ HiGHS, the solver of 0-1 programs: to the optimum, in one thread, and silent.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.result.run_record import Candidate, Rehearsal, parts_of, whole_places
+from recompute_scan.result.run_record import (
+    Candidate,
+    Rehearsal,
+    parts_of,
+    whole_places,
+)
 from recompute_scan.terminal import without_lines
 
 # What happens to each module: one of the first four. To a part happens what does to its module, or
@@ -65,6 +71,12 @@ class Moment(Struct, frozen=True):
             if any(choices[place] == choice for place, choice in literals)
         )
 
+    def more(self, size: int, where: frozenset[Condition] = frozenset()) -> Moment:
+        """The same with bytes on top, where one of the conditions holds."""
+        if not where:
+            return Moment(self.always + size, self.terms)
+        return Moment(self.always, (*self.terms, (where, max(0, size))) if size else self.terms)
+
 
 def moments(
     ranks: Sequence[Rehearsal],
@@ -90,32 +102,41 @@ def moments(
 def _moments_of(
     rehearsal: Rehearsal, fixed: frozenset[int], choices: frozenset[int], parts: frozenset[int]
 ) -> Iterator[Moment]:
-    runs = rehearsal.runs
+    def at(time: int, recomputing: int = -1, until: int = -1) -> Moment:
+        return _moment(rehearsal, time, recomputing, until, fixed, choices, parts)
+
+    def beside(moment: Moment, time: int) -> int:
+        """What was allocated until then beside what is saved, with everything recomputed."""
+        return levels[time - 1] - moment.held(everything) if levels else 0
+
+    runs, levels = rehearsal.runs, rehearsal.levels
     within = _within_runs(rehearsal)
-    ends = sorted({hold.end for storage in rehearsal.storages for hold in storage.holds})
-    begins = sorted({hold.begin for storage in rehearsal.storages for hold in storage.holds})
-    turns = {end for end in ends if _turns(end, begins, ends)}
-    at: list[tuple[int, int, int]] = [(turn, -1, -1) for turn in sorted(turns)]
-    at += [
-        (run.backward, place, until)
-        for place, run in enumerate(runs)
-        if run.backward >= 0 and run.part_of < 0 and run.candidate not in fixed
-        for until in (within[place] if SELECTIVE in choices else within[place][-1:])
-    ]
-    at += [
-        (run.backward, place, run.backward)
-        for place, run in enumerate(runs)
-        if run.backward >= 0 and run.candidate in parts
-    ]
-    for time, recomputing, until in at:
-        yield _moment(rehearsal, time, recomputing, until, fixed, choices, parts)
+    everything = np.full(len(rehearsal.candidates), RECOMPUTE, np.int8)
+    everything[list(fixed)] = KEEP
+    whole = [place for place, run in enumerate(runs) if run.part_of < 0 <= run.backward]
+    moved = {runs[n].backward: n for n in whole if runs[n].candidate not in fixed}
+    since = {0: -1, **{run.begin: -1 for run in runs}, **moved}
+    for time in rehearsal.fullest or _turns(rehearsal):
+        place = since[max(begin for begin in since if begin <= time)]
+        moment = at(time, place, within[place][-1] if place >= 0 else -1)
+        yield moment.more(beside(moment, time))
+    for time, place in moved.items():
+        # The recompute has ended with the event before.
+        again = beside(at(time, place, within[place][-1]), time - 1)
+        mine = frozenset((runs[place].candidate, how) for how in choices & {RECOMPUTE, SELECTIVE})
+        for until in within[place] if SELECTIVE in choices else within[place][-1:]:
+            yield at(time, place, until).more(again, mine)
+    for place, run in enumerate(runs):
+        if run.backward >= 0 and run.candidate in parts:
+            around = at(run.backward, run.part_of, within[run.part_of][-1])
+            yield at(run.backward, place, run.backward).more(beside(around, run.backward))
 
 
-def _turns(end: int, begins: Sequence[int], ends: Sequence[int]) -> bool:
-    """Is this the first end behind a beginning?"""
-    last_begin = begins[np.searchsorted(begins, end) - 1] if begins and begins[0] < end else -1
-    place = int(np.searchsorted(ends, end))
-    return last_begin >= 0 and (place == 0 or ends[place - 1] < last_begin)
+def _turns(rehearsal: Rehearsal) -> list[int]:
+    """The first ends behind beginnings."""
+    saved = [one for storage in rehearsal.storages for one in storage.holds if one.kind != "local"]
+    events = sorted({(one.begin, False) for one in saved} | {(one.end, True) for one in saved})
+    return [time for (_, before), (time, ends) in itertools.pairwise(events) if ends > before]
 
 
 def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
@@ -165,7 +186,6 @@ def _moment(
     """
     runs = rehearsal.runs
     again = choices & {RECOMPUTE, SELECTIVE}
-    backward = runs[recomputing].backward if recomputing >= 0 else -1
     of_part = recomputing >= 0 and runs[recomputing].part_of >= 0
     always = 0
     terms: dict[frozenset[Condition], int] = defaultdict(int)
@@ -183,18 +203,20 @@ def _moment(
             part = runs[hold.run].candidate if hold.run >= 0 else -1
             part = part if part in parts else place
             movable = place >= 0 and place not in fixed
-            if hold.kind == "saved":
+            if hold.kind == "local":
+                held |= hold.begin < time <= hold.end
+            elif hold.kind == "saved":
                 there = hold.begin < time <= hold.end
                 mine = recomputing in {run, hold.run} - {-1}
                 own |= mine
                 elsewhere |= there and not mine
                 if not movable:
                     held |= there
-                elif mine and backward <= hold.end and hold.begin <= until:
+                elif mine and time <= hold.end and hold.begin <= until:
                     # Made again by now, or kept all the time.
                     if of_part:
                         literals |= {(part, KEEP), (part, PART)}
-                    elif part != place:
+                    elif part != place and time <= runs[hold.run].backward:
                         literals |= {(part, choice) for choice in choices}
                     else:
                         held = True
@@ -203,12 +225,13 @@ def _moment(
             elif hold.kind == "input" and hold.run != run:
                 if part in parts and movable and hold.begin < time <= runs[hold.run].backward:
                     literals.add((part, PART))
-            elif not movable or not hold.begin < time <= runs[run].backward:
-                continue
-            elif hold.kind == "input":
-                literals |= {(place, choice) for choice in again}
-            elif SELECTIVE in choices and (run != recomputing or hold.begin > until):
-                literals.add((place, SELECTIVE))
+            elif movable and run == recomputing and hold.kind == "heavy":
+                # What the recompute has not come to stays as long as the checkpoint.
+                if SELECTIVE in choices and hold.begin > until:
+                    literals.add((place, SELECTIVE))
+            elif movable and hold.begin < time <= runs[run].backward:
+                both = again if hold.kind == "input" else choices & {SELECTIVE}
+                literals |= {(place, choice) for choice in both}
         copies += storage.size * (own and elsewhere)
         if held or any(_all_of(place, choices, parts) <= literals for place, _ in literals):
             always += storage.size

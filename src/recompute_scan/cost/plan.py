@@ -76,11 +76,19 @@ def arm_of_way(arms: Sequence[ArmMeasured], way: Way) -> ArmMeasured:
 
 
 def steps_together(ranks: Sequence[Rehearsal]) -> dict[Way, tuple[float, ...]]:
-    """Step times by arrangement, ms: a step is over when the last rank has made it."""
+    """Step times by arrangement, ms: a step is over when the last rank has made it.
+
+    Where one without checkpoints failed, it takes what one with all of them does, less what its
+    recomputes take.
+    """
     each: dict[Way, list[tuple[float, ...]]] = defaultdict(list)
     for one in ranks:
         for arm in one.arms:
             each[arm.way].append(arm.steps_ms)
+    if "keep" not in each and "recompute" in each:
+        for one, steps in zip(ranks, each["recompute"], strict=True):
+            again = sum(one.candidates[n].again_ms for n in whole_places(one.candidates))
+            each["keep"].append(tuple(max(0.0, ms - again) for ms in steps))
     return {way: tuple(map(max, zip(*steps, strict=False))) for way, steps in each.items()}
 
 
@@ -126,6 +134,8 @@ def shared_out(
 def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[float, ...]]) -> bool:
     """Does the script checkpoint what this arrangement does?"""
     for one in ranks:
+        if way not in [arm.way for arm in one.arms]:
+            return False
         free = set(range(len(one.candidates))) - fixed_places([one])
         on = {place for place in free if one.candidates[place].checkpointed}
         free.intersection_update(whole_places(one.candidates))
@@ -181,8 +191,8 @@ WAYS_ON_DEVICE: tuple[Way, ...] = (*WAYS, "offload")
 
 
 def arrangements(*ranks: Rehearsal) -> Arrangements:
-    """What the rehearsals say of every arrangement; all of :data:`WAYS` were among their own, but
-    for selective checkpoints and parts, which can be missing.
+    """What the rehearsals say of every arrangement; today's and the one that recomputes everything
+    were among their own, others of :data:`WAYS` can be missing.
 
     Args:
         ranks: What each rank has shown, of the same modules. Every one has to have the memory, and
@@ -352,10 +362,6 @@ class Planner:
         self.arrangements: Arrangements = arrangements(*ranks)
         self._parts = parts_of(self.arrangements.candidates)
         self._modules = list(self._parts)
-        saved = self.arrangements.peak(self.arrangements.everything)
-        again = [arm_of_way(one.arms, "recompute").allocated_bytes for one in ranks]
-        #: What is allocated on a GPU beside what is saved; nothing on a CPU, where it is unknown.
-        self._beside = max([0, *(bytes_ - saved for bytes_ in again if bytes_ is not None)])
         today = [arm_of_way(one.arms, "today") for one in ranks]
         step_ms = self.arrangements.today_ms
         self.today = PlanPoint(None, step_ms, max(map(taken, today)), measured=True)
@@ -377,7 +383,7 @@ class Planner:
         if wish.kind == "time":
             found = model.solve(step_ms=wish.amount)
         elif self.budget is not None:
-            found = model.solve(budget=self.budget - less - self._beside)
+            found = model.solve(budget=self.budget - less)
         else:
             raise RunError(
                 "E332",
@@ -405,7 +411,11 @@ class Planner:
             setting=(),
             code="",
             proof=PlanProof("not-tried"),
-            remarks=(*_left_out(self._rehearsal), *self._rehearsal.remarks),
+            remarks=(
+                *_left_out(self._rehearsal),
+                *_worked_out(self._rehearsal),
+                *self._rehearsal.remarks,
+            ),
             operators=self._rehearsal.operators if (chosen == SELECTIVE).any() else (),
         )
 
@@ -416,7 +426,7 @@ class Planner:
         return PlanPoint(
             int(np.isin(chosen[self._modules], _RECOMPUTED).sum()),
             model.step_ms(chosen),
-            model.peak(chosen) + self._beside,
+            model.peak(chosen),
             selective=int((chosen[self._modules] == SELECTIVE).sum()),
             offloaded=int((chosen[self._modules] == OFFLOAD).sum()),
             in_part=len(
@@ -473,7 +483,7 @@ class Planner:
                 why=f"without any checkpoint one takes {ms(self.arrangements.keep_ms)}",
                 hint="give a longer --step-time",
             )
-        least = self.arrangements.least() + self._beside
+        least = self.arrangements.least()
         what = "saves" if self._rehearsal.device == "cpu" else "allocates"
         return RunError(
             "E332",
@@ -486,6 +496,16 @@ class Planner:
 def taken(arm: ArmMeasured) -> int:
     """Most that was allocated at once on a GPU, or saved, bytes."""
     return (arm.saved_bytes if arm.allocated_bytes is None else arm.allocated_bytes) or 0
+
+
+def _worked_out(rehearsal: Rehearsal) -> tuple[str, ...]:
+    """A sentence where no step ran without checkpoints."""
+    if any(arm.way == "keep" for arm in rehearsal.arms):
+        return ()
+    return (
+        "The script failed in a step without checkpoints. What one takes is worked out: a step "
+        "that recomputes every module, less its recomputes.",
+    )
 
 
 def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:

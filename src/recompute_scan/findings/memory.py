@@ -58,6 +58,9 @@ def _memory_headroom_finding(
     pct = 100 * gain / cost.predicted_step_ms
     freed = sum(one.saved_bytes or 0 for one in memory.regions if one.ordinal in set(plan.regions))
     now = memory.plans[0].peak_bytes
+    assert memory.capacity_bytes and memory.budget_bytes
+    held = memory.capacity_bytes - (memory.reserve_bytes or 0) - memory.budget_bytes
+    beside = f" and {size(held)} that torch held unused" if held else ""
     return RS301.finding(
         evidence,
         confidence=predicted(evidence),
@@ -66,7 +69,7 @@ def _memory_headroom_finding(
             f"Without their checkpoints a step takes about {ms(plan.step_ms)} instead of "
             f"{ms(cost.predicted_step_ms)}, and at most {size(plan.peak_bytes)} are allocated "
             f"instead of {size(now)}. Of {size(memory.capacity_bytes)}, "
-            f"{size(memory.reserve_bytes)} stay in reserve."
+            f"{size(memory.reserve_bytes)}{beside} stay in reserve."
         ),
         evidence=(
             f"stop checkpointing {names_of(chosen)}",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -312,15 +312,6 @@ class Arranging(Bypass):
                 self.covered.update((id(module), module) for module in modules)
         return super()._asker(function, args, options)
 
-    @contextmanager
-    def _inside(self, asker: Origin) -> Iterator[None]:
-        with super()._inside(asker):
-            if self.saved is not None and in_backward():
-                with self.saved.recomputing():
-                    yield
-            else:
-                yield
-
     def _forward_of(self, place: int, one: Chosen, original: Any) -> Any:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled() or in_backward():
@@ -329,6 +320,9 @@ class Arranging(Bypass):
                 self._thread.ours = True
                 try:
                     run = self._timed(place, original)
+                    if self.saved is not None and self.saved.through:
+                        run = self._seen_through(self.saved, place, one, original)
+                        self.saved.entering = True
                     how: dict[str, Any] = {"use_reentrant": False}
                     if place in self.selective:
                         how["context_fn"] = self._contexts
@@ -345,12 +339,22 @@ class Arranging(Bypass):
 
         return forward
 
+    def _seen_through(self, saved: SavedTensors, place: int, one: Chosen, original: Any) -> Any:
+        """The function of a checkpoint, looked at in the forward pass as if it had none."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if in_backward():
+                return original(*args, **kwargs)
+            return self._looked_at(saved, place, one, original, args, kwargs)
+
+        return run
+
     def _looked_at(
         self,
         saved: SavedTensors,
         place: int,
         one: Chosen,
-        call: Call,
+        call: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -360,15 +364,15 @@ class Arranging(Bypass):
             self._runs.append((place, saved.now, -1))  # somebody else calls it
             return call(*args, **kwargs)
         saved.see_weights(one.module, 1)
-        saved.keep_inputs(run, list(_tensors((args, kwargs))))
-        self._runs.append((place, saved.now, before if is_part else -1))
-        saved.current_run = run
         looks = self.active and can_be_selective() and not is_part
         try:
-            with _Heavy(saved, self.heavy, self.met) if looks else nullcontext():
+            with (
+                saved.running(run, _tensors((args, kwargs))),
+                _Heavy(saved, self.heavy, self.met) if looks else nullcontext(),
+            ):
+                self._runs.append((place, saved.now, before if is_part else -1))
                 return call(*args, **kwargs)
         finally:
-            saved.current_run = before
             saved.see_weights(one.module, -1)
 
     def _contexts(self) -> Any:

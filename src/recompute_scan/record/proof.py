@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -39,10 +38,10 @@ from recompute_scan.result.run_record import (
 )
 
 _FOLDER = "plan"
-# What a rehearsal does without, where the script fails with it: an operator may write into a result
-# that a selective checkpoint keeps, a part may leave something for the rest of its module, and the
-# host may have too little memory.
-_RISKY: tuple[Way, ...] = ("selective", "parts", "offload")
+# What a plan cannot do without; the rest is left out where the script fails with it: there may be
+# too little memory for it, an operator may write into a result that a selective checkpoint keeps,
+# and a part may leave something for the rest of its module.
+_NEEDED: tuple[Way, ...] = ("today", "recompute")
 _MOST_TRIES = 3
 # What the measured peak may differ by from the computed one: a recompute's own small tensors.
 _SMALL = 0.02
@@ -171,6 +170,7 @@ class Rehearsals:
         self._options = options
         self._nproc_per_node = nproc_per_node
         self._number = 0
+        self._failed: set[Way | None] = set()
 
     def rehearse(self) -> tuple[Rehearsal, ...]:
         """What the ranks show of the arrangements that a plan is made from, by rank.
@@ -183,24 +183,25 @@ class Rehearsals:
         """
         on_device = any(one.device == "cuda" for one in run_records_in(self._options.output))
         ways = WAYS_ON_DEVICE if on_device else WAYS
-        risky = tuple(way for way in ways if way in _RISKY)
-        tries = ((), *((way,) for way in risky), risky)
-        wanted, ranks = self._first_that_runs(ways, tries)
+        wanted, ranks = self._first_that_runs(ways)
         if ranks[0].device != "cpu":
             return ranks
         again = self.run("rehearsal", wanted)
         return tuple(one.joined(other) for one, other in zip(ranks, again, strict=True))
 
     def _first_that_runs(
-        self, ways: Sequence[Way], tries: Sequence[tuple[Way, ...]]
+        self, ways: Sequence[Way]
     ) -> tuple[tuple[ArmWanted, ...], tuple[Rehearsal, ...]]:
-        *others, last = (
-            tuple(ArmWanted(way) for way in ways if way not in without) for without in tries
-        )
-        for wanted in others:
-            with suppress(RunError):
+        while True:
+            wanted = tuple(map(ArmWanted, ways))
+            try:
                 return wanted, self.run("rehearsal", wanted)
-        return last, self.run("rehearsal", last)
+            except RunError:
+                others = set(ways).difference(_NEEDED)
+                if not others:
+                    raise
+            failed = others & self._failed or others
+            ways = [way for way in ways if way not in failed]
 
     def run(self, name: str, arms: tuple[ArmWanted, ...]) -> tuple[Rehearsal, ...]:
         """What the ranks have left, by rank.
@@ -227,7 +228,10 @@ class Rehearsals:
             status = run_trial(options, self._nproc_per_node, folder / "output.txt")
         self._pieces.done()
         found = read_rehearsals(folder)
-        complete = tuple(one for one in found if all(arm.steps_ms for arm in one.arms))
+        self._failed = {one.failed for one in found}
+        complete = tuple(
+            one for one in found if one.failed is None and all(arm.steps_ms for arm in one.arms)
+        )
         if len(complete) < (self._nproc_per_node or 1):
             raise RunError(
                 "E333",

@@ -95,6 +95,8 @@ class Rehearsing:
         self._saved: dict[int, int] = {}
         self._allocated: dict[int, int] = {}
         self._storages: tuple[Storage, ...] = ()
+        self._levels: tuple[int, ...] = ()
+        self._fullest: tuple[int, ...] = ()
         self._runs: tuple[ModuleRun, ...] = ()
         self._arm = 0
         self._began = 0.0, 0
@@ -146,8 +148,8 @@ class Rehearsing:
         self._heap.begin()
         self._began = time.thread_time(), _waits()
 
-    def write(self, folder: Path, rank: int) -> None:
-        """Leave what was measured in the run's folder."""
+    def write(self, folder: Path, rank: int, *, failed: bool) -> None:
+        """Leave what was measured in the run's folder, or in which arrangement it failed."""
         chosen, device = self._chosen or (), self._recorder.kept.device
         steps: dict[int, list[float]] = {}
         for step, ms in enumerate(self._step_times()):
@@ -184,6 +186,9 @@ class Rehearsing:
             free_bytes=free_bytes(device, self._taken_today()),
             remarks=(*self._remarks, *(self._heap.remarks() if device == "cpu" else ())),
             operators=tuple(self._arranging.met),
+            levels=self._levels,
+            fullest=self._fullest,
+            failed=self._arms[self._arm].way if failed else None,
         )
         write_rehearsal(folder, rehearsal)
 
@@ -233,7 +238,9 @@ class Rehearsing:
         return sum(saved) + sum(map(_weight_bytes, whole))
 
     def _begin_look(self) -> None:
-        saved = SavedTensors(to_host=self._arms[self._arm].way == "keep")
+        through = self._arms[self._arm].way == "recompute"
+        tells = through and self._recorder.kept.device == "cuda"
+        saved = SavedTensors(through=through, most_since=_most_since if tells else None)
         self._arranging.look(saved)
         saved.begin()
 
@@ -243,8 +250,9 @@ class Rehearsing:
             return
         saved.finish()
         self._saved[self._arm] = saved.peak
-        if self._arms[self._arm].way == "keep":
+        if saved.through:
             self._storages = saved.storages()
+            self._levels, self._fullest = tuple(saved.allocated), tuple(saved.fullest)
             here = os.environ.get("LOCAL_WORLD_SIZE", "")
             ranks = max(1, int(here)) if here.isdecimal() else 1
             most = _HOST_SHARE * (_host_bytes() or 0) / ranks
@@ -260,6 +268,13 @@ class Rehearsing:
             )
         self._arranging.look(None)
         self._looked += 1
+
+
+def _most_since() -> int:
+    """Most that torch had allocated on the GPU since it was asked last, bytes."""
+    most = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return most
 
 
 def _usual(steps: Sequence[dict[int, float]], place: int) -> float:

@@ -1,16 +1,17 @@
 """What a step saves for its backward pass: every storage, by whom, and from when until when.
 
 Hooks on saved tensors see what operators save and when the graph lets go of it. Weights are no
-part of it. What a recompute of the non-reentrant kind makes again goes into hooks of its own, and
-is seen by passing it on to them (:meth:`SavedTensors.recomputing`). What a selective checkpoint
-keeps is in wrappers of torch's, whose lives are followed.
+part of it. Non-reentrant checkpoints have hooks of their own, for what operators inside them save
+and for what a recompute makes again, and both pass it on to ours. So a step that recomputes
+everything shows what one that keeps everything would hold, without holding it. What a selective
+checkpoint keeps is in wrappers of torch's, whose lives are followed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,14 +28,13 @@ from recompute_scan.record.steps import in_backward
 from recompute_scan.record.torch_versions import is_compiling
 from recompute_scan.result.run_record import Hold, Storage
 
-_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 _OPEN = -1
 # Around each result that a selective checkpoint keeps, from torch 2.4 on.
 _KEPT = "_VersionWrapper"
 
 
 class _OpenCall(Struct):
-    """A hold that is there, or was."""
+    """A hold that is there, or was; ``counted`` where it keeps the storage in this step too."""
 
     storage: int
     run: int
@@ -42,27 +42,23 @@ class _OpenCall(Struct):
     begin: int
     end: int = _OPEN
     in_backward: bool = False
+    counted: bool = False
 
 
 class _Handle:
-    """What the graph holds in place of a tensor; its end is the graph's word that it let go."""
+    """What the graph holds in place of a tensor, or of a checkpoint's word for it; its end is the
+    graph's word that it let go.
+    """
 
-    __slots__ = ("ended", "tensor")
+    __slots__ = ("ended", "held")
 
-    def __init__(self, tensor: torch.Tensor, ended: Callable[[], None] | None) -> None:
-        self.tensor = tensor
+    def __init__(self, held: Any, ended: Callable[[], None] | None) -> None:
+        self.held = held
         self.ended = ended
 
     def __del__(self) -> None:
         if self.ended is not None:
             self.ended()
-
-
-class _OnHost(Struct, frozen=True):
-    """A tensor of a GPU that waits in the host's memory."""
-
-    device: torch.device
-    copy: torch.Tensor
 
 
 class SavedTensors:
@@ -74,10 +70,26 @@ class SavedTensors:
     Attributes:
         peak: Most that was saved at once, bytes.
         current_run: The run of a candidate that goes on in this thread, by its place; -1 outside.
+        through: Checkpoints of ours are looked through.
+        entering: One begins.
+        allocated: Most that was allocated on the device before each event, behind the one before
+            it, bytes; nothing where nobody tells.
+        fullest: Before which events it was most between two runs, or recomputes, and before which
+            it would have been with all that was seen.
     """
 
-    def __init__(self, *, to_host: bool = False) -> None:
-        self._to_host = to_host
+    def __init__(
+        self, *, through: bool = False, most_since: Callable[[], int] | None = None
+    ) -> None:
+        self.through = through
+        self._most_since = most_since
+        self.allocated: list[int] = []
+        self.fullest: list[int] = []
+        self._kept: list[int] = []
+        self._gone: dict[int, int] = {}
+        self._since = 0
+        self.entering = False
+        self._live: dict[int, _OpenCall] = {}
         self._hooks: Any = None
         self._patches = Patches()
         self._lock = threading.RLock()
@@ -85,7 +97,9 @@ class SavedTensors:
         self._holds: list[_OpenCall] = []
         self._sizes: list[int] = []
         self._saves: list[int] = []
-        self._known: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._known: dict[int, int] = {}
+        self._weak: list[StorageWeakRef] = []
+        self._seen: Counter[int] = Counter()
         self._weights: Counter[int] = Counter()
         self._total = 0
         self._again: dict[int, int] = {}
@@ -103,6 +117,9 @@ class SavedTensors:
             self.see_weights(root, 1)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
+        around = {"_checkpoint_hook": self._through(), "_recomputation_hook": self._again_in()}
+        for name, hooks in around.items():
+            self._patches.replace(torch_checkpoint, name, hooks)
         if hasattr(torch_checkpoint, _KEPT):
             self._patches.replace(torch_checkpoint, _KEPT, self._following())
 
@@ -112,6 +129,8 @@ class SavedTensors:
             self._hooks.__exit__()
             self._hooks = None
             self._patches.undo()
+            self._passes(picks=True)
+            self._most_since = None  # what goes later is of no moment
 
     def see_weights(self, module: nn.Module, count: int) -> None:
         """What the module has for weights now is none of what is saved; -1 undoes 1.
@@ -127,42 +146,35 @@ class SavedTensors:
                             if storage is not None:
                                 self._weights[storage._cdata] += count
 
-    def keep_inputs(self, run: int, tensors: Sequence[torch.Tensor]) -> None:
-        """A run of a candidate begins with these; a checkpoint would keep them."""
+    @contextmanager
+    def running(self, run: int, inputs: Iterable[torch.Tensor]) -> Iterator[None]:
+        """A run of a candidate, with inputs that a checkpoint would keep. Until it ends its callers
+        have them.
+        """
+        before = self.current_run
         with self._lock, torch._C.DisableTorchFunction():
-            self._time += 1
-            for tensor in tensors:
-                number = self._number(tensor)
-                if number is not None:
-                    self._holds.append(_OpenCall(number, run, "input", self._time))
+            self._passes(picks=before < 0)
+            numbers = [number for number in map(self._number, inputs) if number is not None]
+            held = [_OpenCall(number, run, "input", self._time) for number in numbers]
+            given = [_OpenCall(number, -1, "local", self._time) for number in numbers]
+            self._holds += [*held, *(given if self._most_since is not None else ())]
+        self.current_run = run
+        try:
+            yield
+        finally:
+            self.current_run = before
+            self._passes()
+            for one in given:
+                one.end = self._time
 
     def keep_results(self, results: Any) -> None:
         """An operator of the current run made these; a selective checkpoint would keep them."""
         with self._lock, torch._C.DisableTorchFunction():
-            self._time += 1
+            self._passes()
             for tensor in tree_leaves(results):
                 number = self._number(tensor) if isinstance(tensor, torch.Tensor) else None
                 if number is not None:
                     self._holds.append(_OpenCall(number, self.current_run, "heavy", self._time))
-
-    @contextmanager
-    def recomputing(self) -> Iterator[None]:
-        """Inside a recompute: what goes to hooks that are not ours is counted on its way."""
-        top = _top_hooks(False) if _top_hooks is not None else None
-        if self._hooks is None or top is None or top[0] == self._pack:
-            yield
-            return
-        pack, unpack = top
-
-        def ours(tensor: torch.Tensor) -> Any:
-            self._made_again(tensor)
-            return pack(tensor)
-
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(ours, unpack):
-                yield
-        finally:
-            self._again.clear()
 
     def storages(self) -> tuple[Storage, ...]:
         """All that was held, and by what. What nothing let go of is held to the end."""
@@ -186,36 +198,103 @@ class SavedTensors:
         ]
         return min(ends, default=-1)
 
+    def _passes(self, *, picks: bool = False) -> None:
+        """An event: what the device had allocated until now, and what of it lives unheld. Behind
+        some something begins that has a fullest moment of its own.
+        """
+        with self._lock:
+            self._time += 1
+            if self._most_since is not None:
+                self.allocated.append(self._most_since())
+                self._kept.append(self.allocated[-1] + sum(self._gone.values()))
+            for number, hold in list(self._live.items()):
+                gone = self._weak[number].expired()
+                if gone or self._saves[number]:
+                    hold.end = self._time
+                    del self._live[number]
+                if gone and self._seen[number]:
+                    self._gone[number] = self._sizes[number]
+            if picks:
+                if times := range(self._since, len(self.allocated)):
+                    most = {
+                        max(times, key=each.__getitem__) for each in (self.allocated, self._kept)
+                    }
+                    self.fullest += [1 + place for place in sorted(most)]
+                self._since = self._time
+
+    def _through(self) -> Any:
+        """Torch's hooks inside a checkpoint, which pass what they see on where one is entered."""
+        saved = self
+        original: Any = torch_checkpoint._checkpoint_hook
+
+        class Through(original):
+            def __init__(self, frame: Any) -> None:
+                super().__init__(frame)
+                if saved.entering:
+                    saved.entering = False
+                    pack, unpack = self.pack_hook, self.unpack_hook
+                    self.pack_hook = lambda tensor: saved._handle(tensor, pack(tensor), False)
+                    self.unpack_hook = lambda handle: unpack(handle.held)
+
+        return Through
+
+    def _again_in(self) -> Any:
+        """Torch's hooks inside a recompute, whose beginning and end are events."""
+        saved = self
+        original: Any = torch_checkpoint._recomputation_hook
+
+        class Again(original):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                pack = self.pack_hook
+
+                def passing(tensor: torch.Tensor) -> Any:
+                    saved._made_again(tensor)
+                    return pack(tensor)
+
+                self.pack_hook = passing
+                saved._passes(picks=True)
+
+            def __exit__(self, *args: Any) -> Any:
+                saved._again.clear()
+                saved._passes()
+                saved._since = saved._time
+                return super().__exit__(*args)
+
+        return Again
+
     def _made_again(self, tensor: torch.Tensor) -> None:
         with self._lock, torch._C.DisableTorchFunction():
             storage = _storage_of(tensor)
             if storage is None or self._is_weight(tensor, storage):
                 return
-            number, _ = self._known.get(storage._cdata, (None, None))
+            number = self._known.get(storage._cdata)
             if number is None or not self._saves[number]:
                 self._again[storage._cdata] = storage.nbytes()
                 self.peak = max(self.peak, self._total + sum(self._again.values()))
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if is_compiling():
-            return tensor
-        hold = self._hold(tensor, "saved")
-        if hold is None:
-            return _Handle(tensor, None)
-        return _Handle(self._put_away(tensor), lambda: self._let_go(hold))
+        return tensor if is_compiling() else self._handle(tensor, tensor, True)
 
-    def _hold(self, tensor: torch.Tensor, kind: Any) -> _OpenCall | None:
+    def _handle(self, tensor: torch.Tensor, held: Any, counted: bool) -> _Handle:
+        hold = self._hold(tensor, "saved", counted)
+        return _Handle(held, None if hold is None else lambda: self._let_go(hold))
+
+    def _hold(self, tensor: torch.Tensor, kind: Any, counted: bool = True) -> _OpenCall | None:
         with self._lock, torch._C.DisableTorchFunction():
-            self._time += 1
+            self._passes()
             number = self._number(tensor)
             if number is None:
                 return None
-            self._saves[number] += 1
-            if self._saves[number] == 1:
-                self._total += self._sizes[number]
-                self.peak = max(self.peak, self._total + sum(self._again.values()))
-            hold = _OpenCall(number, self.current_run, kind, self._time)
-            self._holds.append(hold)
+            hold = _OpenCall(number, self.current_run, kind, self._time, counted=counted)
+            self._seen[number] += not counted
+            if counted:
+                self._saves[number] += 1
+                if self._saves[number] == 1:
+                    self._total += self._sizes[number]
+                    self.peak = max(self.peak, self._total + sum(self._again.values()))
+            if not self.entering:  # else an input, which is known
+                self._holds.append(hold)
             return hold
 
     def _following(self) -> Any:
@@ -235,37 +314,37 @@ class SavedTensors:
 
         return Followed
 
-    def _put_away(self, tensor: torch.Tensor) -> Any:
-        if self._to_host and tensor.is_cuda:
-            return _OnHost(tensor.device, tensor.to("cpu"))
-        return tensor
-
     def _unpack(self, handle: Any) -> Any:
-        if not isinstance(handle, _Handle):
-            return handle
-        held = handle.tensor
-        return held.copy.to(held.device) if isinstance(held, _OnHost) else held
+        return handle.held if isinstance(handle, _Handle) else handle
 
     def _let_go(self, hold: _OpenCall) -> None:
         with self._lock:
-            self._time += 1
+            self._passes()
             hold.end, hold.in_backward = self._time, in_backward()
-            self._saves[hold.storage] -= 1
-            if self._saves[hold.storage] == 0:
-                self._total -= self._sizes[hold.storage]
+            if hold.counted:
+                self._saves[hold.storage] -= 1
+                if self._saves[hold.storage] == 0:
+                    self._total -= self._sizes[hold.storage]
+                return
+            self._seen[hold.storage] -= 1
+            if self._seen[hold.storage] == 0:
+                self._gone.pop(hold.storage, None)
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         """The storage's number; ``None`` for weights, and for what has no storage."""
         storage = _storage_of(tensor)
         if storage is None or self._is_weight(tensor, storage):
             return None
-        known = self._known.get(storage._cdata)
-        if known is None:
-            known = len(self._sizes), StorageWeakRef(storage)
-            self._known[storage._cdata] = known
+        number = self._known.get(storage._cdata)
+        if number is None:
+            number = self._known[storage._cdata] = len(self._sizes)
+            self._weak.append(StorageWeakRef(storage))
             self._sizes.append(int(storage.nbytes()))
             self._saves.append(0)
-        return known[0]
+            if self._most_since is not None and not in_backward():
+                self._live[number] = _OpenCall(number, -1, "local", self._time)
+                self._holds.append(self._live[number])
+        return number
 
     def _is_weight(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         base = tensor._base if tensor._is_view() else tensor

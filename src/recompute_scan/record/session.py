@@ -540,8 +540,9 @@ def observe(
             )
             if plain is None or plain.whole:
                 gauges.gradients.write(folder, info.rank)
-        if rehearsing is not None and not outcome.exit_status:
-            guard.run(lambda: rehearsing.write(folder, info.rank), otherwise=None)
+        if rehearsing is not None:
+            failed = bool(outcome.exit_status)
+            guard.run(lambda: rehearsing.write(folder, info.rank, failed=failed), otherwise=None)
         if outcome.ending == "stopped" and not waits:
             leave_groups()
             see_that_it_ends()

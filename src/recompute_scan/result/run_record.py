@@ -349,7 +349,7 @@ class Candidate(Struct, frozen=True):
 
 
 class ModuleRun(Struct, frozen=True):
-    """One forward run of a candidate in the step that was looked at, without checkpoints.
+    """One forward run of a candidate in the step that was looked at.
 
     Attributes:
         candidate: Its place among the candidates.
@@ -370,19 +370,20 @@ class Hold(Struct, frozen=True):
     Attributes:
         run: Place of the innermost module's run among all; -1 where it is outside of them.
         kind: ``saved`` by an operator; ``input`` of the run, which a checkpoint would keep;
-            ``heavy``, the result of an operator that a selective one would keep.
+            ``heavy``, the result of an operator that a selective one would keep; ``local``, of no
+            run: the script still has it, whatever is kept for the backward pass.
         begin: From this moment on.
         end: Until before this moment.
     """
 
     run: int
-    kind: Literal["saved", "input", "heavy"]
+    kind: Literal["saved", "input", "heavy", "local"]
     begin: int
     end: int
 
 
 class Storage(Struct, frozen=True):
-    """Memory that the step saved for its backward pass: bytes, and what holds them."""
+    """Memory that a step without checkpoints saves for its backward pass: bytes, what holds it."""
 
     size: int
     holds: tuple[Hold, ...]
@@ -420,6 +421,11 @@ class Rehearsal(Struct, frozen=True):
             arrangement, whatever torch's cache holds; ``None`` where that is not known.
         remarks: What the person should know, one sentence each.
         operators: The heavy ones that were met, ``aten.mm.default``.
+        levels: Most that torch had allocated on the GPU, behind the event before, up to each in
+            the step that was looked at, where everything was recomputed; empty on a CPU.
+        fullest: Before which events it was most between two runs or recomputes, and before which it
+            would have been without any checkpoint.
+        failed: The arrangement that the script failed in.
     """
 
     rank: int
@@ -431,6 +437,9 @@ class Rehearsal(Struct, frozen=True):
     free_bytes: int | None = None
     remarks: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    levels: tuple[int, ...] = ()
+    fullest: tuple[int, ...] = ()
+    failed: Way | None = None
 
     def whole_run(self, run: int) -> int:
         """The run that this one is, or is a part of; -1 of none."""
