@@ -143,15 +143,20 @@ def written(path: Path, *, force: bool = False) -> Iterator[Path]:
         raise UsageError("E208", f"Cannot write {path}.", why=error.strerror) from None
 
 
-def make_new(path: Path) -> None:
-    """Make an empty file, in place of one or of a link that is there: who writes to it next does so
-    through no link that somebody put there.
+def made(path: Path) -> BinaryIO:
+    """Open a new file to write to, and to read what was written, in place of one or of a link that
+    is there: nothing is written through a link that somebody put there.
 
     Raises:
         OSError: It cannot be made.
     """
     path.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), "w+b")
+
+
+def make_new(path: Path) -> None:
+    """Make an empty file, as :func:`made`, for what writes to it by its name."""
+    made(path).close()
 
 
 def append(path: Path) -> TextIO:
@@ -168,8 +173,8 @@ def write_whole(target: Path, data: bytes) -> None:
     """Write a file that appears whole or not at all; one that is there is replaced."""
     partial = target.with_suffix(".part")
     try:
-        make_new(partial)
-        partial.write_bytes(data)
+        with made(partial) as file:
+            file.write(data)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

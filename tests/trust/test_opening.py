@@ -46,7 +46,10 @@ ELSEWHERE = {
     "events.py": "the file that a person named for it, which may be a pipe; it never waits",
     "trackers.py": "what this process has written",
     "guarding/alerts.py": "/proc of this process",
-    "record/": "files of a run, and of the user's own script that it runs",
+    "record/attribution.py": "cells of a notebook, which are in no file",
+    "record/recorder.py": "opens the profiler",
+    "record/session.py": "standard output",
+    "record/watchdog.py": "lines as a traceback has them",
 }
 
 
@@ -157,6 +160,23 @@ def test_nothing_waits_for_what_is_no_file(
     if make in (loop, linked_fifo, device, terminal) and name.startswith(("own/", "script/")):
         allowed |= {3, 4}  # a link out of the folder is refused
     assert status in allowed, printed.err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", ODD)
+def test_a_run_waits_for_nothing_that_its_script_was_given(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    from recompute_scan.record.attribution import statement_at  # noqa: PLC0415 - brings torch
+    from recompute_scan.record.configuration import Made, given_at  # noqa: PLC0415
+    from recompute_scan.record.policies import spelled_at  # noqa: PLC0415
+
+    for name in ("train.yaml", "train.py"):
+        make(tmp_path / name)
+    arguments = (f"--config={tmp_path / 'train.yaml'}", str(tmp_path / "train.yaml"))
+    assert given_at(Made("train.py:1", object, arguments, {}), {"checkpoint"}, (), None) is None
+    assert statement_at(tmp_path / "train.py", 1) is None
+    assert spelled_at(tmp_path / "train.py") == {}
 
 
 @pytest.mark.timeout(60)

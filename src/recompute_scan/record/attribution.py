@@ -26,11 +26,11 @@ import linecache
 import os
 import sys
 import sysconfig
-import tokenize
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import cache
+from importlib.util import decode_source
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -42,6 +42,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from recompute_scan.fidelity.state import named_parts
+from recompute_scan.files import content
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.base import Mechanism
 from recompute_scan.frameworks.registry import MECHANISMS, framework_files, matches, recognise
@@ -154,7 +155,7 @@ def _installed_in(folder: Path) -> frozenset[str]:
         for notes in folder.glob("*.dist-info"):
             found.add(notes.name.partition("-")[0])
             with suppress(OSError):
-                lines = (notes / "RECORD").read_text("utf-8", "replace").splitlines()
+                lines = content(notes / "RECORD").decode(errors="replace").splitlines()
                 found |= {line.partition(",")[0].partition("/")[0] for line in lines}
     return frozenset(found)
 
@@ -225,11 +226,7 @@ def statement_at(path: Path, line: int) -> Source | None:
     try:
         # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
         kept = str(path) in linecache.cache and not path.exists()
-        if kept:
-            text = "".join(linecache.getlines(str(path)))
-        else:
-            with tokenize.open(path) as file:  # by the encoding that it names
-                text = file.read()
+        text = "".join(linecache.getlines(str(path))) if kept else decode_source(content(path))
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None

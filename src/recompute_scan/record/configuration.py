@@ -19,6 +19,7 @@ from types import FrameType
 
 from msgspec import Struct, field
 
+from recompute_scan.files import content
 from recompute_scan.result.run_record import source_lines
 
 # A function whose code names one of these may hold that dictionary.
@@ -143,9 +144,9 @@ def _in_files(arguments: Sequence[str], names: Collection[str]) -> SourceLine | 
     for argument in arguments:
         path = Path(argument.rpartition("=")[2])
         try:
-            if path.suffix not in _CONFIGURATIONS or path.stat().st_size > _MOST_BYTES:
+            if path.suffix not in _CONFIGURATIONS:
                 continue
-            lines = source_lines(path.read_text("utf-8", "replace"))
+            lines = source_lines(content(path, _MOST_BYTES).decode(errors="replace"))
         except (OSError, ValueError):
             continue
         for number, line in enumerate(lines, 1):
@@ -162,7 +163,7 @@ def _default(kind: type, names: Collection[str]) -> SourceLine | None:
             continue
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
         try:
-            tree = ast.parse(Path(file or "").read_text(encoding="utf-8"))
+            tree = ast.parse(content(Path(file or "")))
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         for node in ast.walk(tree):

@@ -110,7 +110,7 @@ class Reporting(Struct, frozen=True):
             return
         claim = self.folder / CLAIM
         try:
-            claim.open("x").close()
+            claim.touch(exist_ok=False)
         except FileExistsError:
             _wait_for_report(claim)  # or the launcher would end the rank that writes it
             return

@@ -31,7 +31,7 @@ import torch
 from msgspec import Struct
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import make_new, write_whole
+from recompute_scan.files import content, made, write_whole
 from recompute_scan.record.steps import DEFAULT, Plan, chosen
 from recompute_scan.record.torch_versions import holds
 from recompute_scan.result.run_record import (
@@ -214,7 +214,7 @@ def send(folder: Path, store: Any, info: RunInfo) -> None:
         left = None
         if size > MOST_BYTES:
             left, names = f"{socket.gethostname()}:{folder}", []
-        files = {name: (folder / name).read_bytes() for name in names}
+        files = {name: content(folder / name) for name in names}
         files[run_info_name(info.rank)] = encode_run_info(info)  # last: with it all is there
         sent = []
         for name, data in files.items():
@@ -259,7 +259,7 @@ def _shares(folder: Path, store: Any) -> bool:
     if not holds(store, "word"):
         return True
     try:
-        return bool((folder / WORD).read_text() == store.get("word").decode())
+        return bool(content(folder / WORD) == store.get("word"))
     except FileNotFoundError:
         return False
 
@@ -272,8 +272,7 @@ def _take(folder: Path, store: Any, rank: int) -> str | None:
         if name not in expected:  # it came over the network
             continue
         partial = folder / f".{name}.part"
-        make_new(partial)
-        with partial.open("wb") as file:
+        with made(partial) as file:
             for number in range(pieces):
                 key = f"rank{rank}/{name}/{number}"
                 file.write(store.get(key))

@@ -26,13 +26,14 @@ from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.fidelity.tensors import MOST, fingerprint, plain_parts, sums_of, unseen
+from recompute_scan.files import content
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.modules import plain_name, real_class_name, root_modules
 from recompute_scan.result.fidelity import Sampled, write_sampled
 from recompute_scan.result.run_record import Measurements
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_CLEAR = Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"  # proc(5): "Writing 5 resets the peak resident set size"
 
 
@@ -124,14 +125,14 @@ class PeakMemory:
         if self._cuda:
             allocated = torch.cuda.max_memory_allocated()
             reserved = torch.cuda.max_memory_reserved()
-        self.peaks = Peaks(allocated, reserved, _peak_rss())
+        self.peaks = Peaks(allocated, reserved, kernel_bytes("self/status", "VmHWM"))
 
 
-def _peak_rss() -> int | None:
+def kernel_bytes(file: str, field: str) -> int | None:
+    """What a file of ``/proc`` gives in kB, in bytes; ``None`` where there is no such file."""
     with suppress(OSError):
-        found = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
+        found = re.search(rf"\n{field}:\s+(\d+) kB".encode(), b"\n" + content(Path("/proc", file)))
+        return int(found[1]) * 1024 if found else None
     return None
 
 

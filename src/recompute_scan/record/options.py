@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import UsageError
-from recompute_scan.files import write
+from recompute_scan.files import content, write
 from recompute_scan.frameworks.registry import packages
 from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.launch import RankFacts, rank_facts
@@ -247,7 +247,7 @@ def _result_in(folder: Path) -> dict[str, Any] | None:
     try:
         if not (folder / "result.json").is_file():
             return None
-        found = msgspec.json.decode((folder / "result.json").read_bytes())
+        found = msgspec.json.decode(content(folder / "result.json"))
     except (OSError, ValueError, RecursionError):
         return {}  # cut off, or somebody else's: not ours to replace
     found = found if isinstance(found, dict) else {}
@@ -350,7 +350,7 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
 def _processor() -> str:
     """The model of the processor, as the system names it."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+        for line in content(Path("/proc/cpuinfo")).decode(errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -37,6 +37,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from recompute_scan.annotations import RegionAnnotation
+from recompute_scan.files import content
 from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.region_ranges import Within
@@ -218,7 +219,7 @@ def spelled_at(path: Path) -> dict[str, int]:
     """The lines of a file that spell operators, the first for each, by the operator's name."""
     found: dict[str, int] = {}
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(content(path))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return found
     inner = set()

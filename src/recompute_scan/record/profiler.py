@@ -45,7 +45,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recompute_scan.files import make_new
+from recompute_scan.files import made, make_new, opened
 from recompute_scan.record.isolation import Call, Guard, Patches, let_forked_processes_end
 from recompute_scan.record.steps import wait_for_gpus
 from recompute_scan.record.torch_versions import PROFILER_LINE, import_ahead
@@ -285,8 +285,7 @@ class ProfilerWindow:
         packed = target.with_name(f".{target.name}.part")
         unfinished = plain.with_name(f"{plain.name}.tmp")  # torch's
         try:
-            for file in (plain, packed):
-                make_new(file)
+            make_new(plain)
             unfinished.unlink(missing_ok=True)
             with without_kineto_noise():
                 self._profiler.export_chrome_trace(str(plain))
@@ -294,8 +293,8 @@ class ProfilerWindow:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(plain))
             # Bytes, not text: some versions of torch write names that are not valid UTF-8.
             with (
-                plain.open("rb") as source,
-                packed.open("wb") as raw,
+                opened(plain) as source,
+                made(packed) as raw,
                 # A tenth of the time that Python's own takes, and a fifth more room.
                 igzip.IGzipFile(
                     filename="", fileobj=raw, mode="wb", compresslevel=2, mtime=0

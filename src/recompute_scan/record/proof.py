@@ -23,6 +23,7 @@ from recompute_scan.cost.plan import (
     taken,
 )
 from recompute_scan.errors import RunError
+from recompute_scan.files import content
 from recompute_scan.intervals import FEWEST_PAIRS, pair_interval
 from recompute_scan.progress import Pieces, telling
 from recompute_scan.record.options import RunOptions
@@ -247,7 +248,7 @@ def _why(folder: Path, status: int, options: RunOptions) -> str:
         needed = options.warmup + options.timing_steps
         return f"it ended before {needed} steps: let it make as many, or give fewer --timing-steps"
     try:
-        lines = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
+        lines = content(folder / "output.txt").decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
     return f"it ended with status {status}" + (f": {lines[-1][:200]}" if lines else "")

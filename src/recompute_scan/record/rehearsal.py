@@ -13,10 +13,8 @@ not lengthen, unless most steps waited for something: input, another rank, other
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -30,7 +28,7 @@ from recompute_scan.record.arrange import (
     candidates,
     heavy_operators,
 )
-from recompute_scan.record.measure import Heap, thread_usage
+from recompute_scan.record.measure import Heap, kernel_bytes, thread_usage
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.saved_tensors import SavedTensors
 from recompute_scan.record.torch_versions import compiled_something
@@ -46,7 +44,6 @@ from recompute_scan.result.run_record import (
     write_rehearsal,
 )
 
-_MEMORY = Path("/proc/meminfo")
 # Of what the host has free, what offloading may take, on all ranks together: pinned memory is lost
 # to everybody else, and copies can be several of one tensor.
 _HOST_SHARE = 0.25
@@ -255,7 +252,7 @@ class Rehearsing:
             self._levels, self._fullest = tuple(saved.allocated), tuple(saved.fullest)
             here = os.environ.get("LOCAL_WORLD_SIZE", "")
             ranks = max(1, int(here)) if here.isdecimal() else 1
-            most = _HOST_SHARE * (_host_bytes() or 0) / ranks
+            most = _HOST_SHARE * (free_bytes("cpu", 0) or 0) / ranks
             self._fits_host = self._copied_bytes() <= most
             runs = self._arranging.runs
             parts: list[set[int]] = [set() for _ in runs]
@@ -299,12 +296,4 @@ def free_bytes(device: str, today: int) -> int | None:
     if device == "cuda":
         there = int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
         return max(0, there - today)
-    return _host_bytes()
-
-
-def _host_bytes() -> int | None:
-    with suppress(OSError):
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", _MEMORY.read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    return None
+    return kernel_bytes("meminfo", "MemAvailable")

@@ -23,6 +23,7 @@ from types import FrameType
 
 from msgspec import Struct
 
+from recompute_scan.files import content
 from recompute_scan.record.execute import StopRecording
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
@@ -70,8 +71,8 @@ def place_of(thread: int) -> tuple[tuple[int, int], ...]:
 
 def _bytes_moved() -> int:
     with suppress(OSError, ValueError):
-        lines = Path("/proc/self/io").read_text().splitlines()[:2]
-        return sum(int(line.partition(":")[2]) for line in lines)
+        lines = content(Path("/proc/self/io")).splitlines()[:2]
+        return sum(int(line.partition(b":")[2]) for line in lines)
     return 0
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from recompute_scan.errors import ScanError
-from recompute_scan.files import make_new
+from recompute_scan.files import made
 from recompute_scan.record.children import record
 from recompute_scan.record.launch import launch
 from recompute_scan.record.options import RunOptions, decode, encode
@@ -41,8 +41,7 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
     environment = {"PYTHONHASHSEED": "0", **os.environ}
     if output is None:
         return _wait(command, environment, None)
-    make_new(output)
-    with output.open("wb") as file:
+    with made(output) as file:
         return _wait(command, environment, file)
 
 

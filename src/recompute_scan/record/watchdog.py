@@ -38,7 +38,7 @@ from recompute_scan.crash import Frame, ModelState, Raised, RankEnd
 from recompute_scan.diagnose.outcome import read_log
 from recompute_scan.diagnose.tracebacks import user_place
 from recompute_scan.fidelity.state import named_parts, weights
-from recompute_scan.files import append, write_whole
+from recompute_scan.files import append, content, write_whole
 from recompute_scan.frameworks.registry import engines
 from recompute_scan.record.execute import OWN_FOLDER
 from recompute_scan.record.isolation import Guard
@@ -404,7 +404,7 @@ class Watchdog:
             if rank == ranks.rank or (self._folder / run_info_name(rank)).exists():
                 continue
             try:
-                beat = json.loads(_beat_path(self._folder, rank).read_text())
+                beat = json.loads(content(_beat_path(self._folder, rank)))
             except (OSError, ValueError):
                 if patient:
                     return False
