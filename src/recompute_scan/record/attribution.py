@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import linecache
 import os
 import sys
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -226,10 +228,12 @@ def statement_at(path: Path, line: int) -> Source | None:
         # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
         kept = str(path) in linecache.cache and not path.exists()
         if kept:
+            data = None
             text = "".join(linecache.getlines(str(path)))
         else:
-            with tokenize.open(path) as file:  # by the encoding that it names
-                text = file.read()
+            data = path.read_bytes()
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+            text = io.TextIOWrapper(io.BytesIO(data), encoding).read()
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -247,6 +251,7 @@ def statement_at(path: Path, line: int) -> Source | None:
         end=end,
         alone=alone,
         whole_lines=_whole_lines(statement, lines),
+        digest=sha256(data).hexdigest() if data is not None else "",
     )
 
 
