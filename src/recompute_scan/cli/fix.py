@@ -16,7 +16,7 @@ from recompute_scan.terminal import colored, inert, width
 
 if TYPE_CHECKING:
     from recompute_scan.report.blocks import Page
-    from recompute_scan.result import Result
+    from recompute_scan.result import Fix, Result
 
 
 @click.command(short_help="Show the fix, apply it, measure it, or take it back.")
@@ -78,10 +78,8 @@ def fix(
         page.prose("The fix is applied already; --revert takes it back.", "")
     else:
         files = patch.changed(result, root)  # what does not fit is refused before anyone is asked
-        if not yes and any(
-            one.fix and one.fix.disposition != "safe" for one in patch.fixes(result)
-        ):
-            _ask(page)
+        if not yes:
+            _ask(page, [one.fix for one in patch.fixes(result) if one.fix is not None])
         patch.apply(files, kept_in)
         page = _new_page()
         for one in files:
@@ -142,19 +140,24 @@ def _say_state(page: Page, result: Result, kept_in: Path, root: Path) -> bool:
     return True
 
 
-def _ask(page: Page) -> None:
+def _ask(page: Page, fixes: Sequence[Fix]) -> None:
     """Ask whether a fix that wants a look is to be applied.
 
     Raises:
         UsageError: There is nobody to ask (``E241``).
         Abort: The answer is no.
     """
+    from recompute_scan.report.words import risk_words
+
+    doubtful = [one for one in fixes if one.disposition != "safe"]
+    if not doubtful:
+        return
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError(
             "E241",
-            "Nothing was changed: look at this fix before it is applied.",
-            why="`recompute-scan fix` without --apply shows it, and what it may cost",
-            hint="--yes applies it",
+            "Nothing was changed: this fix is to be looked at first.",
+            why=" ".join(map(risk_words, doubtful))[:2000],
+            hint="--yes applies it; without --apply it is shown",
         )
     _print(page)
     click.confirm("Apply it?", abort=True)

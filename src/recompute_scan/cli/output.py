@@ -242,7 +242,11 @@ def seen_from_here(folder: Path) -> Path:
 
 
 def print_report(
-    folder: Path, result: Result, after: Sequence[NextCommand] = (), *, open_page: bool = False
+    folder: Path,
+    result: Result,
+    after: Sequence[NextCommand] | None = None,
+    *,
+    open_page: bool = False,
 ) -> None:
     """Print the summary, and the commands that come next where there is something to do."""
     page = folder / "report.html"
@@ -254,7 +258,7 @@ def print_report(
         show_page(page)
 
 
-def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] = ()) -> None:
+def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] | None = None) -> None:
     """Print the plan, or, where the script failed, what is known of that."""
     if result.plan is None:
         print_report(folder, result)

@@ -384,7 +384,7 @@ def run(
                 whole, output, folder, verify=may_verify, script=script, is_module=is_module
             )
             if timed
-            else ()
+            else None
         )
         place, earlier = beside(folder)
         options = RunOptions(

@@ -58,7 +58,7 @@ class Reporting(Struct, frozen=True):
         takes_place_of: The folder of an earlier result, as in
             :class:`~recompute_scan.record.options.RunOptions`.
         machine: What a person says of the device.
-        after: The commands that come next.
+        after: The commands that come next; ``None`` where only the result tells some.
         arguments: How commands end that give the script its arguments. What is written leaves them
             out: they may hold secrets.
         root: Where the recording began.
@@ -71,9 +71,9 @@ class Reporting(Struct, frozen=True):
 
     folder: Path
     machine: Machine
-    after: Sequence[NextCommand]
+    after: Sequence[NextCommand] | None
     launched: bool
-    show: Callable[[Path, Result, Sequence[NextCommand]], None]
+    show: Callable[[Path, Result, Sequence[NextCommand] | None], None]
     tell: Callable[[str], None]
     progress: Callable[[str], None]
     leaving: Callable[[int], None] = lambda _: None
@@ -203,7 +203,7 @@ class Reporting(Struct, frozen=True):
         try:
             self._store(result)
         finally:  # a full disk keeps nobody from reading it here
-            self.show(self.folder, result, ())
+            self.show(self.folder, result, None)
             self.stays()
 
     def _ends(self) -> Ends:
@@ -225,8 +225,11 @@ class Reporting(Struct, frozen=True):
             raise
 
     def _store(self, result: Result) -> None:
-        after = [replace(one, text=one.text.removesuffix(self.arguments)) for one in self.after]
-        write_report(self.folder, result, after, root=self.root)
+        after = self.after and [
+            replace(one, text=one.text.removesuffix(self.arguments)) for one in self.after
+        ]
+        place = self.takes_place_of or self.folder
+        write_report(self.folder, result, after, root=self.root, place=place)
 
     def came_through(self, result: Result, status: int) -> None:
         """The result is written: it takes the place of an earlier one, unless the script failed or
@@ -323,7 +326,7 @@ class Handed(Struct, frozen=True):
 
     options: RunOptions
     machine: Machine = UNKNOWN_MACHINE
-    after: tuple[NextCommand, ...] = ()
+    after: tuple[NextCommand, ...] | None = None
 
 
 def run_and_report(
@@ -356,7 +359,7 @@ def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[st
         )
         reporting.conclude(info)
         return info.exit_status
-    handed = encode(Handed(replace(options, args=()), reporting.machine, tuple(reporting.after)))
+    handed = encode(Handed(replace(options, args=()), reporting.machine, reporting.after))
     if way.launcher is not None:
         began = time.time()
         status = launch_with([way.launcher, *options.args], handed)

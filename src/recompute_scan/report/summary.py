@@ -423,7 +423,7 @@ def with_next_steps(
         after = commands_of(result, folder)
     there = {one.purpose: one.text for one in after}
     steps = []
-    for purpose in _purposes(result):
+    for purpose in _purposes(result, can_fix="apply" in there):
         text = _own_command(result, purpose) or there.get(purpose)
         if text is not None:
             what = _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
@@ -431,7 +431,7 @@ def with_next_steps(
     return replace(result, next_steps=tuple(steps))
 
 
-def _purposes(result: Result) -> list[Purpose]:
+def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
     if result.crash is not None:
         return ["explain"]
     if not analysed(result):
@@ -443,7 +443,7 @@ def _purposes(result: Result) -> list[Purpose]:
         first = ["compare-gradients"]
     elif fix_is_measurable(result) and result.verified is None:
         first = ["measure"]
-    if fixes(result):
+    if can_fix and fixes(result):
         return ["see", *first, "apply"]
     if result.verdict == "doubled" or any(one.fix for one in result.findings):
         return [*first, "record", "compare"]

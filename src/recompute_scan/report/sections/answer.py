@@ -275,9 +275,7 @@ HOW_TO_CHECK = Section(
     anchor="check",
     title="How to check it",
     template="how_to_check.html",
-    present=lambda result: (
-        result.crash is None and result.verdict != "inconclusive" and bool(result.next_steps)
-    ),
+    present=lambda result: result.crash is None and result.verdict != "inconclusive",
     html=_how_to_check_html,
     link="Check",
 )
