@@ -19,6 +19,7 @@ from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.cli import main
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.base import Edit
+from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.record.attribution import statement_at
 from recompute_scan.result import Checkpoint, Finding, Fix, Result, to_json
 from recompute_scan.result import patch as patches
@@ -201,7 +202,7 @@ def test_settings_are_set_and_calls_unwrapped(tmp_path: Path) -> None:
 def test_every_edit_of_every_framework_may_be_applied(tmp_path: Path) -> None:
     """What the advice can write is never refused for the words that it brings in."""
     tried = 0
-    for mechanism in patches.MECHANISMS:
+    for mechanism in MECHANISMS:
         for edit in mechanism.edits:
             call = edit.call if edit.call != "*" else "anything"
             inner = {
@@ -330,7 +331,7 @@ def test_nothing_outside_the_folder_is_touched(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()
-    for place in (root / "real.py", outside / "x.py"):
+    for place in (root / "real.py", root / "words.txt", outside / "x.py"):
         place.write_text(SCRIPT)
     (root / "link.py").symlink_to(root / "real.py")
     (root / "out.py").symlink_to(outside / "x.py")
@@ -342,7 +343,7 @@ def test_nothing_outside_the_folder_is_touched(tmp_path: Path) -> None:
     for name in (
         *("../outside/x.py", "sub/../../outside/x.py", f"{outside}/x.py", "link.py", "out.py"),
         *("folder/x.py", "loop.py", "pipe.py", "dir.py", "absent.py", ".", "..", "/", "/dev/null"),
-        *("a" * 5000, "real.py/x", f"{root}/../outside/x.py"),
+        *("a" * 5000, "real.py/x", f"{root}/../outside/x.py", "words.txt"),
     ):
         result = result_with(finding(root, "real.py", 4, shown=name))
         refused(result, root, "E344")

@@ -71,7 +71,7 @@ class Reporting(Struct, frozen=True):
 
     folder: Path
     machine: Machine
-    after: Sequence[NextCommand] | None
+    after: tuple[NextCommand, ...] | None
     launched: bool
     show: Callable[[Path, Result, Sequence[NextCommand] | None], None]
     tell: Callable[[str], None]

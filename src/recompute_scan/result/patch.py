@@ -173,7 +173,7 @@ def _apart(findings: Sequence[Finding]) -> bool:
         (one.file, line)
         for one in found
         for begin, end, _ in one.edits
-        for line in range(begin, max(end, begin + 1))
+        for line in range(begin, end)
     )
     return all(count == 1 for count in gone.values())
 
@@ -250,16 +250,15 @@ def changed(result: Result, root: Path) -> tuple[Changed, ...]:
         InputError: A diff cannot be used (``E343``), a file is outside the folder or reached
             through a link (``E344``), or it is not the one that was recorded (``E345``).
     """
-    by_file: dict[str, list[Change]] = {}
+    by_file: dict[tuple[str, Path], list[Change]] = {}
     for one in changes(result):
-        by_file.setdefault(one.file, []).append(one)
+        by_file.setdefault(place(root, one.file), []).append(one)
     found = []
-    for file, several in by_file.items():
-        name, path = place(root, file)
+    for (name, path), several in by_file.items():
         try:
             before = content(path, _MOST_SOURCE)
         except OSError as error:
-            raise _outside(file, f"it cannot be read: {error.strerror}") from None
+            raise _outside(name, f"it cannot be read: {error.strerror}") from None
         found.append(Changed(name, path, before, _with(before, several, name)))
     return tuple(found)
 
@@ -278,6 +277,8 @@ def place(root: Path, file: str) -> tuple[str, Path]:
         inside = path
     if inside is None or not inside.parts or ".." in inside.parts or "\0" in file:
         raise _outside(file, f"it is not below {root}")
+    if inside.suffix not in ("", ".py", ".pyw"):
+        raise _outside(file, "it is no Python file")
     whole = home / inside
     if os.path.realpath(whole) != str(whole):
         raise _outside(file, "it is reached through a link")
