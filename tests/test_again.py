@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.cli.next_commands import commands_after
+from recompute_scan.cli.run import commands_after
 from recompute_scan.result.run_record import NextCommand
 
 
@@ -33,16 +33,29 @@ def test_the_recording_before_the_fix_stays(
     asked = None if output is None else Path(output)
     found = commands_after(words.split(), asked, tmp_path / "out", verify=False)
     assert found == (
+        NextCommand("see", "recompute-scan fix out"),
+        NextCommand("apply", "recompute-scan fix out --apply"),
         NextCommand("record", f"recompute-scan {again}"),
         NextCommand("compare", "recompute-scan compare out out-after"),
     )
 
 
-def test_what_can_be_measured_comes_first(tmp_path: Path) -> None:
-    first, second, *_ = commands_after(["run", "a b.py"], None, tmp_path / "out", verify=True)
-    assert first == NextCommand("measure", "recompute-scan run --verify 'a b.py'")
-    command = "recompute-scan run --verify --without-checkpointing 'a b.py'"
-    assert second == NextCommand("compare-gradients", command)
+def test_what_can_be_started_again(tmp_path: Path) -> None:
+    words = ["run", "--steps", "2", "a b.py", "--lr", "3"]
+    found = commands_after(words, None, tmp_path / "out", verify=True, script="a b.py")
+    known = {one.purpose: one.text for one in found}
+    assert known["measure"] == "recompute-scan run --verify --steps 2 'a b.py' --lr 3"
+    command = "recompute-scan run --verify --without-checkpointing --steps 2 'a b.py' --lr 3"
+    assert known["compare-gradients"] == command
+    assert known["plan"] == "recompute-scan plan 'a b.py' --lr 3"
+
+
+def test_a_module_is_planned_as_one(tmp_path: Path) -> None:
+    words = ["run", "-m", "pkg.train", "x"]
+    found = commands_after(
+        words, None, tmp_path / "out", verify=True, script="pkg.train", is_module=True
+    )
+    assert found[-1].text == "recompute-scan plan -m pkg.train x"
 
 
 def test_a_folder_elsewhere_is_named_whole(tmp_path: Path) -> None:
@@ -52,5 +65,5 @@ def test_a_folder_elsewhere_is_named_whole(tmp_path: Path) -> None:
 
 def test_the_recording_after_the_fix_is_not_measured_again(tmp_path: Path) -> None:
     words = "run --verify --without-checkpointing x.py --verify".split()
-    again, _ = commands_after(words, None, tmp_path / "out", verify=False, script="x.py")
+    *_, again, _ = commands_after(words, None, tmp_path / "out", verify=False, script="x.py")
     assert again.text == f"recompute-scan run -o {tmp_path}/out-after x.py --verify"

@@ -23,6 +23,7 @@ from recompute_scan.result import (
     fidelity,
     from_json,
     json_schema,
+    run_record,
     to_json,
 )
 from tests.effort import examples
@@ -167,6 +168,6 @@ def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
 
 def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
-        homes = (result, crash, fidelity, decisions)
+        homes = (result, crash, fidelity, decisions, run_record)
         module = next(home for home in homes if hasattr(home, name))
         assert getattr(module, name).__struct_config__.frozen, name

@@ -34,7 +34,7 @@ from recompute_scan.result import (
     Verified,
     WithPlan,
 )
-from recompute_scan.result.fidelity import ComparedGradients, Sampled, is_open
+from recompute_scan.result.fidelity import ComparedGradients, Sampled
 from recompute_scan.result.run_record import Measurements, RunInfo, step_has_fix
 
 # Runs for this at most; what is left then stays untold.
@@ -318,14 +318,6 @@ def verified(
         result = settle(result, compared, before[0].records[0].sources)
     result = replace(result, verified=section)
     return replace(result, headline=headline(result))
-
-
-def gradients_are_open(result: Result) -> bool:
-    """Whether something says that gradients may be wrong, and they have not been compared."""
-    if result.verified is not None and result.verified.gradients is not None:
-        return False
-    suspected = any(one.wrong_gradients and one.confidence != "high" for one in result.findings)
-    return suspected or (result.fidelity is not None and is_open(result.fidelity))
 
 
 def _gradients(

@@ -75,13 +75,18 @@ def test_the_diff_changes_the_verdict_and_not_the_losses(
     (finding,) = [finding for finding in before.findings if finding.code == "RS001"]
     assert finding.fix is not None
     assert finding.fix.diff is not None
-    subprocess.run(["git", "apply", "-"], input=finding.fix.diff.encode(), cwd=tmp_path, check=True)
+    subprocess.run(["git", "apply", "--check", "out/fix.patch"], cwd=tmp_path, check=True)
+    fix = [sys.executable, "-m", "recompute_scan", "fix", "out"]
+    subprocess.run([*fix, "--apply", "--yes"], cwd=tmp_path, check=True)
     after, losses_after = scanned(tmp_path, name, *args)
+    assert not (tmp_path / "out" / "fix.patch").exists()
     assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
     assert after.findings == ()
     assert len(losses_before) > 2
     assert all("0x1." in line for line in losses_before)
     assert losses_after == losses_before
+    subprocess.run([*fix, "--revert"], cwd=tmp_path, check=True)
+    assert (tmp_path / name).read_text() == exact
 
 
 def test_a_model_that_doubles_by_itself_is_told_how_not_to(tmp_path: Path) -> None:

@@ -6,16 +6,19 @@ the named line is applied to a copy, and the copy run too: then that checkpoint 
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from recompute_scan.advise import find_mechanism, take_out
 from recompute_scan.annotations import RegionAnnotation
 from recompute_scan.result import Checkpoint
+from recompute_scan.result.patch import apply
+from recompute_scan.result.patch import changed as patched
 from tests.record.runs import Recorded, record_script, record_target
+from tests.report.sample_results import doubled
 
 pytestmark = pytest.mark.slow
 
@@ -159,7 +162,9 @@ def changed(folder: Path, recorded: Recorded, annotation: RegionAnnotation) -> R
     dropped = Checkpoint(0, None, annotation.mechanism, annotation.site)
     fix = take_out(dropped, mechanism, recorded.info.sources)
     assert fix.diff is not None
-    subprocess.run(["git", "apply", "-"], input=fix.diff.encode(), cwd=folder, check=True)
+    (finding,) = doubled().findings
+    result = replace(doubled(), findings=(replace(finding, fix=fix),), regions=())
+    apply(patched(result, folder), folder)
     again = record_target(folder, "train.py", steps=1, warmup=2, timing_steps=0)
     assert again.status == 0, again.stderr
     return again

@@ -291,12 +291,22 @@ CONDITIONS: dict[str, Condition] = {
     "Measure the fix; nothing is edited": lambda r: any(
         f.fix and f.fix.removes for f in r.findings
     ),
-    "Save the diff as fix.diff and apply it": lambda r: any(
+    "See the fix.": lambda r: any(f.fix and f.fix.diff for f in r.findings),
+    "Apply the fix; --revert takes it back": lambda r: any(
         f.fix and f.fix.diff for f in r.findings
     ),
+    "Make the change and record again": lambda r: (
+        r.verdict == "doubled" or any(f.fix for f in r.findings)
+    ),
+    "Compare gradients with and without checkpoints; nothing": lambda r: (
+        r.fidelity is not None or any(f.wrong_gradients for f in r.findings)
+    ),
+    "of the step buys memory: see whether you need it": lambda r: (
+        r.cost is not None and r.cost.breakdown.recompute > 0
+    ),
+    "See which layers to checkpoint, should memory run short": lambda r: r.verdict == "none",
     "Add the script's own arguments": lambda r: "target" in r.environment,
     "Put your own script and its arguments": lambda r: r.crash is None,
-    "Compare the two; the first folder": lambda r: "target" in r.environment,
     "Not known: the trace does not say": lambda r: not r.environment,
     "steps; the rest are in the result's JSON": lambda r: len(r.steps) > 200,
     "more arrangements are in the result's JSON": lambda r: r.regions,
@@ -326,7 +336,9 @@ GENERAL = (
     "Everything on this page comes from",
     "Perfetto: opens ui.perfetto.dev",
     "Touch or hover over an operator",
-    "Record the same steps again",
+    "See which layers need a checkpoint",
+    "Compare the two recordings",
+    "Read about this failure",
     "What did you expect instead",
     "The archive gives the verdict, the counts",
     "The archive holds no lines of the script",
@@ -334,7 +346,6 @@ GENERAL = (
     "The tables hold the numbers",
     "The table below holds the numbers",
     "more are in the result",
-    "Read the new verdict",
 )
 
 

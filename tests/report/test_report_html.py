@@ -138,8 +138,7 @@ def test_doubled_page_holds_the_whole_story() -> None:
     check = page.one("check").text
     folder = "recompute-scan-out/train"
     assert "recompute-scan run --verify --steps 5 examples/train.py" in check
-    assert f"recompute-scan run --steps 5 -o {folder}-after examples/train.py" in check
-    assert f"recompute-scan compare {folder} {folder}-after" in check
+    assert f"recompute-scan fix {folder} --apply" in check
     assert page.one("region-7").text.count("2.0") == 1
     assert "losses" not in check
 
@@ -241,16 +240,6 @@ def test_a_huge_result_is_left_to_its_own_file() -> None:
     page = Page(text)
     assert "too large to be carried" in page.one("raw").text
     assert "further ones are only in the result's JSON" in page.one("modules").text
-
-
-def test_the_patch_command_fits_the_diff() -> None:
-    base = doubled().findings[0]
-    assert base.fix is not None
-    for name, command in (("a/train.py", "patch -p1"), ("/srv/train.py", "patch -d / -p1")):
-        fix = structs.replace(base.fix, diff=f"--- {name}\n+++ {name}\n@@ -1,1 +0,0 @@\n-x\n")
-        finding = structs.replace(base, fix=fix)
-        page = Page(render_html(structs.replace(doubled(), findings=(finding,))))
-        assert f"{command} < fix.diff" in page.one("check").text
 
 
 def test_a_report_about_findings_with_one_code_keeps_their_anchors_apart() -> None:

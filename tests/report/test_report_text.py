@@ -42,6 +42,8 @@ def test_fits_a_terminal(case: Callable[[], Result]) -> None:
 
 def _commands(measure: str, record: str, compare: str) -> tuple[NextCommand, ...]:
     return (
+        NextCommand("see", f"{record}: see"),
+        NextCommand("apply", f"{record}: apply"),
         NextCommand("measure", measure),
         NextCommand("record", record),
         NextCommand("compare", compare),
@@ -58,7 +60,8 @@ def test_hostile_names_stay_on_their_line(name: str) -> None:
     written = render_text(result, color=False, report=name, after=_commands(name, name, name))
     copied = (visible(name, 200)[:20], visible(name, 4096)[:20], "-" + name[:5], "+" + name[:5])
     for line in written.split("\n"):
-        to_copy = line.strip().startswith(copied) if name else False
+        command = line.strip().partition("  ")[2].strip()
+        to_copy = name and (line.strip().startswith(copied) or command.startswith(copied))
         assert columns(line) <= WIDTH or to_copy, line
         assert line.isprintable()
     sections = [line for line in written.split("\n") if line and line[0].isalpha()]
@@ -108,8 +111,10 @@ def test_doubled_says_it_all() -> None:
         assert f"    {line}\n" in written
     assert written.endswith(
         "Report\n  out/report.html\n\n"
-        "Next: measure the fix; nothing is edited\n  run --verify x.py\n\n"
-        "Then: apply it, record again and compare\n  run -o after x.py\n  compare out after\n"
+        "Next\n"
+        "  see      run -o after x.py: see\n"
+        "  measure  run --verify x.py\n"
+        "  apply    run -o after x.py: apply\n"
     )
     assert "events without duration" not in written
 
@@ -176,7 +181,7 @@ def test_deep_models_take_a_line_a_kind() -> None:
     written = render_text(many(200), color=False)
     assert "model.layers.0-198 (LlamaDecoderLayer): 2.0 recomputes each" in written
     assert "model.layers.199 (LlamaDecoderLayer): 1.0 recomputes\n" in written
-    assert len(written.splitlines()) < 82
+    assert len(written.splitlines()) < 84
 
 
 def test_clean_result_is_calm() -> None:

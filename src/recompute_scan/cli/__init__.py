@@ -27,6 +27,7 @@ NAMES = (
     "plan",
     "analyze",
     "report",
+    "fix",
     "compare",
     "explain",
     "bundle",
@@ -59,6 +60,7 @@ def cli() -> None:
     recompute-scan run train.py          record a few steps of a script and say
     recompute-scan plan train.py         say which layers to checkpoint, and prove it
     recompute-scan analyze trace.json    say what a trace of torch.profiler shows
+    recompute-scan fix FOLDER            show the fix of a run; --apply applies it
     recompute-scan explain crash.log     say what a traceback means
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,13 +23,15 @@ from recompute_scan.cli.output import (
     put,
     rendered,
     say,
+    tell,
 )
 from recompute_scan.errors import UsageError
-from recompute_scan.files import refuse_existing, write
+from recompute_scan.files import content, refuse_existing, write, write_whole
 from recompute_scan.garbage import paused
 
 if TYPE_CHECKING:
     from recompute_scan.cost.flops import Machine
+    from recompute_scan.result import Result
     from recompute_scan.trace import Limits
 
 _Command = TypeVar("_Command", bound=Callable[..., int])
@@ -128,15 +131,36 @@ def analyze(
         from recompute_scan.analysis.tracks import add_tracks
 
         add_tracks(traces, perfetto, force=force, limits=lifted(limits))
+    read_from = traces[0] if len(traces) == 1 and Path(traces[0]).exists() else ""
     if html is not None:
         from recompute_scan.report.render import render_html
 
-        write(html, render_html(result), force=force)
+        write(html, render_html(result, folder=read_from), force=force)
+        _write_fix(result, html.with_name("fix.patch"), force=force)
     if output is not None:
-        put(rendered(result, style, html), output, style, force=force)
+        put(rendered(result, style, html, read_from), output, style, force=force)
     elif style == "text":
-        print_text(result, report=str(html) if html else None)
+        print_text(result, report=str(html) if html else None, folder=read_from)
     else:
-        say(rendered(result, style, html), style)
+        say(rendered(result, style, html, read_from), style)
     told_result(result, output if style == "json" else None, html)
     return 0
+
+
+def _write_fix(result: Result, target: Path, *, force: bool) -> None:
+    """Write the fix beside the page; another one that is there stays, unless it is to be lost."""
+    from recompute_scan.result.patch import patch
+
+    fix = patch(result, Path.cwd())
+    if fix is None:
+        return
+    if not force and os.path.lexists(target):
+        with suppress(OSError):
+            if content(target) == fix:
+                return
+        tell(f"recompute-scan: {target} is there already and stays; --force writes over it")
+        return
+    try:
+        write_whole(target, fix)
+    except OSError as error:
+        raise UsageError("E208", f"Cannot write {target}.", why=error.strerror) from None

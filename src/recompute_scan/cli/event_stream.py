@@ -85,11 +85,11 @@ def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def showing(
-    show: Callable[[Path, Result, Sequence[NextCommand]], None],
-) -> Callable[[Path, Result, Sequence[NextCommand]], None]:
+    show: Callable[[Path, Result, Sequence[NextCommand] | None], None],
+) -> Callable[[Path, Result, Sequence[NextCommand] | None], None]:
     """The function that shows the result in a folder, which is told before."""
 
-    def both(folder: Path, result: Result, after: Sequence[NextCommand]) -> None:
+    def both(folder: Path, result: Result, after: Sequence[NextCommand] | None) -> None:
         told_result(result, folder / "result.json", folder / "report.html")
         show(folder, result, after)
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from recompute_scan.cli.next_commands import seen_from_here
 from recompute_scan.files import write
 from recompute_scan.progress import how_far
 from recompute_scan.terminal import colored, fresh_line, inert, links, printable, width
@@ -183,21 +182,29 @@ def put(text: str, output: Path | None, style: str = "text", *, force: bool) -> 
         write(output, harmless(text, style), force=force)
 
 
-def rendered(result: Result, style: Format, html: Path | None) -> str:
+def rendered(result: Result, style: Format, html: Path | None, folder: str) -> str:
     if style == "json":
+        from recompute_scan.report.summary import with_next_steps
         from recompute_scan.result import to_json
 
-        return to_json(result)
+        return to_json(with_next_steps(result, folder=folder))
     if style == "markdown":
         from recompute_scan.report.render import render_markdown
 
-        return render_markdown(result)
+        return render_markdown(result, folder=folder)
     from recompute_scan.report.render import render_text
 
-    return render_text(result, color=False, report=str(html) if html else None)
+    report = str(html) if html else None
+    return render_text(result, color=False, report=report, folder=folder)
 
 
-def print_text(result: Result, *, report: str | None, after: Sequence[NextCommand] = ()) -> None:
+def print_text(
+    result: Result,
+    *,
+    report: str | None,
+    after: Sequence[NextCommand] | None = None,
+    folder: str = "",
+) -> None:
     from recompute_scan.report.render import render_text
 
     color = colored(sys.stdout)
@@ -206,6 +213,7 @@ def print_text(result: Result, *, report: str | None, after: Sequence[NextComman
         color=color,
         report=report,
         after=after,
+        folder=folder,
         width=width(sys.stdout),
         links=links(sys.stdout),
     )
@@ -225,42 +233,45 @@ def show_page(page: Path) -> None:
         tell(f"recompute-scan: no browser was found; the report is {page}")
 
 
+def seen_from_here(folder: Path) -> Path:
+    """The path from the current directory, where it is below that."""
+    try:
+        return folder.relative_to(Path.cwd())
+    except (OSError, ValueError):  # elsewhere, or the script has removed where it was
+        return folder
+
+
 def print_report(
-    folder: Path, result: Result, after: Sequence[NextCommand] = (), *, open_page: bool = False
+    folder: Path,
+    result: Result,
+    after: Sequence[NextCommand] | None = None,
+    *,
+    open_page: bool = False,
 ) -> None:
-    """Print the summary, and the commands that come next where there is something to do.
-
-    Where it is open whether gradients are wrong, what makes sure of that comes first.
-    """
-    # It brings what reads results, which a script that is recorded is not to find imported.
-    from recompute_scan.verification import gradients_are_open
-
-    shown: list[NextCommand] = []
-    if result.crash is None:
-        first = "compare-gradients" if gradients_are_open(result) else "measure"
-        wanted = {first, "record", "compare"} if result.findings else {first} - {"measure"}
-        shown = [command for command in after if command.purpose in wanted]
+    """Print the summary, and the commands that come next where there is something to do."""
     page = folder / "report.html"
     there = page.exists()
     clear()
     click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
-    print_text(result, report=str(seen_from_here(page)) if there else None, after=shown)
+    print_text(result, report=str(seen_from_here(page)) if there else None, after=after)
     if open_page and there:
         show_page(page)
 
 
-def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] = ()) -> None:
+def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] | None = None) -> None:
     """Print the plan, or, where the script failed, what is known of that."""
     if result.plan is None:
         print_report(folder, result)
         return
+    from msgspec.structs import replace
+
     from recompute_scan.report.blocks import Page
     from recompute_scan.report.render import next_steps
     from recompute_scan.report.sections.plan import PLANNED_CHECKPOINTS as SECTION
 
     page = Page(colored(sys.stdout), width(sys.stdout), links(sys.stdout))
     SECTION.text(page, result)
-    next_steps(page, str(seen_from_here(folder / "report.html")), ())
+    next_steps(page, str(seen_from_here(folder / "report.html")), replace(result, next_steps=()))
     clear()
     click.echo(fresh_line(sys.stdout), nl=False)
     say("\n".join(page.written) + "\n", codes=page.color)

@@ -113,7 +113,7 @@ def plan(
     reporting = Reporting(
         place,
         UNKNOWN_MACHINE,
-        (),
+        None,
         launched=False,
         show=showing(print_plan),
         tell=telling(tell),

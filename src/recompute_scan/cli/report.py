@@ -29,7 +29,9 @@ def report(result: Path, html: Path | None, force: bool, open_page: bool, debug:
     text = read(result, held=True)
     target = html or result.with_name("report.html")
     # The page beside a result is ours to make again.
-    write(target, render_html(from_json(text)), force=force or html is None)
+    known = result.parent if result.name == "result.json" else result
+    page = render_html(from_json(text), folder=str(known))
+    write(target, page, force=force or html is None)
     say(f"{inert(str(target))}\n")
     if open_page:
         show_page(target)

@@ -4,6 +4,8 @@
 
 ``run --guard``: the whole training of an unchanged script, and what has changed in it.
 
+What to run after a report: see and apply the fix, measure it, record again and compare.
+
 What ``run`` was told to run: a script, a module, or a launcher behind two dashes.
 
 Environment variables that a script sets before it imports torch, which reads some of them then.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import shutil
 import sys
 import warnings
@@ -38,7 +41,6 @@ from recompute_scan.cli.event_stream import (
     telling,
     told_change,
 )
-from recompute_scan.cli.next_commands import commands_after
 from recompute_scan.cli.options import machine_options, recording_options, with_fidelity
 from recompute_scan.cli.output import (
     announce,
@@ -46,6 +48,7 @@ from recompute_scan.cli.output import (
     open_option,
     print_report,
     progress,
+    seen_from_here,
     tell,
 )
 from recompute_scan.errors import UsageError
@@ -55,9 +58,12 @@ from recompute_scan.units import plural
 if TYPE_CHECKING:
     from recompute_scan.cost.flops import Machine
     from recompute_scan.guarding.guard import StandingGuard
+    from recompute_scan.result.run_record import NextCommand
 
 
 _TIMES = {1: "once", 2: "twice"}
+_AFTER = "-after"
+_MEASURING = ("--verify", "--without-checkpointing")
 
 
 def run_guarded_script(
@@ -223,6 +229,83 @@ def _is_standard(module: str, alias: ast.alias | None = None) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names and not renamed
 
 
+def commands_after(
+    words: Sequence[str],
+    output: Path | None,
+    folder: Path,
+    *,
+    verify: bool,
+    script: str = "",
+    is_module: bool = False,
+) -> tuple[NextCommand, ...]:
+    """What may come next: what shows the fix and applies it, what records again and compares the
+    two recordings, what measures the fix, compares gradients and plans.
+
+    The last three are there only where ``verify`` says that they can be done. What records again
+    writes into a folder of its own, so that the recording before the fix stays.
+
+    Args:
+        words: The command line behind the program's name, ``run`` first.
+        output: The folder that was asked for, if one was.
+        folder: The folder that was written.
+        verify: Whether the script can be run with the fix in memory.
+        script: The script: what is before it are options of ours.
+        is_module: Whether that is a module.
+    """
+    from recompute_scan.result.run_record import NextCommand
+
+    begin, *rest = words
+    before = seen_from_here(folder)
+    after = f"{before}{_AFTER}"
+    measuring = _recording(rest, script)
+    found = [
+        NextCommand("see", _command("fix", [str(before)])),
+        NextCommand("apply", _command("fix", [str(before), "--apply"])),
+        NextCommand("record", _command(begin, _recording(_into(rest, output, after), script))),
+        NextCommand("compare", _command("compare", [str(before), after])),
+    ]
+    if verify:
+        target = measuring[measuring.index(script) :] if script in measuring else [script]
+        found += [
+            NextCommand("measure", _command(begin, [_MEASURING[0], *measuring])),
+            NextCommand("compare-gradients", _command(begin, [*_MEASURING, *measuring])),
+            NextCommand("plan", _command("plan", ["-m"] * is_module + target)),
+        ]
+    return tuple(found)
+
+
+def _command(begin: str, words: Sequence[str]) -> str:
+    return shlex.join(["recompute-scan", begin, *words])
+
+
+def _recording(words: Sequence[str], script: str) -> list[str]:
+    """The words without what measures a fix, which takes many runs."""
+    end = words.index(script) if script in words else len(words)
+    return [*(word for word in words[:end] if word not in _MEASURING), *words[end:]]
+
+
+def _into(rest: Sequence[str], output: Path | None, after: str) -> list[str]:
+    """The words with another output folder; the first that names it is the option's."""
+    if output is not None:
+        for at, word in enumerate(rest):
+            option, joined, value = word.partition("=")
+            if option == "--output" and joined and Path(value) == output:
+                return [*rest[:at], f"--output={after}", *rest[at + 1 :]]
+            if word in ("-o", "--output") and Path(*rest[at + 1 : at + 2]) == output:
+                return [*rest[: at + 1], after, *rest[at + 2 :]]
+            if word.startswith("-o") and Path(word[2:]) == output:
+                return [*rest[:at], f"-o{after}", *rest[at + 1 :]]
+    return ["-o", after, *rest]
+
+
+def _ending(script: str, args: Sequence[str], *, launched: bool) -> str:
+    """How a command ends that gives the script its arguments: these, and the blank before."""
+    if launched:
+        at = next((at for at, one in enumerate(args) if one.endswith(".py")), len(args))
+        args = args[at + 1 :]
+    return f" {shlex.join(args)}" if args else ""
+
+
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Run a training script for a few steps and report on it.",
@@ -297,7 +380,11 @@ def run(
         may_verify = launcher is None and not verify and "RANK" not in os.environ
         timed = recorded["steps"] or recorded["timing_steps"]
         after = (
-            commands_after(whole, output, folder, verify=may_verify, script=script) if timed else ()
+            commands_after(
+                whole, output, folder, verify=may_verify, script=script, is_module=is_module
+            )
+            if timed
+            else None
         )
         place, earlier = beside(folder)
         options = RunOptions(
@@ -322,5 +409,7 @@ def run(
         progress=progressing(progress),
         leaving=ended,
         takes_place_of=options.takes_place_of,
+        arguments=_ending(script, args, launched=launcher is not None),
+        root=Path.cwd(),
     )
     return run_and_report(way, options, reporting, ["--debug"] * debug)

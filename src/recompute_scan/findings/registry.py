@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -19,6 +20,7 @@ from recompute_scan.findings.base import (
 )
 from recompute_scan.result import Checked, Finding, Result
 from recompute_scan.result.fidelity import ComparedGradients
+from recompute_scan.result.patch import file_of
 from recompute_scan.result.run_record import Source
 
 # Modules of this folder whose rules are asked.
@@ -45,7 +47,7 @@ RULES: tuple[Rule, ...] = tuple(
 
 def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     """Findings, and what became of each rule. A rule that breaks never costs the report."""
-    return _check_each(lambda rule: rule.look(evidence))
+    return _check_each(lambda rule: rule.look(evidence), evidence.sources)
 
 
 def check_code(evidence: CodeEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
@@ -55,15 +57,17 @@ def check_code(evidence: CodeEvidence) -> tuple[tuple[Finding, ...], tuple[Check
 
 def check_run(evidence: RunEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     """The same where no step was profiled: rules on what the run itself saw can look."""
-    return _check_each(lambda rule: rule.look_at_run(evidence))
+    return _check_each(lambda rule: rule.look_at_run(evidence), evidence.sources)
 
 
-def _check_each(look: Callable[[Rule], Answer]) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
+def _check_each(
+    look: Callable[[Rule], Answer], sources: Mapping[str, Source] = MappingProxyType({})
+) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     findings: list[Finding] = []
     checked: list[Checked] = []
     for rule in RULES:
         found, status = _checked(rule, partial(look, rule))
-        findings.extend(found)
+        findings.extend(_with_digest(one, sources) for one in found)
         checked.append(status)
     return tuple(findings), tuple(checked)
 
@@ -75,6 +79,7 @@ def settle(result: Result, gradients: ComparedGradients, sources: Mapping[str, S
     for rule in RULES:
         if rule.wrong_gradients and rule.check_run is not None and rule.needs == "comparison":
             found, _ = _checked(rule, partial(rule.look_at_run, evidence))
+            found = [_with_digest(one, sources) for one in found]
             findings = [one for one in findings if one.code != rule.code] + found
     ordered = sorted(findings, key=lambda finding: finding.code)
     return replace(result, findings=tuple(ordered))
@@ -97,6 +102,16 @@ def recommends_plan(result: Result) -> bool:
     """Does a finding recommend the memory plan that the result has chosen?"""
     codes = {rule.code for rule in RULES if rule.gives_plan}
     return any(finding.code in codes for finding in result.findings)
+
+
+def _with_digest(finding: Finding, sources: Mapping[str, Source]) -> Finding:
+    """The finding, with what tells whether the file that its diff changes is still the same."""
+    fix = finding.fix
+    if fix is None or not fix.diff:
+        return finding
+    file = file_of(fix.diff)
+    of_file = (one.digest for site, one in sources.items() if site.rpartition(":")[0] == file)
+    return replace(finding, fix=replace(fix, digest=next(filter(None, of_file), None)))
 
 
 def _checked(rule: Rule, check: Callable[[], Answer]) -> tuple[list[Finding], Checked]:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import cache
+from hashlib import sha256
 from importlib.util import decode_source
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -226,7 +227,8 @@ def statement_at(path: Path, line: int) -> Source | None:
     try:
         # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
         kept = str(path) in linecache.cache and not path.exists()
-        text = "".join(linecache.getlines(str(path))) if kept else decode_source(content(path))
+        data = None if kept else content(path)
+        text = "".join(linecache.getlines(str(path))) if data is None else decode_source(data)
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -244,6 +246,7 @@ def statement_at(path: Path, line: int) -> Source | None:
         end=end,
         alone=alone,
         whole_lines=_whole_lines(statement, lines),
+        digest=sha256(data).hexdigest() if data is not None else "",
     )
 
 

@@ -58,7 +58,10 @@ class Reporting(Struct, frozen=True):
         takes_place_of: The folder of an earlier result, as in
             :class:`~recompute_scan.record.options.RunOptions`.
         machine: What a person says of the device.
-        after: The commands that come next.
+        after: The commands that come next; ``None`` where only the result tells some.
+        arguments: How commands end that give the script its arguments. What is written leaves them
+            out: they may hold secrets.
+        root: Where the recording began.
         launched: Whether a process of ours started the ranks, and reports when all have ended.
         show: Gets the folder, a result and the commands that come next.
         tell: Gets what else the person should know.
@@ -68,13 +71,15 @@ class Reporting(Struct, frozen=True):
 
     folder: Path
     machine: Machine
-    after: Sequence[NextCommand]
+    after: tuple[NextCommand, ...] | None
     launched: bool
-    show: Callable[[Path, Result, Sequence[NextCommand]], None]
+    show: Callable[[Path, Result, Sequence[NextCommand] | None], None]
     tell: Callable[[str], None]
     progress: Callable[[str], None]
     leaving: Callable[[int], None] = lambda _: None
     takes_place_of: Path | None = None
+    arguments: str = ""
+    root: Path | None = None
 
     def conclude(self, info: RunInfo) -> None:
         """This rank's run is over: report on it, where that is this rank's to do."""
@@ -196,9 +201,9 @@ class Reporting(Struct, frozen=True):
         accept_so_far(self.folder)
         result = self._analysed()
         try:
-            write_report(self.folder, result)
+            self._store(result)
         finally:  # a full disk keeps nobody from reading it here
-            self.show(self.folder, result, ())
+            self.show(self.folder, result, None)
             self.stays()
 
     def _ends(self) -> Ends:
@@ -214,10 +219,17 @@ class Reporting(Struct, frozen=True):
     def write(self, result: Result) -> None:
         """Write the result and its page."""
         try:
-            write_report(self.folder, result)
+            self._store(result)
         except ScanError:
             self.show(self.folder, result, self.after)  # a full disk keeps nobody from reading it
             raise
+
+    def _store(self, result: Result) -> None:
+        after = self.after and [
+            replace(one, text=one.text.removesuffix(self.arguments)) for one in self.after
+        ]
+        place = self.takes_place_of or self.folder
+        write_report(self.folder, result, after, root=self.root, place=place)
 
     def came_through(self, result: Result, status: int) -> None:
         """The result is written: it takes the place of an earlier one, unless the script failed or
@@ -314,7 +326,7 @@ class Handed(Struct, frozen=True):
 
     options: RunOptions
     machine: Machine = UNKNOWN_MACHINE
-    after: tuple[NextCommand, ...] = ()
+    after: tuple[NextCommand, ...] | None = None
 
 
 def run_and_report(
@@ -347,7 +359,7 @@ def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[st
         )
         reporting.conclude(info)
         return info.exit_status
-    handed = encode(Handed(replace(options, args=()), reporting.machine, tuple(reporting.after)))
+    handed = encode(Handed(replace(options, args=()), reporting.machine, reporting.after))
     if way.launcher is not None:
         began = time.time()
         status = launch_with([way.launcher, *options.args], handed)
@@ -421,9 +433,8 @@ def _and_more(
         )
     if options.timing_steps < 1:
         raise UsageError("E222", f"{what} compares timed steps, and --timing-steps 0 times none.")
-    folder = options.output
     status = run_trial(options, way.nproc_per_node, None)
-    run_record = folder / run_info_name(0)
+    run_record = options.output / run_info_name(0)
     if status == UsageError.exit_status and not run_record.exists():
         reporting.stays()
         return status  # it has said why
@@ -431,9 +442,9 @@ def _and_more(
     result = reporting.result(info)
     if result is None:
         return info.exit_status
-    write_report(folder, result)  # whatever comes after, this is not lost
+    reporting.write(result)  # whatever comes after, this is not lost
     if info.exit_status == 0:
         result = more(result)
-        write_report(folder, result)
+        reporting.write(result)
     reporting.came_through(result, info.exit_status)
     return info.exit_status

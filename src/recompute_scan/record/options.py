@@ -20,6 +20,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,7 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import UsageError
-from recompute_scan.files import content, write
+from recompute_scan.files import content, write, write_whole
 from recompute_scan.frameworks.registry import packages
 from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.launch import RankFacts, rank_facts
@@ -41,9 +42,11 @@ from recompute_scan.record.steps import COMMAND, DEFAULT, Plan, Wording, shortfa
 from recompute_scan.record.torch_versions import compiled_something
 from recompute_scan.result.run_record import (
     CLAIM,
+    PATCH,
     STOPPED,
     WORD,
     ArmWanted,
+    NextCommand,
     RunInfo,
     compiled_name,
     run_info_name,
@@ -196,7 +199,7 @@ def prepare(folder: Path) -> None:
         if facts.rank == 0:
             _take_out(folder, (CLAIM, STOPPED, WORD))
             if _result_in(folder) is None:
-                _take_out(folder, ("result.json", "report.html"))
+                _take_out(folder, ("result.json", "report.html", PATCH))
             rank = facts.world_size
             while any((folder / name).exists() for name in _run_records(rank)):
                 _take_out(folder, _files(rank))
@@ -281,13 +284,39 @@ def cannot_write(folder: Path, error: OSError) -> UsageError:
     return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
 
 
-def write_report(folder: Path, result: Result) -> None:
-    """Write the result and its page into the run's folder, over what an earlier one left."""
-    from recompute_scan.report.render import render_html  # noqa: PLC0415 - after the run, not before
-    from recompute_scan.result import to_json  # noqa: PLC0415
+def write_report(
+    folder: Path,
+    result: Result,
+    after: Sequence[NextCommand] | None = None,
+    *,
+    root: Path | None = None,
+    place: Path | None = None,
+) -> None:
+    """Write the result, its page and its fix into the run's folder, over what an earlier one left.
 
+    Args:
+        folder: The run's folder.
+        result: The result.
+        after: The commands that come next, as of
+            :func:`recompute_scan.report.summary.with_next_steps`.
+        root: Where the recording began; the current folder unless given.
+        place: Where the folder's content will be in the end, if not there.
+    """
+    from recompute_scan.report.render import render_html  # noqa: PLC0415 - after the run, not before
+    from recompute_scan.report.summary import with_next_steps  # noqa: PLC0415
+    from recompute_scan.result import to_json  # noqa: PLC0415
+    from recompute_scan.result.patch import patch  # noqa: PLC0415
+
+    root, place = root or Path.cwd(), place or folder
+    named = str(place.relative_to(root) if place.is_relative_to(root) else place)
+    result = with_next_steps(result, after, named)
     write(folder / "result.json", to_json(result), force=True)
-    write(folder / "report.html", render_html(result), force=True)
+    write(folder / "report.html", render_html(result, after, named), force=True)
+    fix = patch(result, root)
+    if fix is not None:
+        write_whole(folder / PATCH, fix)
+    else:
+        (folder / PATCH).unlink(missing_ok=True)
 
 
 def _take_out(folder: Path, names: tuple[str, ...]) -> None:

@@ -61,6 +61,7 @@ class Home:
     def __init__(self, folder: Path | None) -> None:
         self.lasting = folder is not None
         self._earlier: Path | None = None
+        self._root = Path.cwd()
         if folder is None:
             self.path = Path(tempfile.mkdtemp(prefix="recompute-scan-"))
         else:  # absolute, because the loop may change the current directory
@@ -85,7 +86,7 @@ class Home:
             raise RunError("E309", "The recording gave no trace.", why=why)
         result = analyse([self.path])
         if self.lasting and info.rank == 0:
-            write_report(self.path, result)
+            write_report(self.path, result, root=self._root, place=self._earlier or self.path)
             if self._earlier is not None and info.exit_status == 0:
                 take_place(self.path, self._earlier)
                 self.path, self._earlier = self._earlier, None

@@ -40,11 +40,17 @@ def finding_text(page: Page, finding: Finding) -> None:
     page.title("Finding")
     page.prose(_head(finding), "    ", "  ", fg=_SEVERITY_COLOUR[finding.severity])
     page.prose(finding.title)
-    fix = finding.fix
     if is_crash_finding(finding):
         _why(page, finding)
-    elif fix is None or not fix.diff:  # a diff names the line, and the call sites say why
+    elif finding.fix is None or not finding.fix.diff:
+        # a diff names the line, and the call sites say why
         _why(page, finding, _MOST_EVIDENCE)
+    fix_text(page, finding)
+
+
+def fix_text(page: Page, finding: Finding) -> None:
+    """How it is repaired and what to look at first, with the diff."""
+    fix = finding.fix
     if fix is None:
         return
     _part(page, "Fix", fix.summary, bold=True)

@@ -23,11 +23,12 @@ from recompute_scan.report.blocks import WIDTH, Page, checkpoint_stacks
 from recompute_scan.report.contents import SECTIONS, sections_of
 from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS, Picture, picture
 from recompute_scan.report.section import Section
-from recompute_scan.report.summary import diff_lines, fix_is_measurable
+from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
     Attachments,
     fill,
     fill_part,
+    markdown_prose,
     regions_csv,
     script_json,
     visible,
@@ -36,13 +37,7 @@ from recompute_scan.report.templating import (
     markdown_code as code,
 )
 from recompute_scan.result import Result, to_json
-from recompute_scan.result.run_record import NextCommand, Purpose
-
-# What is done without an edit, before all else.
-_FIRST: dict[Purpose, str] = {
-    "measure": "measure the fix",
-    "compare-gradients": "compare gradients with and without checkpoints",
-}
+from recompute_scan.result.run_record import NextCommand
 
 
 def render_text(
@@ -50,51 +45,65 @@ def render_text(
     *,
     color: bool,
     report: str | None = None,
-    after: Sequence[NextCommand] = (),
+    after: Sequence[NextCommand] | None = None,
+    folder: str = "",
     width: int = WIDTH,
     links: bool = False,
 ) -> str:
     """The summary, ending in a line end.
 
-    ``report`` is the path of the written page. ``after`` are the exact commands that come next.
-    With ``color`` the same characters carry ANSI codes; nothing else differs. With ``links`` call
-    sites whose files are here are links (OSC 8).
+    ``report`` is the path of the written page. ``after`` and ``folder`` are as of
+    :func:`recompute_scan.report.summary.with_next_steps`. With ``color`` the same characters carry
+    ANSI codes; nothing else differs. With ``links`` call sites whose files are here are links
+    (OSC 8).
     """
     page = Page(color, width, links)
+    result = summary.with_next_steps(result, after, folder)
     for section in sections_of(result):
         section.text(page, result)
-    next_steps(page, report, after, result)
+    next_steps(page, report, result)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
-def next_steps(
-    page: Page, report: str | None, after: Sequence[NextCommand], result: Result | None = None
-) -> None:
+def next_steps(page: Page, report: str | None, result: Result) -> None:
     """Where the page is, and the commands that come next.
 
-    The command that measures is there only where there is a fix that can be measured.
+    The one that an inconclusive trace needs is with the reason, above.
     """
     if report is not None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)
-    if not after or result is None:
+    if not result.next_steps or (result.verdict == "inconclusive" and result.crash is None):
         return
-    possible = set(_FIRST) if fix_is_measurable(result) else set(_FIRST) - {"measure"}
-    first = [command for command in after if command.purpose in possible]
-    then = [command for command in after if command.purpose not in _FIRST]
-    for command in first:
-        page.title(f"Next: {_FIRST[command.purpose]}; nothing is edited")
-        page.verbatim(visible(command.text, 4096), "  ")
-    if then:
-        what = "apply it" if any(one.fix for one in result.findings) else "make the change"
-        page.title(f"{'Then' if first else 'Next'}: {what}, record again and compare")
-        for command in then:
-            page.verbatim(visible(command.text, 4096), "  ")
+    list_commands(page, result.next_steps)
 
 
-def render_markdown(result: Result) -> str:
-    """The summary as GitHub-flavoured Markdown, ending in a line end."""
+def list_commands(page: Page, commands: Sequence[NextCommand]) -> None:
+    """The commands, a line each behind a word; one alone with its reason."""
+    page.title("Next")
+    if len(commands) == 1 and commands[0].what:
+        page.prose(commands[0].what)
+    labels = [
+        "gradients" if one.purpose == "compare-gradients" else one.purpose for one in commands
+    ]
+    for label, one in zip(labels, commands, strict=True):
+        page.verbatim(f"{label:<{max(map(len, labels))}}  {visible(one.text, 4096)}", "  ")
+
+
+def render_markdown(
+    result: Result, after: Sequence[NextCommand] | None = None, folder: str = ""
+) -> str:
+    """The summary as GitHub-flavoured Markdown, ending in a line end; arguments as of
+    :func:`render_text`.
+    """
+    result = summary.with_next_steps(result, after, folder)
     parts = [section.markdown(result) for section in sections_of(result)]
+    steps = [
+        f"- {markdown_prose(one.what)} {code(one.text, 500)}"
+        for one in result.next_steps
+        if result.crash is not None or result.verdict != "inconclusive"
+    ]
+    parts.append("\n".join(["**Next**", "", *steps] if steps else []))
     parts.append(f"recompute-scan {code(result.tool_version, 20)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -105,10 +114,16 @@ MOST_JSON = 3_000_000
 _MOST_BRIEF = 4
 
 
-def render_html(result: Result) -> str:
-    """The report as one HTML document; the same result gives the same text."""
+def render_html(
+    result: Result, after: Sequence[NextCommand] | None = None, folder: str = ""
+) -> str:
+    """The report as one HTML document; the same result gives the same text.
+
+    Other arguments as of :func:`render_text`.
+    """
+    attachments = _attachments(result, render_markdown(result, after, folder))
+    result = summary.with_next_steps(result, after, folder)
     sections = sections_of(result)
-    attachments = _attachments(result)
     return fill(
         "page.html",
         result=result,
@@ -166,10 +181,10 @@ def _section(section: Section, result: Result, attachments: Attachments) -> Mark
     return Markup(filled)  # noqa: S704 - escaped by the template
 
 
-def _attachments(result: Result) -> Attachments:
+def _attachments(result: Result, markdown: str) -> Attachments:
     json = script_json(to_json(result))
     return Attachments(
-        markdown=render_markdown(result),
+        markdown=markdown,
         csv=regions_csv(result),
         json=Markup(_quoted(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
     )

@@ -13,17 +13,23 @@ a shell would read more into is never repeated.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.report import words
-from recompute_scan.report.section import of_memory_alone
+from recompute_scan.report.section import analysed, of_memory_alone
 from recompute_scan.report.templating import lines
 from recompute_scan.result import MEASURED, Breakdown, Result
+from recompute_scan.result.fidelity import is_open
+from recompute_scan.result.patch import fixes
 from recompute_scan.result.recompute import DOUBLED
+from recompute_scan.result.run_record import NextCommand, Purpose
 from recompute_scan.units import (
     UNKNOWN,
     about,
@@ -379,6 +385,112 @@ def run_command(result: Result, output: str = "", *, verify: bool = False) -> st
     """The command that records the script again, without the script's own arguments."""
     before, into = "--verify " * verify, f" -o {output}" if output else ""
     return f"recompute-scan run {before}--steps 5{into} {script_of(result) or _OWN}"
+
+
+def gradients_are_open(result: Result) -> bool:
+    """Whether something says that gradients may be wrong, and they have not been compared."""
+    if result.verified is not None and result.verified.gradients is not None:
+        return False
+    suspected = any(one.wrong_gradients and one.confidence != "high" for one in result.findings)
+    return suspected or (result.fidelity is not None and is_open(result.fidelity))
+
+
+_WHAT: dict[Purpose, str] = {
+    "see": "See the fix.",
+    "measure": "Measure the fix; nothing is edited.",
+    "compare-gradients": "Compare gradients with and without checkpoints; nothing is edited.",
+    "apply": "Apply the fix; --revert takes it back.",
+    "record": "Make the change and record again, into another folder.",
+    "compare": "Compare the two recordings.",
+    "plan": "See which layers need a checkpoint.",
+    "explain": "Read about this failure.",
+}
+_FINDING = re.compile(r"RS\d{3}")
+
+
+def with_next_steps(
+    result: Result, after: Sequence[NextCommand] | None = None, folder: str = ""
+) -> Result:
+    """The result with the commands that come next; the list is the same wherever it is shown.
+
+    Args:
+        result: The result; what it names as next steps itself is not repeated.
+        after: Commands of the run that it is from, in full; ``None`` where only the result is
+            known, whose commands leave the script's own arguments out.
+        folder: The folder or file that the result is read from; empty where that is not known.
+    """
+    if after is None:
+        after = commands_of(result, folder)
+    there = {one.purpose: one.text for one in after}
+    steps = []
+    for purpose in _purposes(result, can_fix="apply" in there):
+        text = _own_command(result, purpose) or there.get(purpose)
+        if text is not None:
+            what = _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
+            steps.append(NextCommand(purpose, text, what))
+    return replace(result, next_steps=tuple(steps))
+
+
+def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
+    if result.crash is not None:
+        return ["explain"]
+    if not analysed(result):
+        return []
+    if result.verdict == "inconclusive":
+        return ["record"]
+    first: list[Purpose] = []
+    if gradients_are_open(result):
+        first = ["compare-gradients"]
+    elif fix_is_measurable(result) and result.verified is None:
+        first = ["measure"]
+    if can_fix and fixes(result):
+        return ["see", *first, "apply"]
+    if result.verdict == "doubled" or any(one.fix for one in result.findings):
+        return [*first, "record", "compare"]
+    return [*first, "plan"]
+
+
+def _own_command(result: Result, purpose: Purpose) -> str | None:
+    """What follows from the result alone, whatever the run was."""
+    if purpose == "explain":
+        codes = [one.code for one in result.findings if _FINDING.fullmatch(one.code)]
+        return f"recompute-scan explain {codes[0]}" if codes else None
+    if purpose == "record" and result.verdict == "inconclusive":
+        return how_to_record(result).command
+    return None
+
+
+def commands_of(result: Result, folder: str) -> list[NextCommand]:
+    """The commands, as far as the result tells them."""
+    before = shlex.quote(folder) if folder else recorded_into(result)
+    after = shlex.quote(f"{folder}-after") if folder else recorded_into(result, "-after")
+    found = [
+        NextCommand("measure", run_command(result, verify=True)),
+        NextCommand("record", run_command(result, after)),
+        NextCommand("compare", f"recompute-scan compare {before} {after}"),
+    ]
+    if folder or script_of(result) is not None:
+        found += [
+            NextCommand("see", f"recompute-scan fix {before}"),
+            NextCommand("apply", f"recompute-scan fix {before} --apply"),
+        ]
+    if script_of(result) is not None and len(result.ranks) < 2:
+        found.append(NextCommand("plan", f"recompute-scan plan {script_of(result)}"))
+        gradients = run_command(result, verify=True)
+        gradients = gradients.replace("--verify", "--verify --without-checkpointing", 1)
+        found.append(NextCommand("compare-gradients", gradients))
+    return found
+
+
+def _buys_memory(result: Result) -> str:
+    """Why to plan, in a sentence."""
+    parts = result.cost.breakdown if result.cost else None
+    whole = total(parts) if parts else 0.0
+    if result.verdict == "none":
+        return "See which layers to checkpoint, should memory run short."
+    if parts is None or whole <= 0 or not parts.recompute:
+        return _WHAT["plan"]
+    return f"{share(parts.recompute / whole)} of the step buys memory: see whether you need it."
 
 
 def how_to_record(result: Result) -> ToRecord:

@@ -29,6 +29,7 @@ from recompute_scan.result.recompute import (
     Step,
     Verdict,
 )
+from recompute_scan.result.run_record import NextCommand
 
 SCHEMA = "recompute-scan/1"
 
@@ -76,7 +77,11 @@ class MemorySnapshot(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """Everything that was found out about one run."""
+    """Everything that was found out about one run.
+
+    ``next_steps`` is for programs that read the JSON: a report makes the list anew, since people
+    paste what it tells them to run.
+    """
 
     tool_version: str
     verdict: Verdict
@@ -111,6 +116,7 @@ class Result(Struct, frozen=True):
     policies: Policies | None = None
     snapshots: tuple[MemorySnapshot, ...] = ()
     plan: ActivationPlan | None = None
+    next_steps: tuple[NextCommand, ...] = ()
     schema: str = field(default=SCHEMA)
 
 

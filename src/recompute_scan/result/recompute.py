@@ -194,7 +194,8 @@ class Fix(Struct, frozen=True):
     """What to change. ``disposition`` is ``safe`` only where results cannot change.
 
     ``removes`` is the checkpoint that the change takes out, where one can be told. ``reason``
-    says why the change needs a look where it is ``review``.
+    says why the change needs a look where it is ``review``. ``digest`` is the SHA-256 of the file
+    that ``diff`` changes, as it was recorded.
     """
 
     summary: str
@@ -205,6 +206,7 @@ class Fix(Struct, frozen=True):
     docs: str
     removes: Checkpoint | None = None
     reason: str | None = None
+    digest: str | None = None
 
 
 class Finding(Struct, frozen=True):

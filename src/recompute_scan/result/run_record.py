@@ -10,7 +10,8 @@ A run's folder holds, for each rank N that recorded::
     run-rank<N>.json         this document
     so-far-rank<N>.json      the same, of a rank that still records or that was killed
 
-and, once analysed, ``result.json`` and ``report.html``. A run that failed may also leave::
+and, once analysed, ``result.json``, ``report.html`` and ``fix.patch``, where there is a fix. A run
+that failed may also leave::
 
     where-rank<N>.txt        every thread's stack, of a rank that hung or was ended by a launcher
     flight-rank<N>.json      the last collectives of a rank that hung, by torch's flight recorder
@@ -50,24 +51,31 @@ FileName = Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\\x00]+$")]
 CLAIM = ".reported"
 # Made by rank 0, for others to see whether they share the folder.
 WORD = ".word"
+# The fix as a diff, beside the report.
+PATCH = "fix.patch"
 # Made by a process that the script started itself, when everything was recorded.
 STOPPED = ".stopped"
 
 
-Purpose = Literal["measure", "compare-gradients", "record", "compare"]
+Purpose = Literal[
+    "see", "measure", "compare-gradients", "apply", "record", "compare", "plan", "explain"
+]
 
 
 class NextCommand(Struct, frozen=True):
     """A command that a report ends with.
 
     Attributes:
-        purpose: ``measure`` the fix, in memory; ``compare-gradients`` with and without checkpoints;
-            ``record`` again, once the fix is applied; ``compare`` both recordings.
+        purpose: ``see`` the fix; ``measure`` it, in memory; ``compare-gradients`` with and without
+            checkpoints; ``apply`` the fix; ``record`` again, once the change is made; ``compare``
+            both recordings; ``plan`` checkpoints; ``explain`` a failure.
         text: The command as a shell takes it.
+        what: The same in a sentence for a person.
     """
 
     purpose: Purpose
     text: str
+    what: str = ""
 
 
 def source_lines(text: str) -> list[str]:
@@ -90,6 +98,7 @@ class Source(Struct, frozen=True):
             the block empty.
         whole_lines: Whether nothing else is on its lines, so that they can be deleted.
         installed: Whether the file belongs to an installed library, and is not to be changed.
+        digest: SHA-256 of the file; empty where there is none.
     """
 
     first: int
@@ -99,6 +108,7 @@ class Source(Struct, frozen=True):
     alone: bool
     whole_lines: bool
     installed: bool = False
+    digest: str = ""
 
     @property
     def statement(self) -> str:

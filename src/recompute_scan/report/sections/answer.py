@@ -37,8 +37,6 @@ from recompute_scan.report.summary import (
     diff_lines,
     fix_is_measurable,
     how_to_record,
-    recorded_into,
-    run_command,
     saving,
     script_of,
     what_was_measured,
@@ -258,28 +256,8 @@ _TWICE = 2.0
 
 
 def _check_commands(result: Result) -> list[tuple[str, str]]:
-    """How to see for oneself that the fix works: what each step does, and the exact command.
-
-    The same as a terminal names after ``run``, where that recorded the script into its own folder.
-    """
-    steps = []
-    before, after = recorded_into(result), recorded_into(result, "-after")
-    if fix_is_measurable(result) and result.verified is None:
-        measured = run_command(result, verify=True)
-        steps.append(("Measure the fix; nothing is edited.", measured))
-    diff = next((item.fix.diff for item in result.findings if item.fix and item.fix.diff), None)
-    if diff is not None:
-        # patch takes an absolute path only as one below the folder it is told to start from
-        patch = "patch -d / -p1" if diff.startswith("--- /") else "patch -p1"
-        steps.append(("Save the diff as fix.diff and apply it.", f"{patch} < fix.diff"))
-    again = run_command(result, after)
-    steps.append(("Record the same steps again, into a folder of their own.", again))
-    if script_of(result) is None:
-        steps.append(("Read the new verdict.", f"recompute-scan analyze {after}"))
-    else:
-        compared = f"recompute-scan compare {before} {after}"
-        steps.append(("Compare the two; the first folder is that of this page.", compared))
-    return steps
+    """How to see for oneself that the fix works: what each step does, and the exact command."""
+    return [(one.what, one.text) for one in result.next_steps]
 
 
 def _how_to_check_html(result: Result) -> Mapping[str, Any]:

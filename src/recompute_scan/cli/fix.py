@@ -1,0 +1,194 @@
+"""``recompute-scan fix``: show the fix of a result, apply it, measure it, or take it back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recompute_scan.cli.output import clear, debug_option, progress, say
+from recompute_scan.errors import InputError, UsageError
+from recompute_scan.terminal import colored, inert, width
+
+if TYPE_CHECKING:
+    from recompute_scan.report.blocks import Page
+    from recompute_scan.result import Fix, Result
+
+
+@click.command(short_help="Show the fix, apply it, measure it, or take it back.")
+@click.argument("folder")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--apply", "wanted", flag_value="apply", help="Change the files, and keep copies.")
+@click.option("--revert", "wanted", flag_value="revert", help="Put back what --apply changed.")
+@click.option(
+    "--verify",
+    "wanted",
+    flag_value="verify",
+    help="Change no file: run the script with the fix in memory, and measure it.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    help="Change files below this folder only.  [default: the current one]",
+)
+@debug_option
+def fix(
+    folder: str, args: tuple[str, ...], wanted: str | None, yes: bool, root: Path, debug: bool
+) -> int:
+    """Show the fix of FOLDER as a diff, or do with it what an option says.
+
+    FOLDER is one that `run` wrote, a result.json, or a trace. Call it where the script was
+    recorded: only files below the current folder are changed, none through a link, and none that
+    was changed since the recording. With --verify, ARGS after two dashes go to the script.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from recompute_scan.result import patch
+
+    if args and wanted != "verify":
+        raise click.UsageError(f"Got unexpected extra argument ({inert(args[0])})")
+    kept_in, root = Path(folder), root.absolute()
+    kept_in = kept_in if kept_in.is_dir() else kept_in.parent
+    if wanted == "revert":
+        for name in patch.revert(kept_in, root):
+            say(f"put back {inert(name)}\n")
+        return 0
+    from recompute_scan.analysis.pipeline import result_at
+
+    result = result_at(folder, progress)
+    clear()
+    if wanted == "verify":
+        return _verify(result, folder, args, yes=yes)
+    from recompute_scan.report.render import list_commands
+    from recompute_scan.report.summary import commands_of, with_next_steps
+
+    page = _new_page()
+    _show(page, result)
+    if wanted is None:
+        if _say_state(page, result, kept_in, root):
+            steps = with_next_steps(result, folder=folder).next_steps
+            list_commands(page, [one for one in steps if one.purpose != "see"])
+    elif patch.is_applied(result, kept_in, root):
+        page = _new_page()
+        page.prose("The fix is applied already; --revert takes it back.", "")
+    else:
+        files = patch.changed(result, root)  # what does not fit is refused before anyone is asked
+        if not yes:
+            _ask(page, [one.fix for one in patch.fixes(result) if one.fix is not None])
+        patch.apply(files, kept_in)
+        page = _new_page()
+        for one in files:
+            page.prose(f"changed {one.name}; --revert takes it back", "")
+        again = ("record", "compare")
+        list_commands(page, [one for one in commands_of(result, folder) if one.purpose in again])
+    _print(page)
+    return 0
+
+
+def _new_page() -> Page:
+    from recompute_scan.report.blocks import Page
+
+    return Page(colored(sys.stdout), width(sys.stdout))
+
+
+def _print(page: Page) -> None:
+    say("\n".join(page.written).strip("\n") + "\n", codes=page.color)
+
+
+def _show(page: Page, result: Result) -> None:
+    """What the fix is, what to look at before, and the diff.
+
+    Raises:
+        InputError: The result has none that could be applied (``E348``).
+    """
+    from recompute_scan.report.finding_words import fix_text
+    from recompute_scan.result.patch import fixes
+
+    chosen = fixes(result)
+    if not chosen:
+        advice = next((one.fix for one in result.findings if one.fix is not None), None)
+        raise InputError(
+            "E348",
+            "This result has no fix that could be applied.",
+            why=advice.reason if advice else "nothing was found that has one",
+            hint=advice.summary if advice else None,
+        )
+    for one in chosen:
+        page.prose(f"{one.code}: {one.title}", "", bold=True)
+        fix_text(page, one)
+        page.written.append("")
+
+
+def _say_state(page: Page, result: Result, kept_in: Path, root: Path) -> bool:
+    """Say whether it can be applied here; whether it can."""
+    from recompute_scan.result import patch
+
+    if patch.is_applied(result, kept_in, root):
+        page.prose("It is applied; --revert takes it back.", "")
+        return False
+    try:
+        names = ", ".join(one.name for one in patch.changed(result, root))
+    except InputError as error:
+        page.prose(f"It cannot be applied here. {error.what} Why: {error.why}.", "")
+        return False
+    page.prose(f"It is not applied. It fits {names}, unchanged since the recording.", "")
+    return True
+
+
+def _ask(page: Page, fixes: Sequence[Fix]) -> None:
+    """Ask whether a fix that wants a look is to be applied.
+
+    Raises:
+        UsageError: There is nobody to ask (``E241``).
+        Abort: The answer is no.
+    """
+    from recompute_scan.report.words import risk_words
+
+    doubtful = [one for one in fixes if one.disposition != "safe"]
+    if not doubtful:
+        return
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise UsageError(
+            "E241",
+            "Nothing was changed: this fix is to be looked at first.",
+            why=" ".join(map(risk_words, doubtful))[:2000],
+            hint="--yes applies it; without --apply it is shown",
+        )
+    _print(page)
+    click.confirm("Apply it?", abort=True)
+
+
+def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> int:
+    """Run the script of a result with the fix in memory, once a person agrees.
+
+    Raises:
+        UsageError: There is nobody to ask (``E241``).
+        InputError: The result names no script (``E349``).
+    """
+    from recompute_scan.cli import main
+    from recompute_scan.report.summary import script_of
+
+    script = script_of(result)
+    if script is None:
+        raise InputError(
+            "E349",
+            "This result does not name a script to run again.",
+            hint="recompute-scan run --verify and the script",
+        )
+    words = ["run", "--verify"]
+    if Path(folder).is_dir():
+        words += ["-o", folder]
+    if len(result.ranks) > 1:
+        words += ["--nproc-per-node", str(result.environment.get("world_size", len(result.ranks)))]
+    words += [script, *args]
+    told = f"recompute-scan {' '.join(map(inert, words))}"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("E241", f"This runs a script: {told}", hint="--yes runs it")
+        click.confirm(f"Run {told}?", abort=True)
+    return main(words)
