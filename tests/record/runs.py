@@ -91,6 +91,11 @@ class Recorded:
             return Trace(json.load(file)["traceEvents"])
 
 
+def script_lines(stderr: str) -> list[str]:
+    """What the script wrote itself: lines of ours begin with the tool's name."""
+    return [line for line in stderr.splitlines() if not line.startswith("recompute-scan: ")]
+
+
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
     path = folder / name
     folder.mkdir(exist_ok=True)

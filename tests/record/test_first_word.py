@@ -54,7 +54,7 @@ def script(body: str, micro_batches: int = 1) -> str:
 
 
 def said(stderr: str) -> str:
-    (line,) = re.findall(r"^recompute-scan: step 2 of .*$", stderr, re.MULTILINE)
+    (line,) = (one for one in stderr.splitlines() if one.startswith("recompute-scan: step 2 of"))
     return line
 
 
