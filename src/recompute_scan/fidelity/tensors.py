@@ -338,8 +338,7 @@ def _mixed(number: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
     mixed = np.arange(1, number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 class LaterSums(Struct, frozen=True, eq=False, gc=False):
