@@ -304,6 +304,7 @@ def test_what_was_queued_when_recording_began_is_in_no_step() -> None:
     assert cost is not None
     # 113.3 ms of a step are kernels; what the profiler makes the GPU wait is no part of it.
     assert cost.breakdown.other == pytest.approx(TWICE_MS - 113.3, abs=0.5)
+    assert cost.doubt_ms is not None
     assert cost.doubt_ms["unattributed"] < 0.5
     assert cost.predicted_low_ms < ONCE_MS < cost.predicted_high_ms
 

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recompute_scan.fidelity import tensors
 from recompute_scan.fidelity.runs import ForwardRun
 from recompute_scan.fidelity.state import ModuleState
+from recompute_scan.fidelity.tape import Prints
 from recompute_scan.fidelity.tensors import (
     Fingerprint,
-    Prints,
     fingerprint,
     number_of,
     table_of,

@@ -229,13 +229,13 @@ class Gpus:
         self.asked: list[str] = []
         self.captures = False
         self.broken = ""
-        started = {"is_available": True, "is_initialized": True, "device_count": 2}
+        started: dict[str, Any] = {"is_available": True, "is_initialized": True, "device_count": 2}
         started |= {"mem_get_info": (1, 1), "current_device": 0}
         for name, value in started.items():
             patch.setattr(torch.cuda, name, lambda value=value: value)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
         patch.setattr(torch.cuda, "synchronize", self._synchronize)
-        patch.setattr(torch.cuda, "get_device_name", lambda: self.ask("name") or "GPU")
+        patch.setattr(torch.cuda, "get_device_name", lambda: self.ask("name"))
         patch.setattr(torch.cuda, "Event", lambda **_: _Event(self))
         patch.setattr(steps, "_HAS_CONTEXT", lambda device: device == 0)
         cpu = torch.profiler.ProfilerActivity.CPU
@@ -252,11 +252,12 @@ class Gpus:
     def _synchronize(self, device: int) -> None:
         self.ask(f"wait {device}")
 
-    def ask(self, what: str) -> None:
+    def ask(self, what: str) -> str:
         assert not self.captures
         self.asked.append(what)
         if self.broken:
             raise RuntimeError(self.broken)
+        return "a GPU"
 
 
 class _Event:

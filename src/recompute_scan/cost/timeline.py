@@ -347,8 +347,8 @@ def _step_ends(
     }
     ends, over = [], [steps[0].start + begun]
     for step in steps:
-        mine = (device.launched >= step.start) & (device.launched < step.end)
-        mine = np.flatnonzero(mine & ~device.earlier)
+        within = (device.launched >= step.start) & (device.launched < step.end)
+        mine = np.flatnonzero(within & ~device.earlier)
         ends.append(np.append(of_kernel[mine], number_of[step.end]))
         over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
     # Differences first: nanoseconds since 1970 do not fit into a double.

@@ -21,8 +21,8 @@ from recompute_scan.fidelity.backward_reads import (
 from recompute_scan.fidelity.checker import Checker, differ
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import ModuleState, python_states
-from recompute_scan.fidelity.tape import Tape, TapeEntry, function_modes, nodes_so_far
-from recompute_scan.fidelity.tensors import Fingerprint, Prints, is_plain, unseen, unseen_below
+from recompute_scan.fidelity.tape import Prints, Tape, TapeEntry, function_modes, nodes_so_far
+from recompute_scan.fidelity.tensors import Fingerprint, is_plain, unseen, unseen_below
 from recompute_scan.result.fidelity import Difference, LostGradient, Operation
 
 

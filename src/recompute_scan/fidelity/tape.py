@@ -31,15 +31,99 @@ from recompute_scan.fidelity.operators import (
 )
 from recompute_scan.fidelity.state import Drawn, RandomDraw
 from recompute_scan.fidelity.tensors import (
+    TOGETHER,
     Fingerprint,
-    Keeping,
-    Prints,
     fingerprint,
+    fingerprint_as_it_lies,
     is_plain,
-    part_of_memory,
+    order_in_memory,
     unseen,
 )
 from recompute_scan.result.fidelity import Operation
+
+
+class Part(Struct, frozen=True, gc=False):
+    """Which part of its memory a tensor is.
+
+    Attributes:
+        key: Which, and as what; another shape of the same elements in the same order is the same.
+            ``None`` where that cannot be said.
+        order: See :func:`order_in_memory`.
+    """
+
+    key: object
+    order: tuple[int, ...] | None
+
+
+def part_of_memory(tensor: torch.Tensor) -> Part:
+    """Which part of its memory a tensor is."""
+    order = order_in_memory(tensor)
+    if order:
+        return Part((tensor.dtype, tensor.storage_offset(), tensor.shape, order), order)
+    if order is not None and tensor.numel() <= TOGETHER:
+        return Part((tensor.dtype, tensor.storage_offset(), tensor.numel()), order)
+    if not is_plain(tensor) or tensor.layout != torch.strided:
+        return Part(None, order)
+    bits = tensor.is_conj(), tensor.is_neg()
+    key = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
+    return Part(key, order)
+
+
+class Keeping(Protocol):
+    """A run, as far as a tape knows it."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether later runs are compared with it."""
+
+
+class Prints:
+    """Fingerprints that are taken around one call, each once for all tapes.
+
+    Their tensors are held until the call has been noted, so that how far they are from the
+    forward's is worked out only where they are not the same.
+    """
+
+    def __init__(self, runs: Sequence[Keeping]) -> None:
+        """Args: the runs under way, some of which may have to keep what other runs compare with."""
+        self._keep = True in [run.keeps for run in runs]
+        self._made: dict[int, Fingerprint | None] = {}
+        self._parts: dict[int, Part] = {}
+
+    def part(self, tensor: torch.Tensor) -> Part:
+        """See :func:`part_of_memory`."""
+        known = self._parts.get(id(tensor))
+        if known is None:
+            known = self._parts[id(tensor)] = part_of_memory(tensor)
+        return known
+
+    def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
+        """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
+
+        Args:
+            tensor: Alive until then.
+            known: Its fingerprint, where a tape has it.
+        """
+        key = id(tensor)
+        if key in self._made:
+            return self._made[key]
+        if known is not None:
+            print_: Fingerprint | None = known.held(tensor)
+        else:
+            print_ = fingerprint_as_it_lies(tensor, self.part(tensor).order)
+        self._made[key] = print_
+        return print_
+
+    def let_go(self) -> None:
+        """The call has been noted."""
+        made = [print_ for print_ in self._made.values() if print_ is not None]
+        try:
+            for print_ in made:
+                print_.let_go(keep=self._keep)
+        except Exception:  # one that no kernel sums up
+            for print_ in made:
+                print_.let_go(keep=False)
+            raise
 
 
 class Outside(Struct, frozen=True, gc=False):

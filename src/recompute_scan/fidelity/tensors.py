@@ -23,9 +23,9 @@ import ctypes
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -124,33 +124,6 @@ def order_in_memory(value: torch.Tensor) -> tuple[int, ...] | None:
                 return None
             expected *= size
     return strides
-
-
-class Part(Struct, frozen=True, gc=False):
-    """Which part of its memory a tensor is.
-
-    Attributes:
-        key: Which, and as what; another shape of the same elements in the same order is the same.
-            ``None`` where that cannot be said.
-        order: See :func:`order_in_memory`.
-    """
-
-    key: object
-    order: tuple[int, ...] | None
-
-
-def part_of_memory(tensor: torch.Tensor) -> Part:
-    """Which part of its memory a tensor is."""
-    order = order_in_memory(tensor)
-    if order:
-        return Part((tensor.dtype, tensor.storage_offset(), tensor.shape, order), order)
-    if order is not None and tensor.numel() <= TOGETHER:
-        return Part((tensor.dtype, tensor.storage_offset(), tensor.numel()), order)
-    if not is_plain(tensor) or tensor.layout != torch.strided:
-        return Part(None, order)
-    bits = tensor.is_conj(), tensor.is_neg()
-    key = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
-    return Part(key, order)
 
 
 def _on_host(value: torch.Tensor) -> bool:
@@ -338,8 +311,7 @@ def _mixed(number: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
     mixed = np.arange(1, number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 class LaterSums(Struct, frozen=True, eq=False, gc=False):
@@ -528,10 +500,10 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
     order = () if order_in_memory(value) == () else None
     if order is not None and not is_there(value, dense=True):
         return None
-    return _fingerprint_as_it_lies(value, order)
+    return fingerprint_as_it_lies(value, order)
 
 
-def _fingerprint_as_it_lies(
+def fingerprint_as_it_lies(
     value: torch.Tensor, order: tuple[int, ...] | None
 ) -> Fingerprint | None:
     """The same, without a copy of elements that lie in memory in another order than they count in.
@@ -709,60 +681,3 @@ def _weights(number: int, device: torch.device) -> torch.Tensor:
 def _all_weights(number: int, device: torch.device) -> torch.Tensor:
     odd = _mixed(number) | np.uint64(1)
     return torch.from_numpy(odd.view(np.int64)).to(device)
-
-
-class Keeping(Protocol):
-    """A run, as far as a tape knows it."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether later runs are compared with it."""
-
-
-class Prints:
-    """Fingerprints that are taken around one call, each once for all tapes.
-
-    Their tensors are held until the call has been noted, so that how far they are from the
-    forward's is worked out only where they are not the same.
-    """
-
-    def __init__(self, runs: Sequence[Keeping]) -> None:
-        """Args: the runs under way, some of which may have to keep what other runs compare with."""
-        self._keep = True in [run.keeps for run in runs]
-        self._made: dict[int, Fingerprint | None] = {}
-        self._parts: dict[int, Part] = {}
-
-    def part(self, tensor: torch.Tensor) -> Part:
-        """See :func:`recompute_scan.fidelity.tensors.part_of_memory`."""
-        known = self._parts.get(id(tensor))
-        if known is None:
-            known = self._parts[id(tensor)] = part_of_memory(tensor)
-        return known
-
-    def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
-        """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
-
-        Args:
-            tensor: Alive until then.
-            known: Its fingerprint, where a tape has it.
-        """
-        key = id(tensor)
-        if key in self._made:
-            return self._made[key]
-        if known is not None:
-            print_: Fingerprint | None = known.held(tensor)
-        else:
-            print_ = _fingerprint_as_it_lies(tensor, self.part(tensor).order)
-        self._made[key] = print_
-        return print_
-
-    def let_go(self) -> None:
-        """The call has been noted."""
-        made = [print_ for print_ in self._made.values() if print_ is not None]
-        try:
-            for print_ in made:
-                print_.let_go(keep=self._keep)
-        except Exception:  # one that no kernel sums up
-            for print_ in made:
-                print_.let_go(keep=False)
-            raise

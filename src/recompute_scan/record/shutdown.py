@@ -179,7 +179,9 @@ def see_that_it_ends() -> None:
 
 
 def _see_that_it_ends(process: int) -> None:
-    if os.getpid() == process:
+    if os.getpid() != process:
+        return
+    with suppress(RuntimeError):  # early releases of Python 3.12 begin no thread by now
         _thread.start_new_thread(_end_what_waits, (threading.main_thread().ident or 0,))
 
 

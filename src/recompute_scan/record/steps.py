@@ -39,7 +39,7 @@ _HAS_CONTEXT: Callable[[int], bool] = getattr(
 
 def is_capturing() -> bool:
     """Whether work that is given to the GPU now goes into a CUDA graph, and runs later or never."""
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    started = torch.cuda.is_initialized()
     return bool(started and torch.cuda.is_current_stream_capturing())
 
 
@@ -52,7 +52,7 @@ def wait_for_gpus() -> None:
         RuntimeError: What the script gave to one of them has failed. It is told the same by
             whatever it asks of that GPU next.
     """
-    if not torch.cuda.is_initialized() or is_capturing():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized() or is_capturing():
         return
     for device in range(torch.cuda.device_count()):
         if _HAS_CONTEXT(device):  # to wait for another would take memory there
