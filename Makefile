@@ -19,7 +19,7 @@ DEV := $(VENV)/.can-test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all check fix docs browser hta trackers release-check house venv clean
+.PHONY: help demo test test-all check fix docs browser hta trackers gpu release-check house venv clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ trackers: $(DEV) ## What W&B, MLflow, TensorBoard and trackio are told, each off
 	$(TRACKERS)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'beside.pth').write_text(sys.argv[1])" "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 	$(TRACKERS)/bin/python -m pip install --quiet wandb==0.31.0 mlflow-skinny==3.17.2 tensorboard==2.21.0 trackio==0.43.0
 	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/trackers
+
+GPU := build/gpu
+
+gpu: $(DEV) ## On a machine with a GPU: every kind of answer beside its truth, kept in build/gpu
+	$(BIN)/python -m benchmarks gpu --keep $(GPU)
 
 docs: $(DEV) ## The documentation as a site in build/docs; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs

@@ -10,12 +10,16 @@ import click
 
 from benchmarks._frame import HERE, call, saved
 
-# A module without an underscore before its name is a benchmark, and its `main` the command.
-NAMES = sorted(path.stem.replace("_", "-") for path in HERE.glob("[!_]*.py"))
+# A module or package without an underscore before its name is one, and its `main` the command.
+_FILES = {
+    path.parent.name if path.name == "__init__.py" else path.stem: path
+    for path in (*HERE.glob("[!_]*.py"), *HERE.glob("*/__init__.py"))
+}
+NAMES = sorted(name.replace("_", "-") for name in _FILES)
 
 
 class Benchmarks(click.Group):
-    """Every module of this folder; each is imported when it is run."""
+    """All of this folder; each is imported when it is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return NAMES
@@ -34,7 +38,7 @@ class Benchmarks(click.Group):
 
 def first_line(name: str) -> str:
     """What a benchmark measures, by its module's first line."""
-    text = (HERE / f"{_module(name)}.py").read_text(encoding="utf-8")
+    text = _FILES[_module(name)].read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 

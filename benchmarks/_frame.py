@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from typing import IO, Any, TypeVar
 import click
 import numpy as np
 import numpy.typing as npt
+
+from benchmarks._machine import children
 
 Way = TypeVar("Way")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -169,26 +172,29 @@ def fresh(
     Args:
         command: The program and its arguments.
         folder: Where it runs.
-        timeout_s: A program that takes longer is ended, and its status is 124.
+        timeout_s: A program that takes longer is ended, and all below it; its status is 124.
         variables: Set in its environment.
     """
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            list(map(str, command)),
-            cwd=folder,
-            env=surroundings(variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout if isinstance(late.stdout, str) else ""
-        return Ran(124, f"{said}\nended after {timeout_s:g} s", time.monotonic() - began)
-    return Ran(done.returncode, done.stdout, time.monotonic() - began)
+    with subprocess.Popen(
+        list(map(str, command)),
+        cwd=folder,
+        env=surroundings(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            for pid in (*children(process.pid), process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            said, _ = process.communicate()
+            return Ran(124, f"{said}\nended after {timeout_s:g} s", time.monotonic() - began)
+    return Ran(process.returncode, said, time.monotonic() - began)
 
 
 def told(command: Sequence[str | Path], *, timeout_s: float = TIMEOUT_S) -> Any:

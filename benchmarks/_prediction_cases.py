@@ -24,8 +24,10 @@ from tests.plan.scripts import (
     Lora,
     Mlp,
     Normed,
+    Patches,
     Post,
     Recurrent,
+    encoder,
 )
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -132,33 +134,63 @@ CASES = (
 class Kind(NamedTuple):
     """A kind of model: a layer and how many, their width, what goes in (tokens, or pictures)."""
 
-    layer: Callable[[], nn.Module]
+    layer: Callable[[int], nn.Module]
     number: int
     width: int
     shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    patch: int = 0  # into what pictures are cut; 0 where they are not
+    compiled: bool = False
 
     def build(self, asked: Asked, device: torch.device) -> tuple[nn.Module, Tensor]:
         """The model and its inputs."""
         pictures = len(self.shape) == 4
-        stem = nn.Conv2d(3, self.width, 3, padding=1) if pictures else nn.Embedding(64, self.width)
-        layers = [self.layer() for _ in range(self.number)]
-        model = Layers(stem, layers, nn.Identity(), nn.Linear(self.width, 64), asked).to(device)
+        stem: nn.Module = nn.Embedding(64, self.width)
+        if self.patch:
+            stem = Patches(3, self.width, self.patch, self.patch)
+        elif pictures:
+            stem = nn.Conv2d(3, self.width, 3, padding=1)
+        layers = [self.layer(self.width) for _ in range(self.number)]
+        for layer in layers if self.compiled else ():
+            layer.compile(backend="inductor" if device.type == "cuda" else "aot_eager")
+        model = Layers(stem, layers, nn.Identity(), nn.Linear(self.width, 64), asked)
         model.outer = asked.outer
+        model = model.to(device, self.dtype)
         if pictures:
-            return model, torch.rand(self.shape, device=device)
+            return model, torch.rand(self.shape, device=device, dtype=self.dtype)
         return model, torch.randint(0, 64, self.shape, device=device)
 
 
 KINDS = {
-    "convolutions": Kind(lambda: Convolution(32), 5, 32, (4, 3, 32, 32)),
-    "convolutions, large": Kind(lambda: Convolution(64), 4, 64, (4, 3, 64, 64)),
-    "recurrent": Kind(lambda: Recurrent(96), 3, 96, (4, 32)),
-    "embeddings": Kind(lambda: Lookup(64), 3, 64, (4, 64)),
-    "experts": Kind(lambda: Experts(96, 384), 4, 96, (4, 64)),
-    "batch norms": Kind(lambda: Normed(32), 5, 32, (4, 3, 32, 32)),
-    "lora": Kind(lambda: Lora(128, 512), 4, 128, (4, 64)),
-    "post-norm": Kind(lambda: Post(128, 512), 6, 128, (4, 64)),
-    "mlp, large": Kind(lambda: Mlp(512, 2048), 4, 512, (4, 128)),
+    "convolutions": Kind(Convolution, 5, 32, (4, 3, 32, 32)),
+    "convolutions, large": Kind(Convolution, 4, 64, (4, 3, 64, 64)),
+    "recurrent": Kind(Recurrent, 3, 96, (4, 32)),
+    "embeddings": Kind(Lookup, 3, 64, (4, 64)),
+    "experts": Kind(lambda w: Experts(w, 4 * w), 4, 96, (4, 64)),
+    "batch norms": Kind(Normed, 5, 32, (4, 3, 32, 32)),
+    "lora": Kind(lambda w: Lora(w, 4 * w), 4, 128, (4, 64)),
+    "post-norm": Kind(lambda w: Post(w, 4 * w), 6, 128, (4, 64)),
+    "mlp, large": Kind(lambda w: Mlp(w, 4 * w), 4, 512, (4, 128)),
+}
+
+
+def _layer(width: int) -> nn.Module:
+    return Layer(Size(layers=1, width=width, length=0, batch=0, heads=max(4, width // 64)))
+
+
+# Each but the shortest fills a GPU.
+HALF = torch.bfloat16
+LARGE_KINDS = {
+    "transformer": Kind(_layer, 8, 2048, (4, 2048), HALF),
+    "short kernels": Kind(_layer, 24, 64, (2, 32), HALF),
+    "dropout": Kind(encoder(0.1), 12, 1024, (32, 512), HALF),
+    "patches": Kind(encoder(0.0), 12, 1024, (64, 3, 224, 224), HALF, patch=16),
+    "large convolutions": Kind(Convolution, 8, 256, (32, 3, 64, 64)),
+    "many experts": Kind(lambda w: Experts(w, 2 * w, 8), 4, 1024, (8, 1024), HALF),
+    "large recurrent": Kind(Recurrent, 4, 512, (64, 256)),
+    "compiled": Kind(_layer, 4, 1024, (8, 1024), HALF, compiled=True),
+    "large lora": Kind(lambda w: Lora(w, 4 * w), 8, 1024, (8, 1024), HALF),
+    "large embeddings": Kind(Lookup, 6, 1024, (16, 512), HALF),
 }
 
 
@@ -173,6 +205,12 @@ def _kinds() -> Iterator[Case]:
 
 # Held apart: no constant of the prediction was chosen after them.
 HELD_APART = tuple(_kinds())
+# Three changes to one pair of checkpoints, for which each kind is recorded once.
+LARGE = tuple(
+    Case(f"{kind}, {change}", SMALL, R_IN_N, after, kind=kind)
+    for kind in LARGE_KINDS
+    for change, after in (("R removed", N), ("N removed", R), ("to none", NONE))
+)
 
 
 class Layer(nn.Module):
@@ -219,7 +257,8 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = _run(self.stack, self._layers, self.stem(x))
-        flat = x.mean((2, 3)) if x.dim() == 4 and isinstance(self.stem, nn.Conv2d) else x
+        pictures = isinstance(self.stem, nn.Conv2d)
+        flat = x.mean((2, 3) if x.dim() == 4 else 1) if pictures else x
         logits: Tensor = self.head(self.norm(flat))
         return logits
 
@@ -240,7 +279,11 @@ def build(case: Case, asked: Asked, device: torch.device) -> Step:
     """One training step of the case's model with these checkpoints."""
     torch.manual_seed(0)
     if case.kind:
-        other, given = KINDS[case.kind].build(asked, device)
+        kind = (KINDS | LARGE_KINDS)[case.kind]
+        if case.kind in LARGE_KINDS and device.type == "cpu":
+            shape = (2, *(min(size, 16) for size in kind.shape[1:]))
+            kind = kind._replace(number=2, width=32, shape=shape, dtype=torch.float32)
+        other, given = kind.build(asked, device)
         labels = given if given.dtype == torch.int64 else torch.arange(len(given)) % 10
         return _step(other, given, labels.to(device))
     size = case.size

@@ -4,22 +4,25 @@ Each case is recorded by plain torch.profiler (evidence ``autograd``), and again
 checkpointed call marked (``annotated``), whose annotations have to agree with the operators. Each
 trace is read as it is, and with its times cut to whole ``µs`` on a host so fast that a quarter of
 the operators last none, as torch wrote them before 2.4. Where a compiler hides what it recomputes,
-`inconclusive` for that reason is right as well.
+`inconclusive` for that reason is right as well, and so it is of a GPU's trace that is read without
+its operators (``kernels``).
 
   python -m benchmarks accuracy
   python -m benchmarks accuracy --device rig        backward on a thread of its own
   python -m benchmarks accuracy --device cuda --attention flash,efficient,cudnn,math
+  python -m benchmarks accuracy --device cuda --group gpu-graph --evidence autograd,kernels
   python -m benchmarks accuracy --group distributed --ranks 2
   python -m benchmarks accuracy --damaged 2000      and damaged copies of the traces
   python -m benchmarks accuracy --recorded traces/gpu/h100    traces that are there, with truths
 
-The status is 1 where an answer is wrong.
+The status is 1 where an answer is wrong, or a case cannot be recorded for another reason than that
+the backend of attention has no kernel for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,10 +34,11 @@ import click
 import torch
 from tests.cases import device as rig
 from tests.cases.case import Case, record
-from tests.cases.coarse import write_coarse
-from tests.cases.distributed import DISTRIBUTED, record_ranks
+from tests.cases.coarse import without_operators, write_coarse
+from tests.cases.distributed import DISTRIBUTED, leave_group, record_ranks
 from tests.cases.functions_others import UNMARKED
-from tests.cases.groups import GROUPS, HIDDEN, chosen, expected, highest
+from tests.cases.gpu_matrix import GRAPHS
+from tests.cases.groups import ALL_GROUPS, GROUPS, HIDDEN, chosen, expected, highest
 from tests.cases.marked import annotating
 from tests.cases.truth import Truth, write_truth
 from tests.cases.truth import truth_of as truth_from
@@ -115,10 +119,10 @@ class Tally:
 
 @benchmark
 @words("names")
-@some("--group", GROUPS, text="Groups of cases.")
+@some("--group", ALL_GROUPS, default=GROUPS, text="Groups of cases; without those of a GPU.")
 @click.option("--device", default="cpu", help="Of torch, or `rig`.")
 @some("--attention", BACKENDS, default=["any"], text="Backends of attention.")
-@some("--evidence", EVIDENCE, text="How they are recorded.")
+@some("--evidence", [*EVIDENCE, "kernels"], default=EVIDENCE, text="How they are recorded.")
 @some("--times", TIMES, text="How times are written.")
 @click.option("--ranks", default=1, help="Processes of distributed cases.")
 @click.option("--damaged", default=0, help="Damaged copies.")
@@ -137,38 +141,47 @@ def main(
     recorded: Path | None,
 ) -> int:
     if recorded is not None:
-        document = json.loads((recorded / "truth.json").read_text(encoding="utf-8"))
-        device = document.get("gpu", "cpu")
-        tally = print_table(_recorded(recorded, document["truths"]), device, document["torch"])
-        return int(tally.right < len(tally.recordings))
+        return read_again(recorded)
     if device == rig.NAME:
         rig.install()
         group = [name for name in group if name in ALONE]
-    cases = [
-        one for one in chosen(group, names) if device != rig.NAME or one.name not in rig.UNABLE
-    ]
+    cuda = device.startswith("cuda")
+    if cuda and not torch.cuda.is_available():
+        raise click.UsageError("torch sees no GPU here; --device cpu runs the part that needs none")
+    unable = rig.UNABLE if device == rig.NAME else frozenset() if cuda else GRAPHS
+    cases = [one for one in chosen(group, names) if one.name not in unable]
+    failures: list[str] = []
+
+    def from_cases(folder: Path) -> Iterator[Recording]:
+        ways = [one for one in evidence if one != "kernels"]
+        for backend, case, how in itertools.product(attention, cases, ways):
+            try:
+                found = record_all(case, backend, how, folder, device, ranks)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0][:100]
+                failures.append(f"{case.name}, {backend}, {how}: {reason}")
+                continue
+            for one in found:
+                yield from _timed(one, times)
+                if how == "autograd" and "kernels" in evidence:
+                    alone = without_operators(one.trace, one.trace.with_suffix(".alone.gz"))
+                    yield replace(one, evidence="kernels", trace=alone, open=True)
+
     with kept_in(keep) as folder:
-        tally = print_table(
-            (
-                recording
-                for backend in attention
-                for case in cases
-                for how in evidence
-                for each in record_all(case, backend, how, folder, device, ranks)
-                for recording in _timed(each, times)
-            ),
-            device,
-        )
+        tally = print_table(from_cases(folder), torch.cuda.get_device_name() if cuda else device)
         wrong = print_damaged(tally.labels, damaged) if damaged else 0
-    return int(tally.right < len(tally.recordings) or wrong > 0)
+    leave_group()
+    print(*(f"not recorded: {one}" for one in failures), sep="\n", end="")
+    failed = any("No available kernel" not in one for one in failures)
+    return int(failed or not 0 < tally.right == len(tally.recordings) or wrong > 0)
 
 
 def print_table(
-    recordings: Iterator[Recording], device: str, version: str = torch.__version__
+    recordings: Iterator[Recording], place: str, version: str = torch.__version__
 ) -> Tally:
     """Truth beside answer, a line a recording, and what was counted."""
     tally = Tally()
-    print(f"on {torch.cuda.get_device_name() if device.startswith('cuda') else device.upper()}")
+    print(f"on {place}")
     table = Table(
         {
             "case": "<34",
@@ -214,7 +227,10 @@ def record_all(
 
 def truth_of(case: Case, trace: Path, attention: str, evidence: str, device: str) -> Truth:
     """Record the case with that backend alone, marked or not."""
-    with only(BACKENDS[attention]), marked(evidence == "annotated"):
+    # Neither computes in 32 bits.
+    half = attention in ("flash", "cudnn") and device != "cpu"
+    bits = torch.autocast("cuda", torch.bfloat16) if half else contextlib.nullcontext()
+    with only(BACKENDS[attention]), marked(evidence == "annotated"), bits:
         return record(case, trace, device)
 
 
@@ -231,22 +247,26 @@ def only(backend: str | None) -> AbstractContextManager[None]:
     return attention.sdpa_kernel(getattr(attention.SDPBackend, backend))
 
 
+def read_again(folder: Path) -> int:
+    """Traces that are there, as they are and without their operators; 1 where one is answered
+    wrongly. Their truths are in one `truth.json`, or in NAME.truth.json beside each NAME.json.gz.
+    """
+    document: dict[str, Any] = {"gpu": str(folder), "torch": "-", "truths": {}}
+    for path in sorted(folder.rglob("*truth.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        name = path.relative_to(folder).as_posix().removesuffix(".truth.json")
+        document |= found if "truths" in found else {"truths": document["truths"] | {name: found}}
+    tally = print_table(_recorded(folder, document["truths"]), document["gpu"], document["torch"])
+    return int(not 0 < tally.right == len(tally.recordings))
+
+
 def _recorded(folder: Path, documents: Mapping[str, dict[str, Any]]) -> Iterator[Recording]:
-    """The traces of a folder, each as it is and without its operators."""
     with kept_in(None) as target:
         for name, document in documents.items():
             trace, truth = folder / f"{name}.json.gz", truth_from(document)
             yield Recording(name, "-", "operators", trace, truth)
             alone = without_operators(trace, target / trace.name)
             yield Recording(name, "-", "kernels", alone, truth, open=True)
-
-
-def without_operators(trace: Path, target: Path) -> Path:
-    """The same trace as a recording of device activity alone would leave it."""
-    document = json.loads(gzip.decompress(trace.read_bytes()))
-    document["traceEvents"] = [e for e in document["traceEvents"] if e.get("cat") != "cpu_op"]
-    target.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
-    return target
 
 
 def _timed(recording: Recording, times: Sequence[str]) -> Iterator[Recording]:

@@ -2,7 +2,8 @@
 
 The model is built twice, before and after the change, and both are trained in turn in one process,
 a few steps of the one, a few of the other, many times over, so that what else the machine does
-falls on both alike. The truth is the median step after; how far it could be off is said beside it
+falls on both alike. Several changes to the same checkpoints take turns together, and share what was
+recorded before them. The truth is the median step after; how far it could be off is said beside it
 (bootstrap over the turns). The prediction sees what `recompute-scan run` records of the model
 before: a few timed steps, and behind them a trace. What it makes of them, as a share, is applied to
 the median step before.
@@ -11,6 +12,7 @@ the median step before.
   python -m benchmarks prediction --device cuda       on a GPU
   python -m benchmarks prediction "R in N" --keep F   some cases; traces and times stay in F
   python -m benchmarks prediction --kinds             other kinds of models, held apart
+  python -m benchmarks prediction --large --device cuda    kinds of models at a GPU's size
   python -m benchmarks prediction --again F           predict once more from what is in F
 
 The status is 1 where a target is missed.
@@ -19,12 +21,14 @@ The status is 1 where a target is missed.
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -47,7 +51,7 @@ from benchmarks._frame import (
     words,
 )
 from benchmarks._machine import processor
-from benchmarks._prediction_cases import CASES, HELD_APART, Case, Step, build
+from benchmarks._prediction_cases import CASES, HELD_APART, LARGE, NONE, Case, Step, build
 from recompute_scan.cost.price import keep_last, price
 from recompute_scan.cost.reruns import Keep
 from recompute_scan.recompute.study import RecomputeFacts, study
@@ -80,23 +84,28 @@ class Measured:
     before: list[float]
     after: list[float]
     timed: list[float]
+    trace: str = ""
 
 
-def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Measured:
-    """Train both models in turn, then record the one before the change."""
+def measure(
+    cases: Sequence[Case], trace: Path, device: torch.device, seconds: float
+) -> list[Measured]:
+    """Train the model before the changes and the ones after them in turn, then record the first."""
+    case = cases[0]
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     probe = Probe(Path.cwd())
     probe.install()
     torch.set_num_threads(case.threads)
-    before, after = (build(case, asked, device) for asked in (case.before, case.after))
-    warm = [_timed(step, kind, WARMUP)[-1] for step in (before, after)]
+    steps = [build(case, asked, device) for asked in (case.before, *(one.after for one in cases))]
+    before = steps[0]
+    warm = [_timed(step, kind, WARMUP)[-1] for step in steps]
     turns = _agreed(max(LEAST_TURNS, round(1000 * seconds / (2 * sum(warm)))))
-    found = Measured([], [], [])
-    for step, times in in_turn(((before, found.before), (after, found.after)), turns):
-        # The first step after the other model's finds the caches full of that.
-        times.append(_timed(step, kind, 2)[1])
+    times: list[list[float]] = [[] for _ in steps]
+    for step, found in in_turn(list(zip(steps, times, strict=True)), turns):
+        # The first step after another model's finds the caches full of that.
+        found.append(_timed(step, kind, 2)[1])
     _timed(before, kind, WARMUP)
-    found.timed.extend(_timed(before, kind, TIMED))
+    timed = _timed(before, kind, TIMED)
     probe.begin()
     window = ProfilerWindow(lead=1, steps=PROFILED, device=kind, stacks=False)
     before()
@@ -106,7 +115,7 @@ def measure(case: Case, trace: Path, device: torch.device, seconds: float) -> Me
         window.step()
     window.export(trace)
     probe.remove()
-    return found
+    return [Measured(times[0], after, timed, trace.name) for after in times[1:]]
 
 
 def _timed(step: Step, kind: Literal["cpu", "cuda"], steps: int) -> list[float]:
@@ -126,40 +135,42 @@ def _agreed(turns: int) -> int:
     return wanted[0]
 
 
-def _rank(rank: int, case: Case, trace: Path, device: str, seconds: float, meeting: str) -> None:
+def _rank(rank: int, group: dict[Path, Case], device: str, seconds: float, meeting: str) -> None:
     torch.set_num_threads(1)
     place = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
         torch.cuda.set_device(place)
+    trace, case = next(iter(group.items()))
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         store=FileStore(meeting, case.ranks),
         rank=rank,
         world_size=case.ranks,
     )
-    mine = trace.with_name(f"{trace.name}.rank{rank}.json.gz")
-    found = measure(case, mine, place, seconds)
+    mine = trace.with_name(f"{trace.name}.rank{rank}.json.gz") if rank else trace
+    found = measure([*group.values()], mine, place, seconds)
     if rank == 0:
-        mine.replace(trace)
-        _write(trace, found)
+        _write(group, found)
     else:
         mine.unlink()
     dist.destroy_process_group()
 
 
-def _write(trace: Path, found: Measured) -> None:
-    trace.with_suffix(".times.json").write_text(json.dumps(asdict(found)))
+def _write(traces: Iterable[Path], measured: Sequence[Measured]) -> None:
+    for trace, found in zip(traces, measured, strict=True):
+        trace.with_suffix(".times.json").write_text(json.dumps(asdict(found)))
 
 
-def record(case: Case, trace: Path, device: str, seconds: float) -> None:
-    """Measure one case; the trace and, beside it, the times are written."""
+def record(group: dict[Path, Case], device: str, seconds: float) -> None:
+    """Measure cases that are alike before the change: one trace, and the times of each."""
+    trace, case = next(iter(group.items()))
     if case.ranks == 1:
-        _write(trace, measure(case, trace, torch.device(device), seconds))
+        _write(group, measure([*group.values()], trace, torch.device(device), seconds))
         return
     with tempfile.TemporaryDirectory() as folder:
-        spawn(  # type: ignore[no-untyped-call]
-            _rank, (case, trace, device, seconds, str(Path(folder) / "store")), nprocs=case.ranks
-        )
+        # Ranks that share the cores disturb each other: more turns tell as much.
+        given = (group, device, seconds * case.ranks, str(Path(folder) / "store"))
+        spawn(_rank, given, nprocs=case.ranks)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -196,11 +207,11 @@ def predict(case: Case, trace: Path) -> Row:
     before, after = np.array(found.before), np.array(found.after)
     middle = float(np.median(before))
     low, ratio, high = (middle * value for value in interval(after / before, _median))
-    facts = _studied(trace)
+    facts = _studied(trace.with_name(found.trace or trace.name))
     keep = _kept(case)
     cost = price(facts, found.timed, keep or keep_last)
     if cost is None or cost.bare_step_ms is None or cost.bare_low_ms is None:
-        raise SystemExit(f"{case.name}: nothing was recomputed in the trace")
+        raise ValueError("nothing was recomputed in the trace")
     predicted = (cost.predicted_step_ms, cost.predicted_low_ms, cost.predicted_high_ms)
     if keep is None:
         predicted = (cost.bare_step_ms, cost.bare_low_ms, cost.bare_high_ms or np.inf)
@@ -257,6 +268,9 @@ def show(rows: Sequence[Row], target: Target) -> bool:
 @folder_option("--keep", text="Where traces and times stay.")
 @folder_option("--again", text="Measure nothing: predict from what is there.")
 @click.option("--kinds", is_flag=True, help="Other kinds of models.")
+@click.option(
+    "--large", is_flag=True, help="Kinds of models at a GPU's size; on a CPU, small ones."
+)
 def main(
     words: Sequence[str],
     device: str,
@@ -264,22 +278,32 @@ def main(
     keep: Path | None,
     again: Path | None,
     kinds: bool,
+    large: bool,
 ) -> int:
     warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
     where = torch.cuda.get_device_name() if device == "cuda" else processor()
     print(f"torch {torch.__version__} on {where}", flush=True)
-    rows = []
+    cases = [
+        (number, case)
+        for number, case in enumerate(LARGE if large else HELD_APART if kinds else CASES)
+        if wanted(case.name, words) and (device == "cpu" or case.ranks <= torch.cuda.device_count())
+    ]
+    rows, failed = [], False
     with kept_in(again or keep) as place:
-        for number, case in enumerate(HELD_APART if kinds else CASES):
-            if not wanted(case.name, words):
-                continue
-            if device == "cuda" and case.ranks > torch.cuda.device_count():
-                continue
-            trace = place / f"{number:02}.json.gz"
-            if again is None:
-                print(case.name, file=sys.stderr, flush=True)
-                # Ranks that share the cores disturb each other: more turns tell as much.
-                record(case, trace, device, seconds * case.ranks)
-            if trace.with_suffix(".times.json").exists():
-                rows.append(predict(case, trace))
-    return 0 if rows and show(rows, TARGETS[device]) else 1
+        for _, alike in itertools.groupby(cases, lambda one: replace(one[1], name="", after=NONE)):
+            group = {place / f"{number:02}.json.gz": case for number, case in alike}
+            names = " and ".join(case.name for case in group.values())
+            try:
+                if again is None:
+                    print(names, file=sys.stderr, flush=True)
+                    record(group, device, seconds)
+                rows += [
+                    predict(case, trace)
+                    for trace, case in group.items()
+                    if trace.with_suffix(".times.json").exists()
+                ]
+            except Exception as error:  # the other kinds of models are worth having
+                failed = True
+                print(f"{names}: {type(error).__name__}: {error}", flush=True)
+            gc.collect()
+    return 0 if rows and show(rows, TARGETS[device]) and not failed else 1

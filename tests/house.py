@@ -38,7 +38,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (255, 175),
     "lines of src": (68_250, 52_000),
     "lines of tests": (66_000, 46_000),
-    "lines of benchmarks": (5_000, 5_000),
+    "lines of benchmarks": (5_500, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (7, 10),
     "modules that one other imports, outside lists": (40, 15),

@@ -7,7 +7,7 @@ and inside a backward pass, and ``watch`` counts the same on models of others; `
 one of them under plain ``torch.profiler`` and gives the counts back as a ``Truth``.
 ``python -m benchmarks accuracy`` records them all and prints truth beside answer.
 
-    python -m tests.cases FOLDER [NAME…]
+    python -m benchmarks accuracy [NAME…] --group core --keep FOLDER
 
 writes ``NAME.json.gz`` (the trace) and ``NAME.truth.json`` for each case of ``nesting``.
 """

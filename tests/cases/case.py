@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from .export import export
 from .model import Oracle
-from .truth import LayerTruth, Runs, Truth, Verdict, write_truth
+from .truth import LayerTruth, Runs, Truth, Verdict
 
 STEPS = 3
 WARMUP = 2
@@ -107,16 +107,6 @@ def record(
         kept=dict(kept),
         by_design=case.by_design,
     )
-
-
-def record_all(cases: Iterable[Case], folder: Path, device: str = "cpu") -> list[Truth]:
-    """The truths, in the order of the cases; traces and truths are written to ``folder``."""
-    truths = []
-    for case in cases:
-        truth = record(case, folder / f"{case.name}.json.gz", device)
-        write_truth(folder / f"{case.name}.truth.json", truth)
-        truths.append(truth)
-    return truths
 
 
 def _runs(entries: Counter[tuple[str, str, str]], layer: str, part: str) -> Runs:

@@ -1,8 +1,9 @@
-"""Traces as torch up to 2.3 writes them: times in whole microseconds.
+"""Traces as other recordings would have them: times in whole microseconds, or no operators.
 
-There an operator begins and ends at ``start_time_ns / 1000`` and ``end_time_ns / 1000``, whole
-numbers (``passEventsToKineto`` in ``torch/csrc/profiler/collection.cpp``); what CUPTI measured,
-as runtime calls, has its duration rounded off on its own.
+Torch up to 2.3 writes whole microseconds. There an operator begins and ends at ``start_time_ns /
+1000`` and ``end_time_ns / 1000``, whole numbers (``passEventsToKineto`` in
+``torch/csrc/profiler/collection.cpp``); what CUPTI measured, as runtime calls, has its duration
+rounded off on its own.
 """
 
 from __future__ import annotations
@@ -57,3 +58,11 @@ def write_coarse(trace: Path, target: Path) -> Path:
 
 def _ns(us: float) -> int:
     return round(us * _US)
+
+
+def without_operators(trace: Path, target: Path) -> Path:
+    """The same trace as a recording of device activity alone would leave it; gzipped, both."""
+    document = json.loads(gzip.decompress(trace.read_bytes()))
+    document["traceEvents"] = [e for e in document["traceEvents"] if e.get("cat") != "cpu_op"]
+    target.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
+    return target

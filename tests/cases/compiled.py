@@ -26,7 +26,16 @@ from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle, Variant, run
 
 N, R = NON_REENTRANT, REENTRANT
-_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu.default"
+# As the CPU and each backend of a GPU have it.
+_ATTENTION = tuple(
+    f"_scaled_dot_product_{one}.default"
+    for one in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+    )
+)
 
 Graph = Callable[[list[Any]], Any]
 

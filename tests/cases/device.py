@@ -10,7 +10,7 @@ There is one such device: the guard that torch has for a backend in Python says 
 (``torch/csrc/acc/Module.cpp``, ``deviceCount``). There are no streams and no device events.
 
 The engine counts devices when the first backward pass of a process begins, so ``install`` has to
-come before. It is for processes of their own (``python -m tests.cases --device rig``).
+come before. It is for processes of their own (``python -m benchmarks accuracy --device rig``).
 """
 
 from __future__ import annotations

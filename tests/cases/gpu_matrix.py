@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from unittest import mock
 
 import torch
@@ -20,20 +19,6 @@ from tests.cases.truth import Verdict
 
 N, R = NON_REENTRANT, REENTRANT
 SHORT = {None: "none", N: "n", R: "r"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One place of the matrix: a case, how it is trained, and with which attention."""
-
-    case: Case
-    way: str
-    attention: str
-
-    @property
-    def name(self) -> str:
-        """Stem of its files."""
-        return f"{self.way}.{self.case.name}.{self.attention}"
 
 
 def captured(asked: Checkpoints) -> Build:
@@ -82,15 +67,6 @@ WAYS: dict[str, Callable[[Variant | None, Variant | None], Build]] = {
 }
 
 
-def cells(ways: Sequence[str], attention: Sequence[str]) -> Iterator[Cell]:
-    """The matrix, pair by pair."""
-    for way, backend in itertools.product(ways, attention):
-        for outer, inner in itertools.product((None, R, N), repeat=2):
-            name = f"{SHORT[inner]}_in_{SHORT[outer]}"
-            case = Case(name, "", _verdict(outer, inner), WAYS[way](outer, inner))
-            yield Cell(case, way, backend)
-
-
 def _verdict(outer: Variant | None, inner: Variant | None) -> Verdict:
     """The nesting table: see ``docs/how-it-works.md``."""
     if outer is None and inner is None:
@@ -98,3 +74,19 @@ def _verdict(outer: Variant | None, inner: Variant | None) -> Verdict:
     if outer is None or inner is None or (outer, inner) == (N, N):
         return "full"
     return "doubled"
+
+
+GPU = {
+    f"gpu-{way}": tuple(
+        Case(
+            f"{way}_{SHORT[inner]}_in_{SHORT[outer]}",
+            "",
+            _verdict(outer, inner),
+            make(outer, inner),
+        )
+        for outer, inner in itertools.product((None, R, N), repeat=2)
+    )
+    for way, make in WAYS.items()
+}
+# No CPU has graphs.
+GRAPHS = frozenset(case.name for case in GPU["gpu-graph"])

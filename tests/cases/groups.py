@@ -15,6 +15,7 @@ from tests.cases.frameworks import INSTALLED
 from tests.cases.functions import FUNCTIONS
 from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.functions_others import OTHERS
+from tests.cases.gpu_matrix import GPU
 from tests.cases.hooks import HOOKS
 from tests.cases.huggingface import HUGGING_FACE
 from tests.cases.kinds import KINDS
@@ -40,6 +41,8 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "others": OTHERS,
     "frameworks": INSTALLED,
 }
+# The last needs a GPU.
+ALL_GROUPS = {**GROUPS, **GPU}
 
 # Open to the answer that the compiler hides it.
 HIDDEN = frozenset(case.name for case in COMPILED if case.verdict is None)
@@ -48,7 +51,9 @@ HIDDEN = frozenset(case.name for case in COMPILED if case.verdict is None)
 def chosen(groups: Iterable[str], names: Iterable[str] = ()) -> list[Case]:
     """The cases of these groups; with names, those of them alone."""
     wanted = set(names)
-    return [case for group in groups for case in GROUPS[group] if not wanted or case.name in wanted]
+    return [
+        case for group in groups for case in ALL_GROUPS[group] if not wanted or case.name in wanted
+    ]
 
 
 def highest(truth: Truth) -> float:

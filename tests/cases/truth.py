@@ -14,7 +14,8 @@ All counts are per step, and a case does the same in every recorded step.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -113,3 +114,15 @@ def truth_of(document: Mapping[str, Any]) -> Truth:
     both = document.get("by_design", 0)
     by_design = both if isinstance(both, int) else tuple(both)
     return Truth(**{**document, "layers": layers, "by_design": by_design})
+
+
+def counted(name: str, verdict: Verdict, steps: int, entries: Mapping[str, Sequence[int]]) -> Truth:
+    """The truth of plain steps, from what hooks counted: for each layer's ``self_attn`` and
+    ``mlp``, by its path, the entries outside and inside the backward pass.
+    """
+    parts: dict[str, dict[str, Runs]] = {}
+    for path, (forward, recomputes) in entries.items():
+        layer, _, part = re.sub(r"^.*(?=layers\.)|_\w+_module\.", "", path).rpartition(".")
+        parts.setdefault(layer, {})[part] = Runs(forward, recomputes)
+    layers = (LayerTruth(layer, both["self_attn"], both["mlp"]) for layer, both in parts.items())
+    return Truth(name, verdict, steps, 1, 1, tuple(layers))

@@ -169,6 +169,18 @@ class Recurrent(nn.Module):
         return x + y
 
 
+class Patches(nn.Conv2d):
+    """What pictures are cut into, one row each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(2).transpose(1, 2)
+
+
+def encoder(dropout: float) -> Callable[[int], nn.Module]:
+    """Makes torch's own layer of a width, with 16 heads."""
+    return lambda w: nn.TransformerEncoderLayer(w, 16, 4 * w, dropout, "gelu", batch_first=True)
+
+
 class Post(nn.Module):
     """Norms behind the layers, activations that save their results."""
 
