@@ -30,7 +30,10 @@ IMAGES = ROOT / "docs" / "img"
 MOST_BYTES = 300_000
 COLOURS = 128
 HEIGHT = 800
-KINDS = ("once", "partial", "ranks", "verified", "inconclusive", "crashed", "hung", "plan")
+KINDS = (
+    *("once", "partial", "ranks", "verified", "h100"),
+    *("inconclusive", "crashed", "hung", "plan"),
+)
 
 
 @dataclass(frozen=True)
