@@ -211,7 +211,7 @@ class SavedTensors:
                 gone = self._weak[number].expired()
                 if gone or self._saves[number]:
                     hold.end = self._time
-                    del self._live[number]
+                    self._live.pop(number, None)  # a handle may end meanwhile
                 if gone and self._seen[number]:
                     self._gone[number] = self._sizes[number]
             if picks:
