@@ -79,7 +79,7 @@ def steps_together(ranks: Sequence[Rehearsal]) -> dict[Way, tuple[float, ...]]:
     """Step times by arrangement, ms: a step is over when the last rank has made it.
 
     Where one without checkpoints failed, it takes what one with all of them does, less what its
-    recomputes take.
+    recomputes take. What torch does around these stays in it.
     """
     each: dict[Way, list[tuple[float, ...]]] = defaultdict(list)
     for one in ranks:
@@ -284,8 +284,8 @@ _RESERVE = 0.10
 _CURVE_POINTS = 12
 _RECOMPUTED = (RECOMPUTE, SELECTIVE)
 _NEVER_RAN = (
-    "The script failed in a step without checkpoints. What one takes is worked out: a step that "
-    "recomputes every module, less its recomputes."
+    "The script failed in a step without checkpoints. What one takes at most is worked out: a step "
+    "that recomputes every module, less its recomputes."
 )
 
 
