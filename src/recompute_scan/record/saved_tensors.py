@@ -228,6 +228,9 @@ class SavedTensors:
         original: Any = torch_checkpoint._checkpoint_hook
 
         class Through(original):
+            pack_hook: Any
+            unpack_hook: Any
+
             def __init__(self, frame: Any) -> None:
                 super().__init__(frame)
                 if saved.entering:
@@ -244,6 +247,8 @@ class SavedTensors:
         original: Any = torch_checkpoint._recomputation_hook
 
         class Again(original):
+            pack_hook: Any
+
             def __init__(self, *args: Any) -> None:
                 super().__init__(*args)
                 pack = self.pack_hook
