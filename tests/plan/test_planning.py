@@ -425,7 +425,7 @@ def test_a_script_that_fits_only_with_checkpoints(
     made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
     assert made is not None
     assert made.most.peak_bytes == most
-    assert made.most.step_ms < made.plan.step_ms < made.today.step_ms
+    assert made.most.step_ms < made.plan.step_ms
     arrange(model, ",".join(one.module for one in made.modules if one.recompute))
     assert made.plan.peak_bytes == peak_of(model, step)
 
