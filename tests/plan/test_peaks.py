@@ -25,7 +25,7 @@ from recompute_scan.record import rehearsal as rehearsing_module
 from recompute_scan.record import saved_tensors
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.origins import Origin
-from recompute_scan.result.run_record import ArmWanted, read_rehearsals
+from recompute_scan.result.run_record import ArmWanted, Way, read_rehearsals
 from tests.plan.device import Device
 from tests.plan.rehearsed import arranged
 from tests.plan.scripts import CASES, Block, Convolution, Mlp, Stack, Switched, arrange, build
@@ -120,7 +120,7 @@ def _rehearsed(
     recorder: Any = SimpleNamespace(timed=None, kept=SimpleNamespace(device="cuda", timed_ms=()))
     arranging = arranging_module.Arranging(askers, Guard())
     arranging.install()
-    ways = {"today": 10.0, "recompute": 20.0, "parts": 19.0, "selective": 12.0}
+    ways: dict[Way, float] = {"today": 10.0, "recompute": 20.0, "parts": 19.0, "selective": 12.0}
     arms = [ArmWanted(way) for way in ways]
     rehearsing = rehearsing_module.Rehearsing(arranging, recorder, arms)
     for _ in range(len(arms) + 1):

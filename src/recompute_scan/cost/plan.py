@@ -79,7 +79,7 @@ def steps_together(ranks: Sequence[Rehearsal]) -> dict[Way, tuple[float, ...]]:
     """Step times by arrangement, ms: a step is over when the last rank has made it.
 
     Where one without checkpoints failed, it takes what one with all of them does, less what its
-    recomputes take.
+    recomputes take. What torch does around these stays in it.
     """
     each: dict[Way, list[tuple[float, ...]]] = defaultdict(list)
     for one in ranks:
@@ -283,6 +283,10 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _RESERVE = 0.10
 _CURVE_POINTS = 12
 _RECOMPUTED = (RECOMPUTE, SELECTIVE)
+_NEVER_RAN = (
+    "The script failed in a step without checkpoints. What one takes at most is worked out: a step "
+    "that recomputes every module, less its recomputes."
+)
 
 
 class Wish(Struct, frozen=True):
@@ -397,6 +401,8 @@ class Planner:
     def plan(self, chosen: Choices) -> ActivationPlan:
         """The plan with this arrangement, its setting and proof still open."""
         model = self.arrangements
+        ran = any(arm.way == "keep" for arm in self._rehearsal.arms)
+        worked_out = () if ran else (_NEVER_RAN,)
         return ActivationPlan(
             device="gpu" if self._rehearsal.device == "cuda" else "cpu",
             asked=self._wish.text,
@@ -411,11 +417,7 @@ class Planner:
             setting=(),
             code="",
             proof=PlanProof("not-tried"),
-            remarks=(
-                *_left_out(self._rehearsal),
-                *_worked_out(self._rehearsal),
-                *self._rehearsal.remarks,
-            ),
+            remarks=(*_left_out(self._rehearsal), *worked_out, *self._rehearsal.remarks),
             operators=self._rehearsal.operators if (chosen == SELECTIVE).any() else (),
         )
 
@@ -496,16 +498,6 @@ class Planner:
 def taken(arm: ArmMeasured) -> int:
     """Most that was allocated at once on a GPU, or saved, bytes."""
     return (arm.saved_bytes if arm.allocated_bytes is None else arm.allocated_bytes) or 0
-
-
-def _worked_out(rehearsal: Rehearsal) -> tuple[str, ...]:
-    """A sentence where no step ran without checkpoints."""
-    if any(arm.way == "keep" for arm in rehearsal.arms):
-        return ()
-    return (
-        "The script failed in a step without checkpoints. What one takes is worked out: a step "
-        "that recomputes every module, less its recomputes.",
-    )
 
 
 def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:

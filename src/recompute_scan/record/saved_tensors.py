@@ -211,7 +211,7 @@ class SavedTensors:
                 gone = self._weak[number].expired()
                 if gone or self._saves[number]:
                     hold.end = self._time
-                    del self._live[number]
+                    self._live.pop(number, None)  # a handle may end meanwhile
                 if gone and self._seen[number]:
                     self._gone[number] = self._sizes[number]
             if picks:
@@ -228,6 +228,9 @@ class SavedTensors:
         original: Any = torch_checkpoint._checkpoint_hook
 
         class Through(original):
+            pack_hook: Any
+            unpack_hook: Any
+
             def __init__(self, frame: Any) -> None:
                 super().__init__(frame)
                 if saved.entering:
@@ -244,6 +247,8 @@ class SavedTensors:
         original: Any = torch_checkpoint._recomputation_hook
 
         class Again(original):
+            pack_hook: Any
+
             def __init__(self, *args: Any) -> None:
                 super().__init__(*args)
                 pack = self.pack_hook
