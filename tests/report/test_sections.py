@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.report.contents import SECTIONS, sections_of
+from recompute_scan.report.render import SECTIONS, sections_of
 from recompute_scan.result import from_json
 from tests.report.page_reader import Page
 from tests.report.pages import RECORDED, RESULTS, page
