@@ -1,9 +1,9 @@
 """The fix of a result as a patch: what it makes of files, written and taken back.
 
 A result may come from somebody else, so nothing of it is trusted with a file. A patch changes
-Python files below one folder and through no link. It changes a file only where the lines that it
-names stand in it, and the file is the one that was recorded. It takes words of a statement out and
-sets settings; a change that brings in another word is refused.
+Python files below one folder and through no link. It changes a file only if that is the one that
+was recorded, and has the lines that the diff says. It takes words of a statement out and sets
+settings; a change that brings in another word is refused.
 """
 
 from __future__ import annotations
