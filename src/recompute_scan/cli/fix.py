@@ -181,7 +181,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
             hint="recompute-scan run --verify and the script",
         )
     words = ["run", "--verify"]
-    if Path(folder).is_dir():
+    if (Path(folder) / "result.json").is_file():  # a folder of traces alone is not to lose them
         words += ["-o", folder]
     if len(result.ranks) > 1:
         words += ["--nproc-per-node", str(result.environment.get("world_size", len(result.ranks)))]
