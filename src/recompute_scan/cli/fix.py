@@ -136,7 +136,9 @@ def _say_state(page: Page, result: Result, kept_in: Path, root: Path) -> bool:
     except InputError as error:
         page.prose(f"It cannot be applied here. {error.what} Why: {error.why}.", "")
         return False
-    page.prose(f"It is not applied. It fits {names}, unchanged since the recording.", "")
+    known = all(one.digest for one in patch.changes(result))
+    same = ", unchanged since the recording" if known else ""
+    page.prose(f"It is not applied. It fits {names}{same}.", "")
     return True
 
 
