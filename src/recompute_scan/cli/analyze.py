@@ -132,6 +132,9 @@ def analyze(
 
         add_tracks(traces, perfetto, force=force, limits=lifted(limits))
     read_from = traces[0] if len(traces) == 1 and Path(traces[0]).exists() else ""
+    from recompute_scan.report.summary import with_next_steps
+
+    result = with_next_steps(result, folder=read_from)
     if html is not None:
         from recompute_scan.report.render import render_html
 
