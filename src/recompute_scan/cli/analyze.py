@@ -114,13 +114,7 @@ def analyze(
         from recompute_scan.analysis.pipeline import analyse
         from recompute_scan.workers import AUTOMATIC, Workers
 
-    for name in traces:
-        if name.endswith(".py") and Path(name).is_file():
-            raise UsageError(
-                "E239",
-                f"{name} is a Python script, and no trace.",
-                hint="recompute-scan run records it; recompute-scan lint reads it",
-            )
+    _refuse_scripts(traces)
     for target in (html, output, perfetto):
         if target is not None:
             refuse_existing(target, force=force)
@@ -167,3 +161,14 @@ def _write_fix(result: Result, target: Path, *, force: bool) -> None:
         write_whole(target, fix)
     except OSError as error:
         raise UsageError("E208", f"Cannot write {target}.", why=error.strerror) from None
+
+
+def _refuse_scripts(traces: tuple[str, ...]) -> None:
+    """Say to whom a script is to be given (``E239``)."""
+    for name in traces:
+        if name.endswith(".py") and Path(name).is_file():
+            raise UsageError(
+                "E239",
+                f"{name} is a Python script, and no trace.",
+                hint="recompute-scan run records it; recompute-scan lint reads it",
+            )
