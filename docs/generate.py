@@ -34,6 +34,7 @@ from recompute_scan.frameworks.detect import Signature
 from recompute_scan.pages import causes_of, failure_page
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.render import render_html
+from recompute_scan.report.summary import recorded_into
 from recompute_scan.result import from_json, json_schema
 from recompute_scan.result.compare import json_schema as comparison_schema
 
@@ -510,7 +511,8 @@ def report_page(path: Path) -> str:
     held = _RESULT.search(path.read_text(encoding="utf-8"))
     if held is None:
         raise ValueError(f"{path} holds no result")
-    return render_html(from_json(html.unescape(held[1])))
+    result = from_json(html.unescape(held[1]))
+    return render_html(result, folder=recorded_into(result))
 
 
 PAGES = {

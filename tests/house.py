@@ -36,11 +36,11 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (255, 175),
-    "lines of src": (68_250, 52_000),
-    "lines of tests": (66_000, 46_000),
+    "lines of src": (69_100, 52_000),
+    "lines of tests": (66_700, 46_000),
     "lines of benchmarks": (5_500, 5_500),
     "modules over 700 lines": (0, 0),
-    "modules under 80 lines, outside lists": (7, 10),
+    "modules under 80 lines, outside lists": (6, 10),
     "modules that one other imports, outside lists": (40, 15),
     "modules with a name of another, outside lists": (0, 0),
     "modules with a banned name": (0, 0),

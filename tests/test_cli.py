@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,9 +106,12 @@ def test_report_gives_the_bytes_of_analyze(trace: Path, tmp_path: Path, capsys: 
     assert main(["analyze", *arguments, str(trace)]) == 0
     assert main(["report", str(result)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
-    assert (tmp_path / "report.html").read_bytes() == page.read_bytes()
     assert main(["report", str(result), "--html", str(tmp_path / "again.html")]) == 0
-    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+    again = (tmp_path / "again.html").read_text()
+    assert (tmp_path / "report.html").read_text() == again
+    # the commands that come next name what each of the two was given
+    command = re.compile(r"recompute-scan (?:run|compare|fix|plan) [^<`\"]*")
+    assert command.sub("", again) == command.sub("", page.read_text())
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {"trace.json", "page.html", "result.json", "report.html", "again.html"}
 

@@ -10,8 +10,9 @@ import errno
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, overload
@@ -178,6 +179,33 @@ def write_whole(target: Path, data: bytes) -> None:
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def new_version(path: Path, data: bytes) -> Path:
+    """A new file beside another, with its rights, to take its place.
+
+    Raises:
+        OSError: The other is read-only, or the folder cannot be written.
+    """
+    now = path.stat()
+    if not now.st_mode & 0o222 or not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "it is read-only", str(path))
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path.parent)) from None
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(name).chmod(stat.S_IMODE(now.st_mode))
+            with suppress(OSError):
+                os.chown(name, now.st_uid, now.st_gid)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return Path(name)
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:

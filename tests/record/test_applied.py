@@ -36,6 +36,53 @@ for step in range(12):
     sgd.zero_grad()
     print("step", step, loss.item().hex())
 """
+# It counts its own recomputes: calls of its blocks inside backward passes, for each one outside.
+COUNTING = """\
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+calls, inside = {True: 0, False: 0}, False
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        calls[inside] += 1
+        return x + self.b(torch.nn.functional.gelu(self.a(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = CALL
+        return x
+
+model = Net()
+SETUP
+sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(12):
+    loss = model(torch.randn(8, 32, requires_grad=True)).square().mean()
+    inside = True
+    loss.backward()
+    inside = False
+    sgd.step()
+    sgd.zero_grad()
+    print("step", step, loss.item().hex())
+print("recomputes", calls[True] / calls[False])
+"""
+WRAPPERS = """\
+wrappers.apply_activation_checkpointing(
+    model, checkpoint_wrapper_fn=wrappers.checkpoint_wrapper, check_fn=CHECK
+)
+""".replace("CHECK", "lambda module: isinstance(module, Block)")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--steps", "12", "--batch-size", "2", "--sequence-length", "32")
 
@@ -110,3 +157,28 @@ def test_a_model_that_doubles_by_itself_is_told_how_not_to(tmp_path: Path) -> No
     assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
     assert losses_after == losses_before
     assert len(losses_before) == 12
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_the_script_itself_counts_one_recompute_after_the_fix(tmp_path: Path, ends: str) -> None:
+    call = "checkpoint(block, x, use_reentrant=True)"
+    text = COUNTING.replace("CALL", call).replace("SETUP\n", WRAPPERS).replace("\n", ends)
+    (tmp_path / "train.py").write_bytes(text.encode())
+
+    def counted() -> tuple[float, list[str]]:
+        words = [sys.executable, "train.py"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+        *losses, last = done.stdout.splitlines()
+        return float(last.split()[1]), losses
+
+    twice, losses = counted()
+    assert twice == 2
+    before, _ = scanned(tmp_path, "train.py")
+    assert before.verdict == "doubled"
+    fix = [sys.executable, "-m", "recompute_scan", "fix", "out"]
+    subprocess.run([*fix, "--apply", "--yes"], cwd=tmp_path, check=True)
+    assert counted() == (1, losses)
+    after, _ = scanned(tmp_path, "train.py")
+    assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
+    subprocess.run([*fix, "--revert"], cwd=tmp_path, check=True)
+    assert (tmp_path / "train.py").read_bytes() == text.encode()

@@ -138,7 +138,11 @@ def test_doubled_page_holds_the_whole_story() -> None:
     check = page.one("check").text
     folder = "recompute-scan-out/train"
     assert "recompute-scan run --verify --steps 5 examples/train.py" in check
-    assert f"recompute-scan fix {folder} --apply" in check
+    assert f"recompute-scan run --steps 5 -o {folder}-after examples/train.py" in check
+    assert f"recompute-scan compare {folder} {folder}-after" in check
+    known = Page(render_html(doubled(), folder="out/x")).one("check").text
+    assert "recompute-scan fix out/x --apply" in known
+    assert "-after" not in known
     assert page.one("region-7").text.count("2.0") == 1
     assert "losses" not in check
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.report.contents import SECTIONS, sections_of
+from recompute_scan.report.render import SECTIONS, sections_of
 from recompute_scan.result import from_json
 from tests.report.page_reader import Page
 from tests.report.pages import RECORDED, RESULTS, page
@@ -58,7 +58,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, body in _recipe().items():
         assert not (root / name).exists(), f"the recipe writes over {name}"
         (root / name).write_text(body, encoding="utf-8")
-    listed = package / "report" / "contents.py"
+    listed = package / "report" / "render.py"
     text = listed.read_text(encoding="utf-8")
     text = text.replace("sections import plan\n", "sections import plan, recorded_steps\n")
     text = text.replace(

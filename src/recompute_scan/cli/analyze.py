@@ -114,13 +114,7 @@ def analyze(
         from recompute_scan.analysis.pipeline import analyse
         from recompute_scan.workers import AUTOMATIC, Workers
 
-    for name in traces:
-        if name.endswith(".py") and Path(name).is_file():
-            raise UsageError(
-                "E239",
-                f"{name} is a Python script, and no trace.",
-                hint="recompute-scan run records it; recompute-scan lint reads it",
-            )
+    _refuse_scripts(traces)
     for target in (html, output, perfetto):
         if target is not None:
             refuse_existing(target, force=force)
@@ -132,6 +126,9 @@ def analyze(
 
         add_tracks(traces, perfetto, force=force, limits=lifted(limits))
     read_from = traces[0] if len(traces) == 1 and Path(traces[0]).exists() else ""
+    from recompute_scan.report.summary import with_next_steps
+
+    result = with_next_steps(result, folder=read_from)
     if html is not None:
         from recompute_scan.report.render import render_html
 
@@ -164,3 +161,14 @@ def _write_fix(result: Result, target: Path, *, force: bool) -> None:
         write_whole(target, fix)
     except OSError as error:
         raise UsageError("E208", f"Cannot write {target}.", why=error.strerror) from None
+
+
+def _refuse_scripts(traces: tuple[str, ...]) -> None:
+    """Say to whom a script is to be given (``E239``)."""
+    for name in traces:
+        if name.endswith(".py") and Path(name).is_file():
+            raise UsageError(
+                "E239",
+                f"{name} is a Python script, and no trace.",
+                hint="recompute-scan run records it; recompute-scan lint reads it",
+            )

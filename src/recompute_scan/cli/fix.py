@@ -136,7 +136,9 @@ def _say_state(page: Page, result: Result, kept_in: Path, root: Path) -> bool:
     except InputError as error:
         page.prose(f"It cannot be applied here. {error.what} Why: {error.why}.", "")
         return False
-    page.prose(f"It is not applied. It fits {names}, unchanged since the recording.", "")
+    known = all(one.digest for one in patch.changes(result))
+    same = ", unchanged since the recording" if known else ""
+    page.prose(f"It is not applied. It fits {names}{same}.", "")
     return True
 
 
@@ -181,7 +183,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
             hint="recompute-scan run --verify and the script",
         )
     words = ["run", "--verify"]
-    if Path(folder).is_dir():
+    if (Path(folder) / "result.json").is_file():  # a folder of traces alone is not to lose them
         words += ["-o", folder]
     if len(result.ranks) > 1:
         words += ["--nproc-per-node", str(result.environment.get("world_size", len(result.ranks)))]

@@ -184,10 +184,9 @@ def put(text: str, output: Path | None, style: str = "text", *, force: bool) -> 
 
 def rendered(result: Result, style: Format, html: Path | None, folder: str) -> str:
     if style == "json":
-        from recompute_scan.report.summary import with_next_steps
         from recompute_scan.result import to_json
 
-        return to_json(with_next_steps(result, folder=folder))
+        return to_json(result)
     if style == "markdown":
         from recompute_scan.report.render import render_markdown
 

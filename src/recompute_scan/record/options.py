@@ -272,6 +272,7 @@ def take_place(recorded: Path, folder: Path) -> None:
             if (folder / name).is_symlink():
                 (folder / name).unlink()
             shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / PATCH).unlink(missing_ok=True)
         for one in recorded.iterdir():
             one.replace(folder / one.name)
         recorded.rmdir()

@@ -20,9 +20,31 @@ from markupsafe import Markup
 
 from recompute_scan.report import summary
 from recompute_scan.report.blocks import WIDTH, Page, checkpoint_stacks
-from recompute_scan.report.contents import SECTIONS, sections_of
 from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS, Picture, picture
 from recompute_scan.report.section import Section
+from recompute_scan.report.sections import plan
+from recompute_scan.report.sections.answer import (
+    EVERY_RULE,
+    FAILURE,
+    FINDINGS_AND_FIXES,
+    FIRST_SCREEN,
+    HOW_TO_CHECK,
+    METHOD,
+)
+from recompute_scan.report.sections.correctness import (
+    COMPILED_CODE,
+    SAME_COMPUTATION,
+    SELECTIVE_POLICIES,
+)
+from recompute_scan.report.sections.cost import DEVICE_USE, HTA_FIGURES, MEASURED_FIX, STEP_COST
+from recompute_scan.report.sections.layers import (
+    BLOCK_BY_BLOCK,
+    CHECKPOINT_SITES,
+    RECOMPUTED_BY_DESIGN,
+    RUN_BY_RUN,
+    STEPS_AND_FAMILIES,
+)
+from recompute_scan.report.sections.run import MEMORY_SNAPSHOTS, RANK_BY_RANK, TRACE_HEALTH
 from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
     Attachments,
@@ -38,6 +60,37 @@ from recompute_scan.report.templating import (
 )
 from recompute_scan.result import Result, to_json
 from recompute_scan.result.run_record import NextCommand
+
+# In the order in which they are read, which every rendering follows.
+SECTIONS: tuple[Section, ...] = (
+    FAILURE,
+    plan.PLANNED_CHECKPOINTS,
+    FIRST_SCREEN,
+    MEASURED_FIX,
+    STEP_COST,
+    RUN_BY_RUN,
+    BLOCK_BY_BLOCK,
+    RECOMPUTED_BY_DESIGN,
+    RANK_BY_RANK,
+    CHECKPOINT_SITES,
+    COMPILED_CODE,
+    FINDINGS_AND_FIXES,
+    SAME_COMPUTATION,
+    SELECTIVE_POLICIES,
+    MEMORY_SNAPSHOTS,
+    HOW_TO_CHECK,
+    DEVICE_USE,
+    HTA_FIGURES,
+    EVERY_RULE,
+    STEPS_AND_FAMILIES,
+    TRACE_HEALTH,
+    METHOD,
+)
+
+
+def sections_of(result: Result) -> tuple[Section, ...]:
+    """Those that this result has, in the order in which they are read."""
+    return tuple(section for section in SECTIONS if section.present(result))
 
 
 def render_text(

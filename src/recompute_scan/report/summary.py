@@ -461,25 +461,28 @@ def _own_command(result: Result, purpose: Purpose) -> str | None:
 
 
 def commands_of(result: Result, folder: str) -> list[NextCommand]:
-    """The commands, as far as the result tells them."""
+    """The commands, as far as the result and where it is read from tell them."""
     before = shlex.quote(folder) if folder else recorded_into(result)
-    after = shlex.quote(f"{folder}-after") if folder else recorded_into(result, "-after")
-    found = [
-        NextCommand("measure", run_command(result, verify=True)),
-        NextCommand("record", run_command(result, after)),
-        NextCommand("compare", f"recompute-scan compare {before} {after}"),
+    a_file = bool(Path(folder).suffix)
+    after = recorded_into(result, "-after")
+    after = shlex.quote(f"{folder}-after") if folder and not a_file else after
+    measure = run_command(result, verify=True)
+    gradients = measure.replace("--verify", "--verify --without-checkpointing", 1)
+    found: dict[Purpose, str] = {
+        "measure": measure,
+        "compare-gradients": gradients if script_of(result) else "",
+        "see": f"recompute-scan fix {before}" * bool(folder),
+        "apply": f"recompute-scan fix {before} --apply" * bool(folder),
+        "record": run_command(result, after),
+        "compare": f"recompute-scan compare {before} {after}",
+        "plan": f"recompute-scan plan {script_of(result)}" if script_of(result) else "",
+    }
+    alone = len(result.ranks) < 2
+    return [
+        NextCommand(purpose, text)
+        for purpose, text in found.items()
+        if text and (alone or purpose != "plan")
     ]
-    if folder or script_of(result) is not None:
-        found += [
-            NextCommand("see", f"recompute-scan fix {before}"),
-            NextCommand("apply", f"recompute-scan fix {before} --apply"),
-        ]
-    if script_of(result) is not None and len(result.ranks) < 2:
-        found.append(NextCommand("plan", f"recompute-scan plan {script_of(result)}"))
-        gradients = run_command(result, verify=True)
-        gradients = gradients.replace("--verify", "--verify --without-checkpointing", 1)
-        found.append(NextCommand("compare-gradients", gradients))
-    return found
 
 
 def _buys_memory(result: Result) -> str:

@@ -1,21 +1,18 @@
 """The fix of a result as a patch: what it makes of files, written and taken back.
 
 A result may come from somebody else, so nothing of it is trusted with a file. A patch changes
-Python files below one folder and through no link. It changes a file only where the lines that it
-names stand in it, and the file is the one that was recorded. It takes words of a statement out and
-sets settings; a change that brings in another word is refused.
+Python files below one folder and through no link. It changes a file only if that is the one that
+was recorded, and has the lines that the diff says. It takes words of a statement out and sets
+settings; a change that brings in another word is refused.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-import errno
 import io
 import os
 import re
-import stat
-import tempfile
 import tokenize
 import warnings
 from codecs import BOM_UTF8
@@ -30,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import content, write_whole
+from recompute_scan.files import content, new_version, write_whole
 from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.result.document import Result
 from recompute_scan.result.recompute import DOUBLED, Finding, Fix
@@ -389,7 +386,7 @@ def apply(files: Sequence[Changed], folder: Path) -> None:
     parts: list[tuple[Changed, Path]] = []
     try:
         for one in files:
-            parts.append((one, _part(one.path, one.after)))
+            parts.append((one, new_version(one.path, one.after)))
         group = []
         for number, (one, part) in enumerate(parts):
             copy = f"before-fix-{len(earlier) + 1}-{number + 1}-{one.path.name}"
@@ -432,7 +429,7 @@ def revert(folder: Path, root: Path) -> list[str]:
             before = content(folder / one.copy, _MOST_SOURCE)
             if sha256(before).hexdigest() != one.before:
                 raise InputError("E347", f"{one.copy} is no longer what {name} was.")
-            parts.append((path, _part(path, before)))
+            parts.append((path, new_version(path, before)))
         for path, part in parts:
             part.replace(path)
         _remember(folder, groups[:-1])
@@ -470,29 +467,6 @@ def _remember(folder: Path, groups: Sequence[Sequence[Written]]) -> None:
         write_whole(folder / _RECORD, msgspec.json.encode(groups) + b"\n")
     else:
         (folder / _RECORD).unlink(missing_ok=True)
-
-
-def _part(path: Path, data: bytes) -> Path:
-    """A new file beside another, with its rights, to take its place."""
-    now = path.stat()
-    if not now.st_mode & 0o222 or not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, "it is read-only", str(path))
-    try:
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path.parent)) from None
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(name).chmod(stat.S_IMODE(now.st_mode))
-            with suppress(OSError):
-                os.chown(name, now.st_uid, now.st_gid)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return Path(name)
 
 
 def _unwritable(error: OSError) -> InputError:
