@@ -27,8 +27,10 @@ from recompute_scan.files import content
 from recompute_scan.record.execute import StopRecording
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
-# whose main thread waits while others work.
-_WAITS_S, _WAITS_FOR_RANKS_S, _WORKS_S = 3.0, 30.0, 60.0
+# whose main thread waits while others work. A loader of torch's waits 5 s for a worker.
+_WAITS_S, _WAITS_FOR_RANKS_S, _WORKS_S = 6.0, 30.0, 60.0
+# The same at the interpreter's end, which waits for threads and processes without a limit.
+_JOINS_S = 3.0
 _LOOK_S = 0.25
 # A share of a processor, and bytes read and written in a look, from which on a process works.
 _BUSY, _MOVED_BYTES = 0.2, 1 << 16
@@ -190,7 +192,7 @@ def _end_what_waits(main: int) -> None:
         frame = sys._current_frames().get(main)
         while frame is not None:
             if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _JOINS:
-                return _WAITS_S
+                return _JOINS_S
             frame = frame.f_back
         # Functions that the script has left for its end may wait for others, and be right.
         return _WAITS_FOR_RANKS_S
