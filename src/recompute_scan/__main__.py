@@ -17,7 +17,7 @@ except OSError:  # the folder is gone
 if not getattr(sys.flags, "safe_path", False) and sys.path[0] in (_here, _own):
     sys.path[0] = os.path.dirname(_own)  # noqa: PTH120
 
-from recompute_scan.cli import main
+from recompute_scan.cli import main  # noqa: E402 - found in that place
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--trial"]:

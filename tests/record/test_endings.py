@@ -91,9 +91,9 @@ FORMS = {
     "dump": "faulthandler.dump_traceback_later(3600, exit=True)\ntrain()\n"
     "faulthandler.cancel_dump_traceback_later()",
     # What waits for a while, as a loader of torch's does for a worker, goes on.
-    "waits": "c = multiprocessing.get_context('fork')\np = c.Process(target=time.sleep, args=(600,), "
-    "daemon=True)\np.start()\natexit.register(print, 'left')\ntry:\n    train()\nfinally:\n"
-    "    p.join(5)",
+    "waits": "c = multiprocessing.get_context('fork')\n"
+    "p = c.Process(target=time.sleep, args=(600,), daemon=True)\np.start()\n"
+    "atexit.register(print, 'left')\ntry:\n    train()\nfinally:\n    p.join(5)",
     # What is left for the end is done.
     "at exit": "atexit.register(print, 'left')\ntrain(40)",
 }

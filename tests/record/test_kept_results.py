@@ -154,7 +154,9 @@ def run(
     )
 
 
-@pytest.mark.parametrize("name", ["l\nf", "\u202e\u2028", "\udcff", "-o"])
+@pytest.mark.parametrize(
+    "name", ["l\nf", *(pytest.param(one, marks=pytest.mark.slow) for one in ("\u2028", "\udcff"))]
+)
 def test_a_folder_of_any_name_gets_its_trace(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     (tmp_path / name).mkdir()
