@@ -94,6 +94,9 @@ FORMS = {
     "waits": "c = multiprocessing.get_context('fork')\n"
     "p = c.Process(target=time.sleep, args=(600,), daemon=True)\np.start()\n"
     "atexit.register(print, 'left')\ntry:\n    train()\nfinally:\n    p.join(5)",
+    # It catches whatever would stop it, and goes on.
+    "swallows": "trainer = Trainer()\nfor number in range(200):\n    try:\n"
+    "        say(number, trainer.step())\n    except BaseException:\n        pass\nprint('done')",
     # What is left for the end is done.
     "at exit": "atexit.register(print, 'left')\ntrain(40)",
 }
@@ -161,17 +164,8 @@ if chosen is not None:
     sys.argv[:] = [script]
     exec(compile(Path(script).read_text(), script, "exec", dont_inherit=True))
 """
-SAMPLE = (
-    "queue",
-    "not joined",
-    "listener",
-    "finally",
-    "process",
-    "connection",
-    "alarm",
-    "waits",
-    "at exit",
-)
+SAMPLE = ("queue", "not joined", "listener", "finally", "process", "connection", "alarm", "waits")
+SAMPLE += ("swallows", "at exit")
 
 
 def run_forms(names: list[str], folder: Path) -> dict[str, list[tuple[int, float, float | None]]]:
