@@ -164,8 +164,10 @@ if chosen is not None:
     sys.argv[:] = [script]
     exec(compile(Path(script).read_text(), script, "exec", dont_inherit=True))
 """
-SAMPLE = ("queue", "not joined", "listener", "finally", "process", "connection", "alarm", "waits")
-SAMPLE += ("swallows", "at exit")
+SAMPLE = {
+    *("queue", "not joined", "listener", "finally", "process", "connection", "alarm"),
+    *("swallows", "waits", "at exit"),
+}
 
 
 def run_forms(names: list[str], folder: Path) -> dict[str, list[tuple[int, float, float | None]]]:
