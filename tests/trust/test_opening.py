@@ -271,7 +271,7 @@ def test_numbers_are_finite(option: list[str], value: str, here: Path, capsys: O
     assert "[E7" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("before", ["./", ".//", "././", "./a/", ""])
+@pytest.mark.parametrize("before", ["./", ".//", "././", "./a/", "a/./", "a//.//b/", "a../", ""])
 def test_members_may_begin_with_the_folder_itself(before: str, here: Path) -> None:
     archive = here / "run.zip"
     with zipfile.ZipFile(archive, "w") as packed:
