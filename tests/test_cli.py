@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from recompute_scan.analysis import pipeline
 from recompute_scan.cli import main
+from recompute_scan.cli.output import say
 from recompute_scan.result import json_schema
 from tests.effort import some
 from tests.recompute.training import checkpointed_step, marked_step, plain_step
@@ -192,6 +195,41 @@ def test_a_name_that_is_too_long_is_no_bug(command: str, capsys: Output) -> None
     printed = capsys.readouterr()
     assert "[E301]" in printed.err.splitlines()[0]
     assert printed.out == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["analyze"], ["explain", "RS001"]]
+)
+def test_output_that_has_no_room_is_no_bug(arguments: list[str], trace: Path) -> None:
+    arguments = [*arguments, str(trace)] if arguments == ["analyze"] else arguments
+    command = [sys.executable, "-m", "recompute_scan", *arguments]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "[E208]" in done.stderr.splitlines()[0]
+
+
+def test_what_an_encoding_lacks_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "latin-1"))
+    say("caf\xe9 \u2026 \U0001f525\n")
+    sys.stdout.flush()
+    assert written.getvalue() == b"caf\xe9 \\u2026 \\U0001f525\n"
+
+
+@pytest.mark.parametrize("arguments", [["lint", "{}"], ["check", "{}"], ["analyze", "{}"]])
+def test_a_current_folder_that_is_gone_is_no_bug(
+    arguments: list[str], trace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    words = shlex.join(one.format(trace) for one in arguments)
+    start = f"cd gone; rmdir ../gone; exec {shlex.quote(sys.executable)} -m recompute_scan {words}"
+    done = subprocess.run(
+        ["sh", "-c", start], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode in (0, 3)
+    assert done.returncode == 0 or "Cannot use the current folder. [E301]" in done.stderr
 
 
 def breaks(*_: object, **__: object) -> None:

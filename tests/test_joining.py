@@ -58,6 +58,26 @@ def test_tools_and_helpers_run_on_as_they_are(argv: list[str]) -> None:
     assert joined(argv, OPTIONS, TOOLS) is None
 
 
+@pytest.mark.parametrize("left", ["", "left", '{"target": 1}', "[]", "\udcff"])
+def test_a_variable_that_another_run_has_left_changes_nothing(left: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys\nprint(sys.argv, os.environ.get('A'))\n")
+    command = [sys.executable, "-u", "train.py", "--steps", "2"]
+    ran = [
+        subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=os.environ | more,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for more in ({}, {VARIABLE: left})
+    ]
+    assert [one.returncode for one in ran] == [0, 0]
+    assert ran[0].stdout == ran[1].stdout
+    assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
+
+
 def test_the_line_at_start_up_does_nothing_without_the_variable() -> None:
     line = (Path(__file__).parents[1] / "src" / "recompute_scan.pth").read_text()
     code = f"import sys; before = set(sys.modules); exec({line!r}); " + (

@@ -9,13 +9,15 @@ import sys
 # `python -m` looks for modules in the folder where it is started first, which may be a stranger's.
 # The first place is kept: `run` puts the script's own folder there.
 # Started by its path, it finds its own folder there.
-if not getattr(sys.flags, "safe_path", False) and sys.path[0] in (
-    os.getcwd(),  # noqa: PTH109 - text
-    os.path.dirname(os.path.abspath(__file__)),  # noqa: PTH100, PTH120 - links stay
-):
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+_own = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - links stay
+try:
+    _here = os.getcwd()  # noqa: PTH109 - text
+except OSError:  # the folder is gone
+    _here = ""
+if not getattr(sys.flags, "safe_path", False) and sys.path[0] in (_here, _own):
+    sys.path[0] = os.path.dirname(_own)  # noqa: PTH120
 
-from recompute_scan.cli import main
+from recompute_scan.cli import main  # noqa: E402 - found in that place
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--trial"]:

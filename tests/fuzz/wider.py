@@ -226,6 +226,11 @@ def wider_logs() -> dict[str, Make]:
         "actors": _lines(b"(Worker pid=%d) ValueError: x%d\n"),
         "groups of exceptions": _lines(b"    | ValueError: x%d\n    +---------------- %d ---\n"),
         "handlers": _lines(b"*** SIGTERM received at time=%d ***\nCaught signal 15 (%d)\n"),
+        "chains": _lines(
+            b"Traceback (most recent call last):\n"
+            + _STACK
+            + b"E%d: x\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        ),
         "one line": lambda n: b"x" * (60 * n),
         "signals": lambda n: b"Signal: A" + b"a " * n,
         "bars": lambda n: b" | " * n + b"\n" + b"  | " * n,

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,15 +140,42 @@ def names_in(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *words: str, stdout: Any = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1", "-o", "out"]
     return subprocess.run(
         [sys.executable, "-m", "recompute_scan", "run", *options, *words],
         cwd=folder,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         env=plain_environment(),
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["l\nf", *(pytest.param(one, marks=pytest.mark.slow) for one in ("\u2028", "\udcff"))]
+)
+def test_a_folder_of_any_name_gets_its_trace(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    (tmp_path / name).mkdir()
+    assert run(tmp_path, "-o", str(tmp_path / name), "train.py").returncode == 0
+    assert "trace-rank0.json.gz" in names_in(tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
+@pytest.mark.parametrize(("word", "status"), [("raise", 1), ("", 2)])
+def test_a_report_that_has_no_room_leaves_a_failed_script_its_status(
+    word: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    with Path("/dev/full").open("wb") as full:
+        done = run(tmp_path, "train.py", word, stdout=full)
+    assert done.returncode == status
+    assert "No space left" in done.stderr
+    assert (tmp_path / "out" / "result.json").is_file()
 
 
 @pytest.mark.slow

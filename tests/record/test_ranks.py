@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli
 from recompute_scan.errors import UsageError
-from recompute_scan.record.launch import LastStep
+from recompute_scan.record.launch import LastStep, RankFacts, rank_facts
 from recompute_scan.record.steps import chosen
 from recompute_scan.result.run_record import RunInfo, read_run_info
 from tests.record.runs import LAYERS, plain_environment, write_script
@@ -71,6 +71,25 @@ def test_a_list_of_ranks(text: str, world_size: int, ranks: set[int]) -> None:
 def test_what_names_no_ranks(text: str) -> None:
     with pytest.raises(UsageError, match="E224"):
         chosen(text, 4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "expected"),
+    [
+        ("1", "4", (1, 4)),
+        ("4", "4", (0, 1)),
+        ("x", "4", (0, 4)),
+        ("-1", "", (0, 1)),
+        ("²", "nan", (0, 1)),
+        ("9" * 5000, "9" * 5000, (0, 1)),
+    ],
+)
+def test_variables_of_a_launcher_of_any_shape(
+    rank: str, size: str, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert rank_facts() == RankFacts(*expected)
 
 
 class Store:

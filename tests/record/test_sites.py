@@ -422,3 +422,15 @@ def test_a_site_below_the_start_folder_is_relative(tmp_path: Path) -> None:
     assert below == f"{here.name}:{frame.f_lineno - 1}"
     elsewhere = CallSites(tmp_path).switched_on_at(frame)
     assert elsewhere == f"{here}:{frame.f_lineno - 1}"
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_site_below_a_folder_above_the_home_is_absolute(
+    level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Path(__file__).resolve()
+    home, start = here.parents[level], here.parents[1]
+    monkeypatch.setenv("HOME", str(home))
+    frame = sys._getframe()
+    shown = here if start in home.parents else here.relative_to(start)
+    assert CallSites(start).called_at(frame) == f"{shown}:{frame.f_lineno}"

@@ -70,6 +70,26 @@ def test_nothing_is_written_through_a_link(
     assert list(folder.iterdir()) == [target]
 
 
+@pytest.mark.parametrize("name", ["recompute-scan-out", "recompute-scan-out/train"])
+@pytest.mark.parametrize("command", [["run"], ["run", "--guard"], ["plan"]], ids=" ".join)
+def test_a_link_in_place_of_the_usual_folder_is_refused(
+    command: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "report.html").write_text("precious")
+    here = tmp_path / "here"
+    (here / name).parent.mkdir(parents=True)
+    (here / "train.py").write_text("open('ran', 'w')\n")
+    link = here / (name + "-plan" * (command == ["plan"] and name.endswith("train")))
+    link.symlink_to(precious)
+    monkeypatch.chdir(here)
+    assert main([*command, "train.py"]) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert [one.name for one in precious.iterdir()] == ["report.html"]
+    assert not (here / "ran").exists()
+
+
 def test_a_link_to_nowhere_is_something_too(tmp_path: Path) -> None:
     target = tmp_path / "out.md"
     target.symlink_to(tmp_path / "nowhere")

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "cli/__init__.py": "/dev/null",
     "cli/output.py": "the browser",
     "events.py": "the file that a person named for it, which may be a pipe; it never waits",
+    "result/patch.py": "the new file that it has just made",
     "trackers.py": "what this process has written",
     "guarding/alerts.py": "/proc of this process",
     "record/attribution.py": "cells of a notebook, which are in no file",
@@ -270,7 +271,7 @@ def test_numbers_are_finite(option: list[str], value: str, here: Path, capsys: O
     assert "[E7" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("before", ["./", ".//", "././", "./a/", ""])
+@pytest.mark.parametrize("before", ["./", ".//", "././", "./a/", "a/./", "a//.//b/", "a../", ""])
 def test_members_may_begin_with_the_folder_itself(before: str, here: Path) -> None:
     archive = here / "run.zip"
     with zipfile.ZipFile(archive, "w") as packed:

@@ -5,6 +5,7 @@ Heavy imports stay inside the commands, so that ``--help`` and errors are instan
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,10 +17,13 @@ import click
 from recompute_scan._version import __version__
 from recompute_scan.cli.event_stream import ended, failed
 from recompute_scan.cli.output import tell
-from recompute_scan.errors import InputError, ScanError
+from recompute_scan.errors import InputError, ScanError, UsageError
 from recompute_scan.terminal import inert
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
+
+# A disk or a quota that is full, a file as large as the system lets it be, a device that fails.
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Each in a module of its name, in the order in which help lists them.
 NAMES = (
@@ -96,10 +100,9 @@ def _status(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and error.filename and "--debug" not in arguments:
-            # What no reader foresaw of a path: a name that is too long, a disk that fails.
-            what = f"Cannot use {os.fsdecode(error.filename)}."
-            return _given_up(InputError("E301", what, why=error.strerror))
+        foreseen = _by_the_system(error) if isinstance(error, OSError) else None
+        if foreseen is not None and "--debug" not in arguments:
+            return _given_up(foreseen)
         failed(error)
         if "--debug" in arguments:
             raise
@@ -110,6 +113,21 @@ def _status(arguments: list[str]) -> int:
         )
         return 70
     return status if isinstance(status, int) else 0
+
+
+def _by_the_system(error: OSError) -> ScanError | None:
+    """What no reader foresaw: a name that is too long, a disk that fails, a folder that is gone."""
+    if error.filename:
+        what = f"Cannot use {os.fsdecode(error.filename)}."
+        return InputError("E301", what, why=error.strerror)
+    if error.errno in _NOT_WRITTEN:
+        return UsageError("E208", "Cannot write all of the output.", why=error.strerror)
+    try:
+        os.getcwd()  # noqa: PTH109 - only whether there is one
+    except OSError:
+        what, hint = "Cannot use the current folder.", "start the command in another one"
+        return InputError("E301", what, why="it was removed", hint=hint)
+    return None
 
 
 def _given_up(error: ScanError) -> int:

@@ -42,7 +42,7 @@ def follow(path: str, *, command: str | None = None, folder: Path | None = None)
     if not _open:
         stream = EventStream(path)
         rank = os.environ.get("RANK", "")
-        stream.rank = int(rank) if rank.isascii() and rank.isdigit() else None
+        stream.rank = int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 10 else None
         _open.append((stream, command is not None))
     if command is not None:
         where = None if folder is None else str(folder.absolute())

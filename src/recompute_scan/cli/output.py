@@ -167,10 +167,20 @@ def say(text: str, style: str = "text", *, codes: bool = False) -> None:
     """Print it; what every command prints on standard output passes here."""
     clear()
     if style == "diff" and not sys.stdout.isatty():
-        click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
+        _print(text.encode("utf-8", "surrogateescape"))
     else:
         style = "text" if style == "diff" else style
-        click.echo(harmless(text, style, codes=codes), nl=False, color=codes)
+        _print(harmless(text, style, codes=codes), color=codes)
+
+
+def _print(text: str | bytes, *, color: bool | None = None) -> None:
+    try:
+        click.echo(text, nl=False, color=color)
+    except UnicodeEncodeError:  # what its encoding lacks is spelled out
+        assert isinstance(text, str)
+        encoding = sys.stdout.encoding
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        click.echo(text, nl=False, color=color)
 
 
 def put(text: str, output: Path | None, style: str = "text", *, force: bool) -> None:
@@ -251,7 +261,7 @@ def print_report(
     page = folder / "report.html"
     there = page.exists()
     clear()
-    click.echo(fresh_line(sys.stdout), nl=False)  # the script may have left a line unfinished
+    _print(fresh_line(sys.stdout))  # the script may have left a line unfinished
     print_text(result, report=str(seen_from_here(page)) if there else None, after=after)
     if open_page and there:
         show_page(page)
@@ -272,7 +282,7 @@ def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] | Non
     SECTION.text(page, result)
     next_steps(page, str(seen_from_here(folder / "report.html")), replace(result, next_steps=()))
     clear()
-    click.echo(fresh_line(sys.stdout), nl=False)
+    _print(fresh_line(sys.stdout))
     say("\n".join(page.written) + "\n", codes=page.color)
 
 

@@ -163,10 +163,20 @@ def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None
 
 
 def default_folder(script: str, args: Sequence[str], *, launched: bool, ending: str = "") -> Path:
-    """Where the output goes unless something else is said: a folder named after the script."""
+    """Where the output goes unless something else is said: a folder named after the script.
+
+    Raises:
+        UsageError: A link is there, which nobody who started the command has named (``E206``).
+    """
     if launched:
         script = next((one for one in args if one.endswith(".py")), script)
-    return Path("recompute-scan-out") / (Path(script).stem.replace("/", "-") + ending)
+    folder = Path("recompute-scan-out") / (Path(script).stem.replace("/", "-") + ending)
+    for one in (folder.parent, folder):
+        if one.is_symlink():
+            what = f"Cannot write to the output folder {folder}."
+            hint = f"name the folder: -o {folder}"
+            raise UsageError("E206", what, why=f"{one} is a link", hint=hint)
+    return folder
 
 
 def _behind_dashes(whole: Sequence[str], args: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from msgspec import Struct
@@ -147,7 +148,7 @@ class Signature(Struct, frozen=True):
             began: Number of the line where its traceback begins; 0 in a run of our own.
             rank: Whose it is; ``None`` where the log does not say.
         """
-        if not re.fullmatch(self.error, raised.name) or not self._says(raised.message):
+        if not _is_called(self.error, raised.name) or not self._says(raised.message):
             return None
         if self.needs_frames and not raised.frames:
             return None
@@ -174,6 +175,11 @@ class Signature(Struct, frozen=True):
             if near and line.rank in (rank, None) and self.beside.search(line.text):
                 return line
         return None
+
+
+@lru_cache(4096)  # a log repeats few names of exceptions any number of times
+def _is_called(pattern: str, name: str) -> bool:
+    return re.fullmatch(pattern, name) is not None
 
 
 _META = (

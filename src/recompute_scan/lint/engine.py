@@ -425,15 +425,19 @@ def _text(path: Path) -> str:
         raise Unreadable(f"it is larger than {most // 1000} kB")
     if b"\0" in data:
         raise Unreadable("it is binary")
-    encoding = "utf-8-sig"
-    if path.suffix == ".py":
-        # Where the first two lines name another.
-        with suppress(SyntaxError):
-            encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    encoding = encoding_of(path, data)
     try:
         return data.decode(encoding, errors="replace")
     except (LookupError, ValueError):  # no encoding of text, or one that replaces nothing
         raise Unreadable(f"its first lines name the encoding {encoding}") from None
+
+
+def encoding_of(path: Path, data: bytes) -> str:
+    """UTF-8, unless the first two lines of a Python file name another encoding."""
+    if path.suffix == ".py":
+        with suppress(SyntaxError):
+            return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    return "utf-8-sig"
 
 
 def _wrappers_from_elsewhere(

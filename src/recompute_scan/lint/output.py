@@ -17,7 +17,7 @@ from recompute_scan._version import __version__
 from recompute_scan.check.formats import LEVELS, command, line, location, sarif_document, xml_text
 from recompute_scan.check.policy import Site
 from recompute_scan.files import content
-from recompute_scan.lint.engine import Report
+from recompute_scan.lint.engine import Report, encoding_of
 from recompute_scan.lint.launches import SwitchInFile
 from recompute_scan.lint.rules import RULES, Found
 from recompute_scan.report.templating import visible
@@ -202,11 +202,16 @@ def diff(found: Iterable[Found]) -> str:
     parts = []
     for file, findings in sorted(by_file.items()):
         try:
-            # Bytes that are no UTF-8 could not be printed as they are.
-            before = source_lines(content(Path(file)).decode())
-        except (OSError, UnicodeDecodeError):
+            data = content(Path(file))
+            encoding = encoding_of(Path(file), data).removesuffix("-sig")
+            before = source_lines(data.decode(encoding))
+        except (OSError, LookupError, ValueError):
             continue
-        after = _edited(before, findings)
+        # Each line with the bytes that it has in the file, whatever they stand for.
+        before, after = (
+            [line.encode(encoding).decode("utf-8", "surrogateescape") for line in lines]
+            for lines in (before, _edited(before, findings))
+        )
         name = os.path.relpath(file).replace(os.sep, "/")
         old, new = (patch_name(f"{side}/{name}") for side in "ab")
         lines = difflib.unified_diff(before, after, old, new)

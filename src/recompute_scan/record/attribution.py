@@ -287,6 +287,9 @@ class CallSites:
 
     def __init__(self, start_folder: Path) -> None:
         self._start = start_folder
+        # Below a folder above the home, paths would begin with the person's name.
+        home = os.path.expanduser("~")  # noqa: PTH111 - pathlib's may raise
+        self._above_home = start_folder in Path(home).parents
         self._ownership = Ownership(start_folder)
         self._places: dict[str, tuple[Path, int]] = {}
         # The same lines are asked for in every step, and paths are slow.
@@ -382,7 +385,8 @@ class CallSites:
         if folder is not None:
             return file.removeprefix(folder)
         path = Path(os.path.normpath(self._start / file))
-        return str(path.relative_to(self._start)) if path.is_relative_to(self._start) else str(path)
+        below = path.is_relative_to(self._start) and not self._above_home
+        return str(path.relative_to(self._start)) if below else str(path)
 
 
 def _starts_backward(frame: FrameType) -> bool:

@@ -81,20 +81,36 @@ class Reporting(Struct, frozen=True):
     arguments: str = ""
     root: Path | None = None
 
-    def conclude(self, info: RunInfo) -> None:
-        """This rank's run is over: report on it, where that is this rank's to do."""
-        if info.end is not None:
-            self.failure()
-        elif info.rank == 0:
-            self._run(info)
+    def conclude(self, info: RunInfo, *, at_once: bool = False) -> None:
+        """This rank's run is over: report on it, where that is this rank's to do.
+
+        Args:
+            info: Its run record.
+            at_once: Whether nobody is left to catch an error.
+
+        Raises:
+            ScanError: There can be no report of a script that succeeded.
+            OSError: It cannot be written or shown.
+        """
+        try:
+            if info.end is not None:
+                self.failure()
+            elif info.rank == 0:
+                self._run(info)
+        except BrokenPipeError:
+            raise
+        except (ScanError, OSError) as error:
+            if not (at_once or info.exit_status):
+                raise
+            # A script that failed keeps its own status.
+            told = str(error) if isinstance(error, ScanError) else f"no report: {error.strerror}"
+            self.tell(f"recompute-scan: {told}")
+            self.stays()
 
     def conclude_at_once(self, info: RunInfo) -> None:
         """The same where nobody is left to catch an error."""
         try:
-            self.conclude(info)
-        except ScanError as error:
-            self.tell(f"recompute-scan: {error}")
-            self.stays()
+            self.conclude(info, at_once=True)
         finally:
             self.leaving(info.exit_status)
 

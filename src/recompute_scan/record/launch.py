@@ -76,7 +76,7 @@ def rank_facts() -> RankFacts:
         return RankFacts(distributed.get_rank(), distributed.get_world_size())
     for rank_name, size_name in _RANK_VARIABLES:
         if rank_name in os.environ:
-            rank, world_size = _number(rank_name, 0), _number(size_name, 1)
+            rank, world_size = number_in(rank_name, 0), number_in(size_name, 1)
             return RankFacts(rank, world_size) if 0 <= rank < world_size else RankFacts(0, 1)
     return RankFacts(_OWN_NUMBER[0], 1)
 
@@ -171,9 +171,10 @@ def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]
         time.sleep(_POLL_S)
 
 
-def _number(name: str, default: int) -> int:
+def number_in(name: str, default: int) -> int:
+    """The number that a variable of the environment holds; the default where it holds none."""
     text = os.environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else default
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
 # Torch's stores take values of up to 8 MiB.

@@ -321,9 +321,7 @@ def _room(folder: Path) -> Path:
     torch writes a recording once, and what it cannot write is lost.
     """
     others = Path(tempfile.gettempdir())
-    try:
-        str(folder).encode()  # torch takes no name that is no UTF-8
-    except UnicodeEncodeError:
+    if not str(folder).isprintable():  # torch takes no name that is no UTF-8, and no line's end
         return others
     with suppress(OSError):
         free = shutil.disk_usage(folder).free

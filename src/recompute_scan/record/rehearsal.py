@@ -12,7 +12,6 @@ not lengthen, unless most steps waited for something: input, another rank, other
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from recompute_scan.record.arrange import (
     candidates,
     heavy_operators,
 )
+from recompute_scan.record.launch import number_in
 from recompute_scan.record.measure import Heap, kernel_bytes, thread_usage
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.saved_tensors import SavedTensors
@@ -250,8 +250,7 @@ class Rehearsing:
         if saved.through:
             self._storages = saved.storages()
             self._levels, self._fullest = tuple(saved.allocated), tuple(saved.fullest)
-            here = os.environ.get("LOCAL_WORLD_SIZE", "")
-            ranks = max(1, int(here)) if here.isdecimal() else 1
+            ranks = max(1, number_in("LOCAL_WORLD_SIZE", 1))
             most = _HOST_SHARE * (free_bytes("cpu", 0) or 0) / ranks
             self._fits_host = self._copied_bytes() <= most
             runs = self._arranging.runs

@@ -660,7 +660,7 @@ class _Boundaries(Struct, frozen=True):
         try:
             self.guard.run(self._boundary, otherwise=None)
         except StopRecording:
-            self.guard.run(self.stopping.begin, otherwise=None)
+            self.guard.run(self.stopping.at_step, otherwise=None)
             if self.stopping.here:
                 raise
         else:

@@ -27,9 +27,13 @@ from recompute_scan.files import content
 from recompute_scan.record.execute import StopRecording
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
-# whose main thread waits while others work.
-_WAITS_S, _WAITS_FOR_RANKS_S, _WORKS_S = 3.0, 30.0, 60.0
+# whose main thread waits while others work. A loader of torch's waits 5 s for a worker.
+_WAITS_S, _WAITS_FOR_RANKS_S, _WORKS_S = 6.0, 30.0, 60.0
+# The same at the interpreter's end, which waits for threads and processes without a limit.
+_JOINS_S = 3.0
 _LOOK_S = 0.25
+# So many steps after the first at which it was stopped, a script catches whatever would stop it.
+_STEPS_ON = 20
 # A share of a processor, and bytes read and written in a look, from which on a process works.
 _BUSY, _MOVED_BYTES = 0.2, 1 << 16
 # What the interpreter runs at its end to wait for threads and processes.
@@ -110,6 +114,7 @@ class Stopping:
         self._process = os.getpid()
         self._signal: int | None = None
         self._handler: Callable[[int, FrameType | None], None] | None = None
+        self._asked = 0
         self.begun = False
         self.over = False
 
@@ -138,6 +143,14 @@ class Stopping:
     def here(self) -> bool:
         """Whether this is the main thread."""
         return threading.get_ident() == self._main
+
+    def at_step(self) -> None:
+        """The script is being stopped as a step of it ends; one that goes on and on is ended."""
+        if self.here and os.getpid() == self._process:
+            self._asked += 1
+            if self._asked > _STEPS_ON:
+                self._end()
+        self.begin()
 
     def begin(self) -> None:
         """The script is being stopped, in this thread."""
@@ -190,7 +203,7 @@ def _end_what_waits(main: int) -> None:
         frame = sys._current_frames().get(main)
         while frame is not None:
             if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _JOINS:
-                return _WAITS_S
+                return _JOINS_S
             frame = frame.f_back
         # Functions that the script has left for its end may wait for others, and be right.
         return _WAITS_FOR_RANKS_S

@@ -278,7 +278,6 @@ class _RawReader(io.RawIOBase):
 
 ZIP = b"PK\x03\x04"
 _DRIVE = re.compile(r"[A-Za-z]:|[/\\]")
-_HERE = re.compile(r"\A(?:\./+)+")
 _PIECE = 64 * 1024
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError),
@@ -347,8 +346,8 @@ def _open(path: Path, most: int, _: tuple[int, ...]) -> _Opened:
             )
     # A name that begins with NUL is none.
     named = (info for info in infos if info.filename and not info.is_dir())
-    # As `zip` and `tar` of a folder's content write them, "./" is before each name.
-    return _Opened(archive, {_HERE.sub("", info.filename): info for info in named})
+    # As paths: `zip` and `tar` of a folder's content write "./" before each name.
+    return _Opened(archive, {str(PurePosixPath(info.filename)): info for info in named})
 
 
 @contextmanager
