@@ -36,8 +36,8 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (255, 175),
-    "lines of src": (69_100, 52_000),
-    "lines of tests": (66_700, 46_000),
+    "lines of src": (70_000, 52_000),
+    "lines of tests": (67_700, 46_000),
     "lines of benchmarks": (5_500, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (6, 10),

@@ -681,15 +681,13 @@ def _ideal_ms(
     return total / facts.complete_count
 
 
-# `sm90_xmma_gemm_f32f32_tf32f32_f32_…` of cuBLAS, `cutlass_80_tensorop_s1688gemm_…` of CUTLASS: the
-# instruction of 16 by 8 by 8 takes TF32 where the operator's inputs have 32 bits.
+# CUTLASS's instruction of 16 by 8 by 8 takes TF32 where the operator's inputs have 32 bits.
 _ON_TENSOR_CORES = re.compile(r"tf32|tensorop_s1688gemm")
 
 
 def _tflops(peak: Peak | None, kind: str, facts: RecomputeFacts) -> float | None:
     if peak is None:
         return None
-    # Kernels on tensor cores say so in their names; the operators do not.
     if kind == "fp32" and any(map(_ON_TENSOR_CORES.search, facts.trace.names)):
         kind = "tf32"
     return peak.tflops.get(kind)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -41,7 +40,7 @@ from recompute_scan.record.profiler import (
     still_open,
     without_own_warnings,
 )
-from recompute_scan.record.region_ranges import CountedRuns
+from recompute_scan.record.region_ranges import CountedStep, FirstWord
 from recompute_scan.record.steps import (
     DEFAULT,
     Plan,
@@ -376,57 +375,6 @@ class ComparedStep(Protocol):
 
     def compared(self) -> Fidelity:
         """It has ended: what it has shown."""
-
-
-class CountedStep(Protocol):
-    """What counts the runs of checkpointed blocks in a step."""
-
-    def count(self) -> None:
-        """The step begins."""
-
-    def counted(self) -> CountedRuns | None:
-        """It has ended: its runs."""
-
-
-class FirstWord:
-    """Says after the first complete step how often its blocks ran again.
-
-    The first step of all is left out: it may compile, and make what others reuse. What a warm-up
-    has no room for is not counted: timed steps do nothing but train.
-
-    Args:
-        step: What counts.
-        plan: How many steps are to come.
-        say: Where it is said.
-    """
-
-    def __init__(self, step: CountedStep, plan: Plan, say: Callable[[str], None]) -> None:
-        self._step, self._plan, self._say = step, plan, say
-        self._began: float | None = None
-        self._over = False
-
-    def boundary(self, made: int) -> None:
-        """So many steps have ended."""
-        if self._over:
-            return
-        if self._began is None:
-            self._over = made >= self._plan.warmup
-            if not self._over:
-                self._step.count()
-                self._began = time.perf_counter()
-            return
-        self._over = True
-        counts = self._step.counted()
-        left_s = (self._plan.wanted - made) * (time.perf_counter() - self._began)
-        if counts is not None:
-            self._say(
-                f"step {made} of {self._plan.wanted}: {counts.described()} (counted by hooks); "
-                f"about {_duration(left_s)} of recording left"
-            )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 class Recorder:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
@@ -29,7 +30,7 @@ from recompute_scan.fidelity.passing import Application
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import ModuleIndex, covered_modules, parameter_names
 from recompute_scan.record.origins import Origin, Origins, Variant
-from recompute_scan.record.steps import in_backward
+from recompute_scan.record.steps import Plan, in_backward
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
@@ -258,6 +259,57 @@ class CountedRegion(Struct, frozen=True):
     def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
         """Around each run in a backward pass."""
         return self.counts.run(self.block)
+
+
+class CountedStep(Protocol):
+    """What counts the runs of checkpointed blocks in a step."""
+
+    def count(self) -> None:
+        """The step begins."""
+
+    def counted(self) -> CountedRuns | None:
+        """It has ended: its runs."""
+
+
+class FirstWord:
+    """Says after the first complete step how often its blocks ran again.
+
+    The first step of all is left out: it may compile, and make what others reuse. What a warm-up
+    has no room for is not counted: timed steps do nothing but train.
+
+    Args:
+        step: What counts.
+        plan: How many steps are to come.
+        say: Where it is said.
+    """
+
+    def __init__(self, step: CountedStep, plan: Plan, say: Callable[[str], None]) -> None:
+        self._step, self._plan, self._say = step, plan, say
+        self._began: float | None = None
+        self._over = False
+
+    def boundary(self, made: int) -> None:
+        """So many steps have ended."""
+        if self._over:
+            return
+        if self._began is None:
+            self._over = made >= self._plan.warmup
+            if not self._over:
+                self._step.count()
+                self._began = time.perf_counter()
+            return
+        self._over = True
+        counts = self._step.counted()
+        left_s = (self._plan.wanted - made) * (time.perf_counter() - self._began)
+        if counts is not None:
+            self._say(
+                f"step {made} of {self._plan.wanted}: {counts.described()} (counted by hooks); "
+                f"about {_duration(left_s)} of recording left"
+            )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 _AMBIGUOUS = "The same module was run several times before it was recomputed."
