@@ -44,7 +44,6 @@ ELSEWHERE = {
     "cli/__init__.py": "/dev/null",
     "cli/output.py": "the browser",
     "events.py": "the file that a person named for it, which may be a pipe; it never waits",
-    "result/patch.py": "the new file that it has just made",
     "trackers.py": "what this process has written",
     "guarding/alerts.py": "/proc of this process",
     "record/attribution.py": "cells of a notebook, which are in no file",
