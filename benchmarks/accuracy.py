@@ -147,7 +147,8 @@ def main(
         group = [name for name in group if name in ALONE]
     cuda = device.startswith("cuda")
     if cuda and not torch.cuda.is_available():
-        raise click.UsageError("torch sees no GPU here; --device cpu runs the part that needs none")
+        raise click.UsageError("torch sees no GPU here")
+    place = torch.cuda.get_device_name() if cuda else device.upper()
     unable = rig.UNABLE if device == rig.NAME else frozenset() if cuda else GRAPHS
     cases = [one for one in chosen(group, names) if one.name not in unable]
     failures: list[str] = []
@@ -168,7 +169,9 @@ def main(
                     yield replace(one, evidence="kernels", trace=alone, open=True)
 
     with kept_in(keep) as folder:
-        tally = print_table(from_cases(folder), torch.cuda.get_device_name() if cuda else device)
+        tally = print_table(
+            from_cases(folder), torch.cuda.get_device_name() if cuda else device.upper()
+        )
         wrong = print_damaged(tally.labels, damaged) if damaged else 0
     leave_group()
     print(*(f"not recorded: {one}" for one in failures), sep="\n", end="")
@@ -176,9 +179,7 @@ def main(
     return int(failed or not 0 < tally.right == len(tally.recordings) or wrong > 0)
 
 
-def print_table(
-    recordings: Iterator[Recording], place: str, version: str = torch.__version__
-) -> Tally:
+def print_table(rows: Iterator[Recording], place: str, version: str = torch.__version__) -> Tally:
     """Truth beside answer, a line a recording, and what was counted."""
     tally = Tally()
     print(f"on {place}")
@@ -194,7 +195,7 @@ def print_table(
             "right": "<3",
         }
     )
-    for one in recordings:
+    for one in rows:
         result, good = _answer(one)
         tally.add(one, result, good)
         about = (one.title, version, one.attention, one.evidence, one.times)

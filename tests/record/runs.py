@@ -16,6 +16,7 @@ import recompute_scan
 from recompute_scan.annotations import RegionAnnotation, parse_recompute, parse_region
 from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name
 
+FIRST_WORD = "recompute-scan: step 2 of "
 DRIVER = Path(__file__).with_name("driver.py")
 
 # Put in front of test scripts that train: a layer that counts how often its forward runs.
@@ -72,12 +73,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a recorded script printed, how it ended, and the folder it left."""
+    """What a recorded script printed, how it ended, and the folder it left.
+
+    `told` is what the recorder said of its second step, which `stderr` is without.
+    """
 
     status: int
     stdout: str
     stderr: str
     output: Path
+    told: str = ""
 
     @property
     def info(self) -> RunInfo:
@@ -92,8 +97,8 @@ class Recorded:
 
 
 def script_lines(stderr: str) -> list[str]:
-    """What the script wrote itself: lines of ours begin with the tool's name."""
-    return [line for line in stderr.splitlines() if not line.startswith("recompute-scan: ")]
+    """What the script wrote, without what the recorder said of its second step."""
+    return [line for line in stderr.splitlines() if not line.startswith(FIRST_WORD)]
 
 
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
@@ -134,7 +139,10 @@ def record_target(
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=120, env=plain_environment()
     )
-    return Recorded(done.returncode, done.stdout, done.stderr, folder / "out")
+    lines = done.stderr.splitlines(keepends=True)
+    told = [line for line in lines if line.startswith(FIRST_WORD)]
+    stderr = "".join(line for line in lines if line not in told)
+    return Recorded(done.returncode, done.stdout, stderr, folder / "out", "".join(told))
 
 
 def recording_command(
