@@ -169,9 +169,7 @@ def main(
                     yield replace(one, evidence="kernels", trace=alone, open=True)
 
     with kept_in(keep) as folder:
-        tally = print_table(
-            from_cases(folder), torch.cuda.get_device_name() if cuda else device.upper()
-        )
+        tally = print_table(from_cases(folder), place)
         wrong = print_damaged(tally.labels, damaged) if damaged else 0
     leave_group()
     print(*(f"not recorded: {one}" for one in failures), sep="\n", end="")
@@ -257,7 +255,9 @@ def read_again(folder: Path) -> int:
         found = json.loads(path.read_text(encoding="utf-8"))
         name = path.relative_to(folder).as_posix().removesuffix(".truth.json")
         document |= found if "truths" in found else {"truths": document["truths"] | {name: found}}
-    tally = print_table(_recorded(folder, document["truths"]), document["gpu"], document["torch"])
+    tally = print_table(
+        _recorded(folder, document["truths"]), document.get("gpu", "CPU"), document["torch"]
+    )
     return int(not 0 < tally.right == len(tally.recordings))
 
 
