@@ -255,9 +255,8 @@ def read_again(folder: Path) -> int:
         found = json.loads(path.read_text(encoding="utf-8"))
         name = path.relative_to(folder).as_posix().removesuffix(".truth.json")
         document |= found if "truths" in found else {"truths": document["truths"] | {name: found}}
-    tally = print_table(
-        _recorded(folder, document["truths"]), document.get("gpu", "CPU"), document["torch"]
-    )
+    gpu, version = document.get("gpu", "CPU"), document["torch"]
+    tally = print_table(_recorded(folder, document["truths"]), gpu, version)
     return int(not 0 < tally.right == len(tally.recordings))
 
 
