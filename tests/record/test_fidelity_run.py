@@ -101,6 +101,7 @@ def test_alone_it_compares_one_step_and_ends_the_script(tmp_path: Path) -> None:
     assert [one.code for one in found.findings] == ["RS401"]
     assert found.steps == ()
     assert sorted(one.name for one in (tmp_path / "out").iterdir()) == [
+        "fix.patch",
         "report.html",
         "result.json",
         "run-rank0.json",
