@@ -228,7 +228,9 @@ def _phased(body: Body, truth: Truth) -> Body:
 
 def codes(found: Policies) -> tuple[str, ...]:
     """The findings that need no trace, by their codes."""
-    evidence = SimpleNamespace(decided=found.policies, sources={}, confidence="high", cost=None)
+    evidence = SimpleNamespace(
+        decided=found.policies, sources={}, confidence="high", cost=None, compiled_calls_again=0
+    )
     rules = [rule for rule in RULES if rule.code in ("RS501", "RS502", "RS504")]
     said = [rule.check(cast("Any", evidence)) for rule in rules]
     return tuple(one.code for answer in said if isinstance(answer, list) for one in answer)

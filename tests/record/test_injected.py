@@ -23,7 +23,8 @@ from recompute_scan.record.profiler import _left
 from recompute_scan.result.run_record import RunInfo
 
 OURS = str(Path(recompute_scan.__file__).parent)
-OUTSIDE = ("guard.py", "execute.py")
+# What is between the script and all else of ours, and what runs the script.
+OUTSIDE = ("isolation.py", "execute.py")
 # What calls each operator, and shelters it from all that looks at it.
 SHELTERS = ("__torch_dispatch__", "_fail")
 EXCHANGE = "exchanged_with_the_test"
