@@ -295,7 +295,7 @@ CONDITIONS: dict[str, Condition] = {
     "Apply the fix; --revert takes it back": lambda r: any(
         f.fix and f.fix.diff for f in r.findings
     ),
-    "Make the change and record again": lambda r: (
+    "Change it and record again": lambda r: (
         r.verdict == "doubled" or any(f.fix for f in r.findings)
     ),
     "Compare gradients with and without checkpoints; nothing": lambda r: (
@@ -337,7 +337,7 @@ GENERAL = (
     "Perfetto: opens ui.perfetto.dev",
     "Touch or hover over an operator",
     "See which layers need a checkpoint",
-    "Compare the two recordings",
+    "Compare the two",
     "Read about this failure",
     "What did you expect instead",
     "The archive gives the verdict, the counts",

@@ -25,7 +25,8 @@ def test_the_terminal_shows_both_and_whose_they_are() -> None:
     rows = {line[2:48].strip(): line[48:].split("  ") for line in block[head + 2 : head + 9]}
     assert [part.strip() for part in rows["Idle"] if part] == ["12.5 %", "12.6 %"]
     assert [part.strip() for part in rows["Kernels: computation"] if part] == ["84.0 %"]
-    assert max(len(line) for line in block) <= 80
+    # A command is one line, however long.
+    assert max(len(line) for line in block if "  recompute-scan " not in line) <= 80
 
 
 def test_markdown_shows_them_as_a_table() -> None:

@@ -400,8 +400,8 @@ _WHAT: dict[Purpose, str] = {
     "measure": "Measure the fix; nothing is edited.",
     "compare-gradients": "Compare gradients with and without checkpoints; nothing is edited.",
     "apply": "Apply the fix; --revert takes it back.",
-    "record": "Make the change and record again, into another folder.",
-    "compare": "Compare the two recordings.",
+    "record": "Change it and record again.",
+    "compare": "Compare the two.",
     "plan": "See which layers need a checkpoint.",
     "explain": "Read about this failure.",
 }

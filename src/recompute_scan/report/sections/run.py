@@ -126,11 +126,10 @@ def _trace_health_markdown(result: Result) -> str:
 
 def _environment(result: Result) -> str:
     shown = list(result.environment.items())[:_MOST_ENVIRONMENT]
-    rows = [f"| {markdown_code(name, 60)} | {markdown_code(value)} |" for name, value in shown]
-    if not rows:
+    each = [f"{markdown_code(name, 60)} {markdown_code(value)}" for name, value in shown]
+    if not each:
         return ""
-    table = "\n".join(["| | |", "| --- | --- |", *rows])
-    return f"<details><summary>Environment</summary>\n\n{table}\n\n</details>"
+    return f"<details><summary>Environment</summary>\n\n{', '.join(each)}\n\n</details>"
 
 
 TRACE_HEALTH = Section(
