@@ -71,7 +71,9 @@ def test_the_width_of_the_terminal_is_used(
     assert width(Terminal()) == expected
     assert width(io.StringIO()) == 80
     written = render_text(doubled(), color=False, width=expected)
-    prose = [line for line in written.splitlines() if not line.startswith("    ")]
+    # Neither code nor a command is broken.
+    lines = (line for line in written.splitlines() if "  recompute-scan " not in line)
+    prose = [line for line in lines if not line.startswith("    ")]
     assert max(map(len, prose)) <= expected
     assert max(map(len, prose)) > expected - 16
 
