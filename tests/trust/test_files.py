@@ -15,6 +15,8 @@ from recompute_scan.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "traces" / "plain_twice" / "trace-rank0.json.gz"
+# `analyze --html` writes it beside the page.
+PATCH = "fix.patch"
 Output = pytest.CaptureFixture[str]
 
 WRITING = [
@@ -50,7 +52,7 @@ def test_what_is_there_stays_unless_forced(
     assert target.read_text() == "mine"
     assert main([*command, "--force"]) in (0, 1)
     assert target.read_bytes() != b"mine"
-    assert list(tmp_path.iterdir()) == [target]
+    assert set(tmp_path.iterdir()) - {tmp_path / PATCH} == {target}
 
 
 @pytest.mark.parametrize("arguments", WRITING, ids=lambda a: f"{a[0]} {a[2]}")
@@ -67,7 +69,7 @@ def test_nothing_is_written_through_a_link(
     assert main([*filled(arguments, target, result), "--force"]) in (0, 1)
     assert precious.read_text() == "precious"
     assert not target.is_symlink()
-    assert list(folder.iterdir()) == [target]
+    assert set(folder.iterdir()) - {folder / PATCH} == {target}
 
 
 @pytest.mark.parametrize("name", ["recompute-scan-out", "recompute-scan-out/train"])

@@ -24,6 +24,7 @@ COMMANDS = {
     "bundle": ["bundle", "PROJECT", "-o", "share.zip"],
     "check": ["check", "PROJECT", "--format", "sarif", "--write-baseline", "baseline.json"],
     "compare": ["compare", "PROJECT", "PROJECT"],
+    "fix": ["fix", "PROJECT"],
     "explain": ["explain", "RS001"],
     "lint": ["lint", "PROJECT", "--format", "sarif"],
 }
