@@ -13,6 +13,7 @@ import pytest
 from recompute_scan import trace
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.result import Result
+from tests.cases.coarse import without_operators
 from tests.cases.groups import highest
 from tests.cases.truth import Truth, truth_of
 
@@ -71,9 +72,6 @@ def test_lanes_show_when_kernels_ran() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=NAMES)
 def test_kernels_alone_give_the_same_or_no_answer(path: Path, tmp_path: Path) -> None:
-    document = json.loads(gzip.decompress(path.read_bytes()))
-    document["traceEvents"] = [e for e in document["traceEvents"] if e.get("cat") != "cpu_op"]
-    alone = tmp_path / "trace.json"
-    alone.write_text(json.dumps(document), encoding="utf-8")
+    alone = without_operators(path, tmp_path / path.name)
     result = result_of(trace.load(alone))
     assert result.verdict == "inconclusive" or _is_right(result, truth_of(DOCUMENTS[path]))
