@@ -46,7 +46,7 @@ BODIES = {
     "R in R": BOTH.format(True, True),
     "N in N": BOTH.format(False, False),
 }
-WORDS = {0.0: "no checkpoint was called", 1.0: "run again once", 2.0: "run again twice"}
+WORDS = {0.0: "no checkpoint was seen", 1.0: "run again once", 2.0: "run again twice"}
 
 
 def script(body: str, micro_batches: int = 1) -> str:

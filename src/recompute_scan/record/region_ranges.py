@@ -233,7 +233,7 @@ class CountedRuns:
         """How often the blocks ran again for each forward run, in words."""
         ratios = [again / forward for forward, again in self._runs.values() if forward]
         if not ratios:
-            return "no checkpoint was called"
+            return "no checkpoint was seen"
         most = max(ratios)
         many = sum(ratio == most for ratio in ratios)
         which = f"{many} of {len(ratios)} checkpointed blocks"
