@@ -147,7 +147,7 @@ def main(
         group = [name for name in group if name in ALONE]
     cuda = device.startswith("cuda")
     if cuda and not torch.cuda.is_available():
-        raise click.UsageError("torch sees no GPU here")
+        raise click.UsageError("torch sees no GPU here; try --device cpu")
     place = torch.cuda.get_device_name() if cuda else device.upper()
     unable = rig.UNABLE if device == rig.NAME else frozenset() if cuda else GRAPHS
     cases = [one for one in chosen(group, names) if one.name not in unable]

@@ -37,6 +37,34 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # `make release-check` runs these commands with an installed wheel.
 PYTHON = os.environ.get("RECOMPUTE_SCAN_PYTHON", sys.executable)
 
+# Its layers are checkpointed by two switches, so that there is a fix to apply.
+SCRIPT = """\
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.utils.checkpoint import checkpoint
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x):
+        return x + checkpoint(self.mlp, x, use_reentrant=False)
+
+
+model = nn.Sequential(*[Layer() for _ in range(3)])
+apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Layer))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+while True:
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 NOT_RUN = {
     "pip install": "the environment that runs the tests is installed already",
     "make demo": "the same runs are in `run` commands here and in the tests of the examples",
@@ -77,7 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     for name in ("examples", "traces"):
         (folder / name).symlink_to(ROOT / name)
-    shutil.copy(ROOT / "examples" / "plain_pytorch.py", folder / "train.py")
+    (folder / "train.py").write_text(SCRIPT)
     trace = ROOT / "traces" / "public" / "mi300x-resnet-checkpointed.json.gz"
     shutil.copy(trace, folder / "trace.json.gz")
     log = ROOT / "tests" / "diagnose" / "corpus" / "known" / "RS204-guarded-save.log"

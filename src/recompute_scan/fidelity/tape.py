@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from msgspec import Struct, field
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.fidelity.operators import (
@@ -222,26 +223,6 @@ class OperatorCall(Struct, frozen=True, gc=False):
     node: int
 
 
-class StorageNumbers:
-    """Keeps the numbers of storages from being given to others, and not what they hold.
-
-    As ``torch.multiprocessing.reductions.StorageWeakRef`` does, of many at once.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[Any] = []
-        # The class may be gone before this is, when the interpreter ends.
-        self._free: Callable[[Any], object] = torch.UntypedStorage._free_weak_ref
-
-    def keep(self, storage: torch.UntypedStorage) -> None:
-        """Keep this one's too."""
-        self._kept.append(storage._weak_ref())
-
-    def __del__(self) -> None:
-        for one in self._kept:
-            self._free(one)
-
-
 class Tape(Struct):
     """A run of a region under way, or what is left of it.
 
@@ -251,7 +232,8 @@ class Tape(Struct):
 
     entries: list[TapeEntry] = field(default_factory=list)
     _memory: dict[int, _Memory] = field(default_factory=dict)
-    _numbers: StorageNumbers = field(default_factory=StorageNumbers)
+    # They keep the numbers of storages from being given to others, and not what they hold.
+    _weak: list[StorageWeakRef] = field(default_factory=list)
 
     def look(self, arguments: Sequence[InMemory], prints: Prints | None) -> Given:
         """What an operator that is about to be called gets.
@@ -365,7 +347,7 @@ class Tape(Struct):
         known = self._memory.get(number)
         if known is None:
             known = self._memory[number] = _Memory()
-            self._numbers.keep(storage)
+            self._weak.append(StorageWeakRef(storage))
         return known
 
 
