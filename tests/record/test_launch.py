@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from recompute_scan.record import launch as launching
 from recompute_scan.record.launch import RankFacts, rank_facts, wait_for_ranks
-from recompute_scan.result.run_record import RunInfo, write_run_info
+from recompute_scan.result.run_record import RunInfo, write_run_info, write_so_far
 from tests.record.runs import LAYERS, record_script, run_plain, write_script
 
 TORCHRUN = (
@@ -123,6 +124,22 @@ def test_waiting_ends_with_the_last_run_record(tmp_path: Path) -> None:
     begin = time.monotonic()
     assert wait_for_ranks(tmp_path, 2, 30) == [0, 1]
     assert 0.2 < time.monotonic() - begin < 10
+    late.join()
+
+
+def test_only_a_rank_that_records_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "_SIGN_S", 0.1)
+    write_run_info(tmp_path, account(0))
+    begin = time.monotonic()
+    assert wait_for_ranks(tmp_path, 2, 30) == [0]
+    assert time.monotonic() - begin < 10
+    write_so_far(tmp_path, account(1))
+    assert wait_for_ranks(tmp_path, 2, 0.5) == [0]
+    late = threading.Timer(0.5, lambda: write_run_info(tmp_path, account(1)))
+    late.start()
+    assert wait_for_ranks(tmp_path, 2, 30) == [0, 1]
     late.join()
 
 

@@ -41,10 +41,13 @@ from recompute_scan.result.run_record import (
     encode_run_info,
     read_run_info,
     run_info_name,
+    so_far_name,
 )
 from recompute_scan.startup import MAIN, VARIABLE
 
 _POLL_S = 0.1
+# How long a rank is waited for that has left no file.
+_SIGN_S = 15.0
 # How long a launcher may take to end after a terminal has interrupted it.
 _ENDING_S = 5.0
 # Of a process that the script started itself, as long as it has no other rank.
@@ -156,17 +159,23 @@ def _wait(launcher: subprocess.Popen[bytes]) -> int:
 def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]:
     """Ranks whose run record lies complete in the folder, ascending; all of them, or those there
     after the timeout. Only files are looked at: a rank that died must not hang the others.
+
+    A rank leaves a file when it starts to record. One without any after some seconds does not take
+    part: the variables of a launcher outlive it in some shells.
     """
     missing = set(range(world_size))
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while True:
+        # Looked at first: it goes when the run record is there.
+        records = any((folder / so_far_name(rank)).exists() for rank in missing)
         for rank in sorted(missing):
             path = folder / run_info_name(rank)
             if path.exists():
                 with suppress(InputError):
                     read_run_info(path)
                     missing.discard(rank)
-        if not missing or time.monotonic() >= deadline:
+        waited_s = time.monotonic() - began
+        if not missing or waited_s >= (timeout_s if records else min(timeout_s, _SIGN_S)):
             return sorted(set(range(world_size)) - missing)
         time.sleep(_POLL_S)
 
