@@ -347,7 +347,7 @@ class Tape(Struct):
         known = self._memory.get(number)
         if known is None:
             known = self._memory[number] = _Memory()
-            self._weak.append(StorageWeakRef(storage))
+            self._weak.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         return known
 
 
