@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import unicodedata
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from recompute_scan.report.templating import proof_trace, regions_csv
 from recompute_scan.result import from_json
 from tests.browser.conftest import Open
 from tests.report.pages import PAGES, RESULTS
+from tests.report.pages import page as page_of
 from tests.report.sample_results import HOSTILE, INNER, OUTER, doubled, hostile
 from tests.report.sample_results import regions as blocks
 
@@ -41,7 +43,7 @@ OPEN_ALL = "document.querySelectorAll('details').forEach(box => { box.open = tru
 
 def press_everything(page: Page) -> None:
     """Every button but the one that is there to open a window."""
-    for button in page.locator("main button:visible:enabled, header button").all():
+    for button in page.locator("main button:visible:enabled, header button:visible").all():
         if button.get_attribute("data-do") != "perfetto":
             button.click()
             page.keyboard.press("Escape")
@@ -58,32 +60,65 @@ def test_a_page_asks_for_nothing_and_complains_of_nothing(name: str, show: Open)
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
 
 
+ANSWER = (".measured", "h1", ".pair", ".cure .next", ".cure .d-del", ".cure pre", ".cure .copy")
+DRAWN = (".picture svg", ".picture .whisker", ".picture .l-redundant", ".picture .struck")
+
+
+def ends_of(page: Page, parts: Iterable[str]) -> dict[str, float]:
+    """Where each of these parts ends, in CSS pixels from the top of the page."""
+    return {
+        part: page.locator(part).first.evaluate("part => part.getBoundingClientRect().bottom")
+        for part in parts
+    }
+
+
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_first_screen_holds_the_whole_answer(theme: Theme, show: Open) -> None:
-    page = show("doubled", viewport={"width": 1280, "height": 800}, color_scheme=theme).page
+    page = show("doubled", viewport={"width": 1366, "height": 625}, color_scheme=theme).page
     said = page.locator("#verdict .measured").inner_text()
     for part in ("examples/doubled_llama_fsdp.py", "CPU", "1 rank", "torch 2.13.0", "2026-"):
         assert part in said
-    ends = {
-        what: page.locator(what).first.evaluate("part => part.getBoundingClientRect().bottom")
-        for what in (
-            ".measured",
-            "h1",
-            ".pair",
-            ".numbers",
-            ".picture svg",
-            ".picture .whisker",
-            ".picture .l-redundant",
-            ".picture .struck",
-            ".cure .next",
-            ".cure .d-del",
-            ".cure pre",
-        )
-    }
-    assert all(0 < end <= 800 for end in ends.values()), ends
+    ends = ends_of(page, (*ANSWER, *DRAWN))
+    assert all(0 < end <= 625 for end in ends.values()), ends
     # as wide as the window, and nothing beside its edge
     right = page.locator(".picture").evaluate("part => part.getBoundingClientRect().right")
-    assert 1200 < right <= 1280
+    assert 1200 < right <= 1366
+
+
+def test_a_phone_shows_the_verdict_with_the_fix(show: Open) -> None:
+    page = show("doubled", viewport={"width": 360, "height": 740}).page
+    ends = ends_of(page, ANSWER)
+    assert all(0 < end <= 740 for end in ends.values()), ends
+
+
+@pytest.mark.parametrize("name", ["full", "none", "partial"])
+def test_where_nothing_is_doubled_a_next_step_comes_first(name: str, show: Open) -> None:
+    page = show(name, viewport={"width": 1366, "height": 625}).page
+    ends = ends_of(page, ("h1", ".cure .next", "#next", ".picture svg"))
+    assert all(0 < end <= 625 for end in ends.values()), ends
+    assert page.locator("#next").inner_text().startswith("recompute-scan plan ")
+
+
+def test_the_first_screen_has_a_mark_for_each_rank(show: Open) -> None:
+    page = show("ranks", viewport={"width": 1366, "height": 625}).page
+    assert page.locator(".each-rank li").count() == 8
+    assert page.locator(".each-rank .rank-doubled").count() == 4
+    ends = ends_of(page, (".each-rank", ".cure pre"))
+    assert all(0 < end <= 625 for end in ends.values()), ends
+
+
+def test_the_line_opens_in_an_editor_where_the_page_lies_beside_the_script(
+    tmp_path: Path, show: Open
+) -> None:
+    shown = show("doubled").page
+    assert shown.locator(".editor a").count() == 0
+    folder = tmp_path / "my project" / "recompute-scan-out" / "train"
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text(page_of("doubled"))
+    shown.goto((folder / "report.html").as_uri())
+    address = shown.locator(".editor a").get_attribute("href")
+    place = f"{tmp_path}/my%20project/examples/doubled_llama_fsdp.py:95"
+    assert address == f"vscode://file{place}"
 
 
 @pytest.mark.parametrize("name", ["crashed", "hung"])

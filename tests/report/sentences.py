@@ -139,6 +139,7 @@ CONDITIONS: dict[str, Condition] = {
     "are redundant recomputes of work": _saves,
     "no recompute was counted in it": lambda r: r.cost.recompute_ms == 0,
     "With the fix a step takes": _saves,
+    "with the fix it takes": _saves,
     "less time, {} more throughput": _saves,
     # what to record
     "Record at least one whole training step": _no_verdict,
@@ -281,7 +282,7 @@ CONDITIONS: dict[str, Condition] = {
     "more groups of ranks are in the result's JSON": lambda r: len(r.ranks) > 1,
     "further ranks are only in the result's JSON": lambda r: len(r.ranks) > 1,
     "Savings of different findings must not": lambda r: len(r.findings) > 1,
-    "The whole diff is below": lambda r: any(one.fix and one.fix.diff for one in r.findings),
+    "The whole diff": lambda r: any(one.fix and one.fix.diff for one in r.findings),
     "The fix was tried in memory": lambda r: r.verified is not None and r.verified.after,
     "After the fix the verdict should read": lambda r: (
         _saves(r)
@@ -322,6 +323,7 @@ GENERAL = (
     "Confidence: {}. Evidence",
     "How to read this page",
     "Every number is also in a table",
+    "Paste the Markdown into an issue",
     "Written by recompute-scan",
     "Operators that only a forward pass has, counted",
     "Operators nest on each thread by time",

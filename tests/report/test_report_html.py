@@ -122,12 +122,10 @@ def test_each_verdict_says_what_it_means(case: Callable[[], Result], sentence: s
 def test_doubled_page_holds_the_whole_story() -> None:
     page = Page(render_html(doubled()))
     verdict = page.one("verdict").text
-    for number in ("2.0", "16.3 %", "247.7 ms", "295.9 ms"):
-        assert number in verdict
+    assert "A step takes 295.9 ms; with the fix it takes about 247.7 ms." in verdict
     bill = page.one("cost").text
     said = "about 247.7 ms instead of 295.9 ms: 16.3 % less time, 19.5 % more throughput."
     assert said in bill
-    assert said in verdict
     who = page.one("who").text
     assert who.index("train.py:31") < who.index("train.py:24")
     assert 'model.gradient_checkpointing_enable({"use_reentrant": True})' in who
@@ -332,7 +330,7 @@ def test_what_the_fix_saves_beyond_the_redundant_recomputes_is_drawn_and_said() 
     assert result.cost is not None
     drawn = sum(float(text.partition(": ")[2].partition(" ms")[0]) for text in after)
     assert drawn == pytest.approx(result.cost.predicted_step_ms, abs=0.3)
-    assert "the other 25.4 ms" in Page(render_html(result)).one("verdict").text
+    assert "the other 25.4 ms" in Page(render_html(result)).one("cost").text
 
 
 def test_the_first_screen_says_what_was_measured_and_what_to_delete() -> None:

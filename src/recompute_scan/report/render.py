@@ -181,6 +181,7 @@ def render_html(
         "page.html",
         result=result,
         answer=summary.shortest_answer(result),
+        measured=summary.what_was_measured(result),
         sections=sections,
         parts=[_section(section, result, attachments) for section in sections],
         help=[section.help for section in SECTIONS if section.help],

@@ -159,6 +159,15 @@ def fix_sentence(result: Result) -> str | None:
     )
 
 
+def pair_sentence(result: Result) -> str | None:
+    """The step now and with the fix, without what a headline and bars beside it say."""
+    step = step_after(result)
+    if saving(result) is None or step is None:
+        return None
+    after = f"{'' if step.measured else 'about '}{ms(step.after_ms)}"
+    return f"A step takes {ms(step.now_ms)}; with the fix it takes {after}."
+
+
 def _varies(result: Result) -> bool:
     """Whether the saving that is told, measured or predicted, carries no digits."""
     cost, verified = result.cost, result.verified

@@ -1,6 +1,6 @@
 """Sections that answer: first screen, findings, how to check, failures.
 
-The first screen: verdict, headline, three numbers, how sure they are, and what to change.
+The first screen: verdict, headline, the step now and with the fix, and what to change.
 
 Findings and fixes: what to change, as a diff where the line is known.
 
@@ -15,6 +15,7 @@ Method, words and raw data: how the counting works, and the whole result as JSON
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,7 +54,10 @@ from recompute_scan.result import Finding, Fix, Result
 from recompute_scan.units import plural
 
 # Lines of the diff on the first screen.
-_MOST_DIFF = 14
+_MOST_DIFF = 10
+_FILE = re.compile(r"^\+\+\+ b/(.{1,400})$", re.MULTILINE)
+_HUNK = re.compile(r"^@@ -(\d{1,9})[^\n]*\n((?: [^\n]*\n)*)", re.MULTILINE)
+_BELOW = re.compile(r"(?!/)(?!.*\.\.)[A-Za-z0-9_./@%+-]+")
 _VERDICT_COLOUR = {
     "doubled": "red",
     "inconclusive": "yellow",
@@ -72,28 +76,62 @@ def _further_reason(result: Result) -> str | None:
 
 
 class _Cure(Struct, frozen=True):
-    """The first fix: where it is on the page, and the first lines of its diff."""
+    """The first fix: where it is on the page, and the lines that it changes.
+
+    Attributes:
+        file: The file that it changes.
+        place: The first of these lines, as ``FILE:LINE``, of a file below the folder that the
+            script was started in; else empty.
+        command: What applies it; empty where nothing can.
+    """
 
     anchor: str
     fix: Fix
     diff: tuple[DiffLine, ...]
     cut: bool
+    file: str
+    place: str
+    command: str
 
 
 def _cure(result: Result) -> _Cure | None:
     anchors = finding_anchors(result.findings)
     for anchor, finding in zip(anchors, result.findings, strict=True):
         if finding.fix is not None and result.crash is None:
-            shown = _shown_diff(finding.fix.diff)
+            shown = _changed_lines(finding.fix.diff)
+            file = _FILE.search(finding.fix.diff or "")
+            line = _first_line(finding.fix.diff or "")
+            below = file is not None and _BELOW.fullmatch(file[1]) is not None
+            apply = (one.text for one in result.next_steps if one.purpose == "apply")
             return _Cure(
-                anchor, finding.fix, tuple(shown[:_MOST_DIFF]), cut=len(shown) > _MOST_DIFF
+                anchor,
+                finding.fix,
+                tuple(shown[:_MOST_DIFF]),
+                cut=len(shown) > _MOST_DIFF,
+                file=file[1] if file else "",
+                place=f"{file[1]}:{line}" if file and line and below else "",
+                command=next(apply, ""),
             )
     return None
 
 
-def _shown_diff(diff: str | None) -> list[DiffLine]:
-    """Without what names the files, which the summary does, and without blank lines."""
-    return [one for one in diff_lines(diff or "") if one.kind != "file" and one.text.strip()]
+def _first_line(diff: str) -> int | None:
+    """The number of the first line that the diff changes, in the file as it was."""
+    hunk = _HUNK.search(diff)
+    return int(hunk[1]) + len(hunk[2].splitlines()) if hunk else None
+
+
+def _changed_lines(diff: str | None) -> list[DiffLine]:
+    """What is added and removed, with one line that stays above each such piece."""
+    found: list[DiffLine] = []
+    before: DiffLine | None = None
+    for one in diff_lines(diff or ""):
+        if one.kind in ("add", "del"):
+            found += [before, one] if before is not None else [one]
+            before = None
+        else:
+            before = one if one.kind == "same" and one.text.strip() else None
+    return found
 
 
 def _first_screen_html(result: Result) -> Mapping[str, Any]:
@@ -102,7 +140,6 @@ def _first_screen_html(result: Result) -> Mapping[str, Any]:
         "analysed": analysed(result),
         "memory_alone": of_memory_alone(result),
         "reason": _further_reason(result),
-        "numbers": summary.key_numbers(result),
         "plain": plain_count_row(result),
         "plain_rows": plain_count_table(result),
         "ranks": summary.ranks_sentence(result),
@@ -110,7 +147,8 @@ def _first_screen_html(result: Result) -> Mapping[str, Any]:
         "measured": () if result.crash or result.plan else summary.what_was_measured(result),
         "meaning": words.all_true(result, words.MEANING),
         "record": how_to_record(result),
-        "fix_sentence": summary.fix_sentence(result),
+        "pair": summary.pair_sentence(result),
+        "next": next(iter(result.next_steps), None),
         "picture": picture(result) if result.crash is None else None,
         "cure": _cure(result),
         "attention": summary.attention_sentence(result),
@@ -277,7 +315,7 @@ HOW_TO_CHECK = Section(
     template="how_to_check.html",
     present=lambda result: result.crash is None and result.verdict != "inconclusive",
     html=_how_to_check_html,
-    link="Check",
+    link="Verify",
 )
 
 
@@ -432,7 +470,7 @@ EVERY_RULE = Section(
     template="every_rule.html",
     present=lambda result: bool(result.checked),
     html=_every_rule_html,
-    link="Rules",
+    link="All rules",
 )
 
 

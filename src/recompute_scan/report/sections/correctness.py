@@ -115,7 +115,7 @@ SAME_COMPUTATION = Section(
     html=_same_computation_html,
     text=_same_computation_text,
     markdown=_same_computation_markdown,
-    link="Same?",
+    link="Fidelity",
     help=(
         SAME,
         "compares one step's recomputes with their forward, operator by operator: a recompute "

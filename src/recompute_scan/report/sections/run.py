@@ -140,7 +140,7 @@ TRACE_HEALTH = Section(
     html=_trace_health_html,
     text=_trace_health_text,
     markdown=_trace_health_markdown,
-    link="Health",
+    link="Trace",
 )
 
 

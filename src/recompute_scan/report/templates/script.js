@@ -184,6 +184,15 @@
     setTimeout(function () { clearInterval(asking); }, 60000);
   }
 
+  // Where the script is follows from where this page lies; no page holds a path of a machine.
+  function linkEditor(place) {
+    var parts = decodeURIComponent(location.pathname).split("/recompute-scan-out/");
+    if (location.protocol !== "file:" || parts.length !== 2) { return; }
+    var link = place.appendChild(document.createElement("a"));
+    link.href = "vscode://file" + encodeURI(parts[0] + "/" + place.dataset.place);
+    link.textContent = "Open in VS Code";
+  }
+
   function askForHelp() { document.getElementById("help").showModal(); }
 
   document.addEventListener("keydown", function (event) {
@@ -198,6 +207,7 @@
       box.addEventListener("scroll", function () { keepNames(box); });
     });
     document.querySelectorAll(".lanes").forEach(watchOperators);
+    document.querySelectorAll(".editor").forEach(linkEditor);
     var allOpen = false;
     document.addEventListener("click", function (event) {
       var button = event.target.closest("button");
