@@ -41,8 +41,8 @@ from recompute_scan.result.compare import json_schema as comparison_schema
 DOCS = Path(__file__).parent
 LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
 _WIDTH = 80
-_EXAMPLE_LINES = 7
-_EXAMPLE_WIDTH = 160
+_EXAMPLE_LINES = 3
+_EXAMPLE_WIDTH = 120
 _RESULT = re.compile(r'<pre [^>]*id="raw-json"[^>]*><code>(.*?)</code></pre>', re.DOTALL)
 
 _HOUSE, _END_OF_HOUSE = "<!-- house -->", "<!-- end of house -->"
@@ -491,8 +491,18 @@ def _example(one: Signature) -> str | None:
     shown = next(iter((*said, *lines)), None)
     if shown is None:
         return None
-    text_lines = [line[:_EXAMPLE_WIDTH] for line in shown.splitlines()]
-    return "\n".join(text_lines[:_EXAMPLE_LINES]).rstrip()
+    lines = [_cut(line) for line in shown.splitlines()]
+    return "\n".join(lines[:_EXAMPLE_LINES]).rstrip()
+
+
+def _cut(line: str) -> str:
+    """A long line up to a sentence's end, or else a word's, and an ellipsis."""
+    line = re.sub(r"^/\S+:\d+: (?=\w+Warning: )", "", line)
+    if len(line) <= _EXAMPLE_WIDTH:
+        return line
+    start = line[:_EXAMPLE_WIDTH]
+    end = start.rfind(". ") + 1
+    return f"{start[: end or start.rfind(' ')]} …"
 
 
 def design_page() -> str:

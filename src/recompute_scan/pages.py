@@ -12,13 +12,19 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, how_checked
+from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES
 from recompute_scan.frameworks.detect import Signature
 
-_HEAD = """\
-A failure that `recompute-scan run` recognises when the script raises or hangs, and
-`recompute-scan explain` in a log or a pasted traceback. Generated: `python docs/generate.py`."""
-_UNTOUCHED = "The fix touches no checkpoint's variant, random state, check or buffers."
+_UNTOUCHED = "Yes: no checkpoint changes"
+_COSTS = {
+    "error": "The run stops",
+    "warning": "Training goes on, but slower or wrong",
+    "info": "None by itself: it is a warning",
+}
+_WAITS = "The run waits until a timeout ends it"
+_WAITING = frozenset({"RS204", "RS209", "RS210", "RS211", "RS214"})
+_ANY_VERSION = "Not tied to a version."
+_START = 60
 
 
 def page(code: str) -> str | None:
@@ -60,44 +66,85 @@ def messages() -> dict[str, str]:
 
 
 def causes_of(code: str) -> list[Signature]:
-    """The causes of one failure, in the order of its page: the general one stands last."""
-    return [one for one in (*SIGNATURES, *IN_RUNS, *HANGS) if one.code == code]
+    """Return the causes of one failure in the order of its page, the general one last."""
+    causes = [one for one in (*SIGNATURES, *IN_RUNS) if one.code == code]
+    return [*causes, *(one for one in reversed(HANGS) if one.code == code)]
 
 
 def failure_page(code: str, examples: Sequence[str | None]) -> str:
-    """The page as Markdown; for each cause what a log says, where one is known to."""
+    """Return the page of a failure as Markdown.
+
+    Args:
+        code: Code of the failure.
+        examples: What a log says, for each cause in the order of :func:`causes_of`.
+    """
     causes = causes_of(code)
-    parts = [f"# {code} {causes[-1].name}", _HEAD, *map(_cause, causes, examples)]
+    general = causes[-1]
+    parts = [f"# {code} {general.name}", _box(causes)]
+    if len(causes) == 1:
+        parts += [*_log(examples[0]), "## Cause", _wrapped(general.cause)]
+        parts += [general.more.strip()] if general.more else []
+        more = _first(general.fix)[1]
+        parts += ["## More on the fix", _wrapped(more)] if more else []
+        parts += ["## Sources", _wrapped(_versions(general))]
+    else:
+        shown: set[str] = set()
+        warnings = {one.gradients for one in causes}
+        for one, example in zip(causes, examples, strict=True):
+            start = (example or "")[:_START]
+            parts += _cause(one, None if start in shown else example, alike=len(warnings) == 1)
+            shown.add(start)
+        parts.append("## Sources")
+    sources = dict.fromkeys(address for one in causes for address in one.sources)
+    parts.append(",\n".join(f"<{address}>" for address in sources))
     return "\n\n".join(parts) + "\n"
 
 
-def _cause(one: Signature, example: str | None) -> str:
-    symptom = (
-        "The log says:" if example else f"{one.title}, as the log or the place of the ranks shows."
-    )
-    parts = [f"## {one.title}", "### Symptom", _wrapped(symptom)]
-    if example is not None:
-        parts.append(f"```text\n{example}\n```")
-    parts += ["### Cause", _wrapped(one.cause), "### Fix", _wrapped(one.fix)]
-    if one.more:
-        parts.append(one.more.strip())
-    parts += ["### Before and after", *map(_wrapped, _before_and_after(one)), "### Sources"]
-    parts.append(_wrapped(f"**Versions.** {one.versions}"))
-    parts.append(_wrapped(f"**How it was checked.** {how_checked(one)}"))
-    parts.append("\n".join(f"- <{address}>" for address in one.sources))
-    return "\n\n".join(parts)
+def _box(causes: Sequence[Signature]) -> str:
+    """Symptom, cost, safety and fix of a failure as a table."""
+    general = causes[-1]
+    fix = _marked(_first(general.fix)[0])
+    warnings = {one.gradients for one in causes}
+    safe = next(iter(warnings)) or _UNTOUCHED
+    if len(warnings) > 1:
+        safe = "Yes, unless a cause below says otherwise"
+    cost = _WAITS if general.code in _WAITING else _COSTS[general.severity]
+    rows = (("Symptom", general.title), ("Cost", cost), ("Safe?", safe), ("Fix", fix))
+    lines = [f"| {name} | {text.rstrip('.')} |" for name, text in rows]
+    return "\n".join([lines[0], "| --- | --- |", *lines[1:]])
 
 
-def _before_and_after(one: Signature) -> list[str]:
-    """What goes and what stays, and what that does to gradients."""
-    changed = ["**Before.** The run fails as above."] if one.severity == "error" else []
-    found = [f"**Remove** {one.remove}. **Keep** {one.keep}."] if one.keep else []
-    return [*changed, *found, f"**After.** {one.gradients or _UNTOUCHED}"]
+def _first(text: str) -> tuple[str, str]:
+    """The first sentence, and the rest."""
+    first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)
+    return first, "".join(rest)
+
+
+def _cause(one: Signature, example: str | None, *, alike: bool) -> list[str]:
+    """One of several causes of a failure; ``alike`` if their fixes have one warning."""
+    parts = [f"## {one.title}", *_log(example)]
+    parts += [_wrapped(f"**Cause.** {one.cause}"), _wrapped(f"**Fix.** {one.fix}")]
+    parts += [one.more.strip()] if one.more else []
+    parts += [_wrapped(f"**Safe?** {one.gradients}")] if one.gradients and not alike else []
+    return [*parts, _wrapped(f"**Versions.** {_versions(one)}")]
+
+
+def _log(example: str | None) -> list[str]:
+    return [] if example is None else [f"```text\n{example}\n```"]
+
+
+def _versions(one: Signature) -> str:
+    checked = "Reproduced on CPU." if one.checked == "reproduced" else "Known from logs."
+    return checked if one.versions == _ANY_VERSION else f"{one.versions} {checked}"
 
 
 def _wrapped(text: str) -> str:
-    marked = text if "`" in text else " ".join(map(_as_code, text.split(" ")))
-    return "\n".join(textwrap.wrap(marked, 100, break_long_words=False, break_on_hyphens=False))
+    lines = textwrap.wrap(_marked(text), 100, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _marked(text: str) -> str:
+    return text if "`" in text else " ".join(map(_as_code, text.split(" ")))
 
 
 def _as_code(word: str) -> str:

@@ -1,4 +1,4 @@
-"""Every finding's page has one shape: symptom, cause, fix, before and after, sources."""
+"""Every finding's page has one shape: a box with symptom, cost, safety and fix, then the rest."""
 
 from __future__ import annotations
 
@@ -8,37 +8,59 @@ from pathlib import Path
 import pytest
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "findings").glob("RS*.md"))
-SHAPE = ("Symptom", "Cause", "Fix", "Before and after", "Sources")
-# Between before and after and sources a page may say more, in this order.
-MORE = ("When it fires, and when it stays silent", "The numbers", "Limits")
+BOX = ("Symptom", "Cost", "Safe?", "Fix")
+# In this order. A failure's page has a heading for each of its causes instead of the first ones.
+HEADINGS = (
+    *("Cause", "More on the fix", "Which one to keep", "Before and after"),
+    *("When it fires", "The numbers", "Sources"),
+)
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-def sections(text: str, level: int) -> list[tuple[str, str]]:
-    """Headings of that level with what stands below each; what code has like them is none."""
-    bare = _FENCE.sub(lambda fence: re.sub(r"^#", "\\#", fence[0], flags=re.MULTILINE), text)
-    parts = re.split(rf"^{'#' * level} (.*)\n", bare, flags=re.MULTILINE)
-    return list(zip(parts[1::2], parts[2::2], strict=True))
+def box(text: str) -> dict[str, str]:
+    """The rows of the table below the title."""
+    _, _, rest = text.partition("\n\n")
+    rows = [line.strip("| ").split(" | ", 1) for line in rest.partition("\n\n")[0].splitlines()]
+    assert rows.pop(1) == ["---", "---"]
+    return dict(rows)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_says_what_is_seen_why_and_what_to_do(page: Path) -> None:
+def test_a_page_begins_with_its_box(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    (title,) = (name for name, _ in sections(text, 1))
-    assert title.startswith(f"{page.stem} ")
-    # a failure's page has a part for each cause, and the shape in each of them
-    causes = [sections(text, 2)]
-    if causes[0][0][0] != SHAPE[0]:
-        causes = [sections(below, 3) for _, below in causes[0]]
-    for found in causes:
-        names = [name for name, _ in found]
-        assert [name for name in names if name in SHAPE] == list(SHAPE)
-        assert names[-1] == SHAPE[-1]
-        assert [name for name in names if name not in SHAPE] == [n for n in MORE if n in names]
-        assert all(below.strip() for _, below in found)
-        said = dict(found)
-        assert re.search(r"https://|\]\(", said["Sources"]), "no source is linked"
-        assert re.search(r"\bAfter\b|```diff", said["Before and after"])
+    assert text.startswith(f"# {page.stem} ")
+    found = box(text)
+    assert tuple(found) == BOX
+    for name, cell in found.items():
+        assert len(cell.split()) <= 35, name
+        assert not cell.endswith("."), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_its_parts_in_order(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert headings[-1] == "Sources"
+    assert re.search(r"https://|\]\(", text.rpartition("## Sources")[2]), "no source is linked"
+    if set(headings) <= set(HEADINGS):
+        assert headings == [name for name in HEADINGS if name in headings]
+    else:
+        causes = re.split(r"^## ", text.rpartition("## Sources")[0], flags=re.MULTILINE)[1:]
+        for cause in causes:
+            parts = re.findall(r"^\*\*(Cause|Fix)\.\*\*", cause, re.MULTILINE)
+            assert parts == ["Cause", "Fix"], cause
+
+
+def test_before_and_after_shows_a_change() -> None:
+    shown = 0
+    for page in PAGES:
+        _, heading, rest = page.read_text("utf-8").partition("## Before and after\n")
+        if heading:
+            shown += 1
+            diff = re.search(r"```diff\n(.*?)```", rest.partition("\n## ")[0], re.DOTALL)
+            assert diff is not None, page.stem
+            assert re.search(r"^-", diff[1], re.MULTILINE), page.stem
+    assert shown > 10
 
 
 def test_there_is_a_page_of_every_kind() -> None:

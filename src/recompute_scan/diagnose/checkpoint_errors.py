@@ -68,13 +68,13 @@ SILENT = Signature(
     severity="warning",
     title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
     cause=(
-        "The reentrant variant runs the block without gradients and connects its output to "
-        "its inputs. No input of this one needs a gradient, so the block's weights get none. "
-        "Whatever is trainable after the block trains on, and nothing fails."
+        "The reentrant variant connects a block's output to its inputs only. No input needs a "
+        "gradient here, so the block's weights get none, while later layers train on."
     ),
     fix=(
-        f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
-        "training. If the block is meant to stay frozen, don't checkpoint it."
+        "Use the non-reentrant variant: use_reentrant=False. Or call "
+        "model.enable_input_require_grads() before training. Don't checkpoint a block that should "
+        "stay frozen."
     ),
     gradients=NON_REENTRANT,
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
@@ -92,14 +92,12 @@ WARNED = replace(
     severity="info",
     title="torch warned that no input of a reentrant checkpoint needs a gradient",
     cause=(
-        "In training it means that the block's weights get no gradient and are not trained. In "
-        "evaluation, under no_grad and for blocks that are frozen it means nothing. The warning "
-        "does not tell which."
+        "In training, the block's weights get no gradient. In evaluation, under no_grad and for "
+        "frozen blocks the warning means nothing. It does not say which."
     ),
     fix=(
-        "Look whether the block's weights change. If they should and do not: "
-        f"{_NON_REENTRANT[0].lower()}{_NON_REENTRANT[1:]}, or call "
-        "model.enable_input_require_grads() before training."
+        "Check whether the block's weights change. If they should: use the non-reentrant variant "
+        "(use_reentrant=False), or call model.enable_input_require_grads() before training."
     ),
     checked="message",
 )
@@ -115,8 +113,8 @@ _UNSAID = Signature(
     notice=True,
     severity="info",
     title="A checkpoint was called without saying which variant is meant",
-    cause="torch then takes the reentrant one, and says that this will change.",
-    fix=f"Say it. {_NON_REENTRANT}, unless you know that you need the other.",
+    cause=("torch takes the reentrant variant and warns that the default will change."),
+    fix=("Use the non-reentrant variant: use_reentrant=False, unless you need the other."),
     gradients=NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
     sources=(f"{_HF}26969", _DOCS),
@@ -135,13 +133,13 @@ SIGNATURES = (
         fits=lambda raised: not evaluates(raised.frames),
         title="A reentrant checkpoint got no input that needs a gradient, so nothing has one",
         cause=(
-            "The reentrant variant runs the block without gradients and connects its output to "
-            "its inputs. Where no input needs a gradient (frozen embeddings, as with LoRA), the "
-            "output needs none either, and the block's own weights are forgotten."
+            "The reentrant variant connects a block's output to its inputs only. If no input needs "
+            "a gradient (frozen embeddings, as with LoRA), neither does the output, and the "
+            "block's weights are not trained."
         ),
         fix=(
-            f"{_NON_REENTRANT}. Or call model.enable_input_require_grads() before "
-            "training, which makes the embeddings' output need a gradient."
+            "Use the non-reentrant variant: use_reentrant=False. Or call "
+            "model.enable_input_require_grads() before training."
         ),
         gradients=NON_REENTRANT,
         versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
@@ -161,8 +159,10 @@ SIGNATURES = (
         message=re.compile(r"^Unexpected keyword arguments: "),
         where=innermost(r"torch/utils/checkpoint\.py:checkpoint(?:_sequential)?$"),
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
-        cause="The reentrant variant passes positional arguments on to the block, and no others.",
-        fix=f"{_NON_REENTRANT}. Or pass the arguments by position.",
+        cause=("The reentrant variant passes only positional arguments on."),
+        fix=(
+            "Use the non-reentrant variant: use_reentrant=False. Or pass the arguments by position."
+        ),
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
@@ -178,13 +178,12 @@ SIGNATURES = (
         needs_frames=True,
         title="A library's own checkpoint was asked for the gradients of chosen inputs",
         cause=(
-            "The checkpoint function of the last frame starts a backward pass of its own for the "
-            "whole block. It cannot serve torch.autograd.grad, or backward(inputs=...)."
+            "The checkpoint function in the last frame runs its own backward pass over the whole "
+            "block. It cannot serve torch.autograd.grad or backward(inputs=...)."
         ),
         fix=(
-            "Call .backward() on the loss, without inputs=. Or switch the recompute off while "
-            "torch.autograd.grad is needed: in Megatron-core --recompute-granularity, in NeMo "
-            "recompute_granularity."
+            "Call .backward() on the loss, without inputs=. Or switch the recompute off: in "
+            "Megatron-core --recompute-granularity, in NeMo recompute_granularity."
         ),
         versions="Megatron-core, all versions, and functions copied from it.",
         sources=("https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html", _DOCS),
@@ -200,12 +199,12 @@ SIGNATURES = (
         ),
         title="A reentrant checkpoint was asked for the gradients of chosen inputs",
         cause=(
-            "The reentrant variant starts a backward pass of its own for the whole block. It "
-            "cannot serve torch.autograd.grad, or backward(inputs=...)."
+            "The reentrant variant runs its own backward pass over the whole block. It cannot "
+            "serve torch.autograd.grad or backward(inputs=...)."
         ),
         fix=(
-            f"{_NON_REENTRANT}. Or call .backward() on the loss, without inputs=. A library's own "
-            "checkpoint may not have that argument."
+            "Use the non-reentrant variant: use_reentrant=False. Or call .backward() on the loss, "
+            "without inputs=. A library's checkpoint may lack that argument."
         ),
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
@@ -220,14 +219,10 @@ SIGNATURES = (
         message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
         title="A reentrant checkpoint wraps a block of which nothing needs a gradient",
         cause=(
-            "The recompute found no output that needs a gradient. Either the block is frozen and "
-            "cut off from its inputs, and there is nothing to recompute for; or it hands its "
-            "tensors out inside an object that the checkpoint does not look into."
+            "No output of the recompute needs a gradient. The block is frozen and cut off from its "
+            "inputs, or it returns its tensors inside an object."
         ),
-        fix=(
-            "Don't checkpoint a frozen block. Of one that trains, return the tensors themselves, "
-            "or a tuple of them."
-        ),
+        fix=("Don't checkpoint a frozen block. If it trains, return tensors or a tuple of them."),
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
         checked="reproduced",
@@ -242,19 +237,17 @@ SIGNATURES = (
         needs_frames=True,
         title="A reentrant checkpoint's backward pass left its block, into a graph already freed",
         cause=(
-            "The reentrant variant cuts the graph at tensors that are positional arguments. A "
-            "tensor that needs a gradient and comes in another way (in a tuple or list, as a "
-            "keyword, as an attribute, caught by a closure) brings its graph along. The first "
-            "block that uses it walks that graph to its end and frees it, and the next one walks "
-            "it again. Or a module kept the tensor from an earlier step. The frames do not tell "
-            "which."
+            "The reentrant variant cuts the graph at positional tensor arguments. A tensor that "
+            "comes in another way (in a tuple or list, by keyword, as an attribute, by a closure) "
+            "brings its graph along. The first block walks and frees that graph, and the next "
+            "walks it again. A module that keeps a tensor from an earlier step has the same "
+            "effect."
         ),
         fix=(
-            "With torch's own function use the non-reentrant variant (use_reentrant=False), which "
-            "makes one backward pass of all. A library's own reentrant function (Megatron's, "
-            "DeepSpeed's, unsloth's) has no such argument: hand it every tensor that needs a "
-            "gradient as a positional argument, or take the library's newest version. Detach what "
-            "a module keeps from one step to the next."
+            "Use the non-reentrant variant (use_reentrant=False) of torch's function. A library's "
+            "reentrant function (Megatron, DeepSpeed, unsloth) lacks it: pass tensors that need a "
+            "gradient by position, or upgrade the library. Detach tensors that a module keeps "
+            "between steps."
         ),
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
@@ -275,14 +268,13 @@ SIGNATURES = (
         ),
         title="A reentrant checkpoint's block returned something else than tensors",
         cause=(
-            "The block returns a tuple that holds a tuple (a key-value cache), a list or another "
-            "object. This version of torch takes tensors, and one flat tuple of them."
+            "The block returns a nested tuple (a key-value cache), a list or another object. This "
+            "version of torch takes tensors or one flat tuple of them."
         ),
         fix=(
-            "Return tensors, or one flat tuple of them; with a key-value cache, train with "
-            "use_cache=False. Or use the non-reentrant variant (use_reentrant=False), which takes "
-            "any output. A newer torch raises nothing, and tensors that are inside another object "
-            "get no gradient through the block (RS405)."
+            "Return tensors or one flat tuple; with a key-value cache, train with use_cache=False. "
+            "Or use the non-reentrant variant (use_reentrant=False). A newer torch raises nothing, "
+            "but tensors inside other objects get no gradient (RS405)."
         ),
         gradients=NON_REENTRANT,
         versions="Seen with torch 1.7; torch 2.13 raises nothing.",
@@ -298,13 +290,12 @@ SIGNATURES = (
         needs_frames=True,
         title="A checkpoint that saves its arguments was given something else than tensors",
         cause=(
-            "This checkpoint function saves every argument for the backward pass, and autograd "
-            "saves tensors only: not a tuple, a list, a number or an object of settings."
+            "This function saves every argument for the backward pass, and autograd saves only "
+            "tensors."
         ),
         fix=(
-            "Pass tensors (and None) as arguments, each by itself, and let the function reach the "
-            "rest by a closure: checkpoint(lambda x: block(x, sizes), x). torch's own function "
-            "takes other arguments from 1.10 on."
+            "Pass only tensors and None as arguments, and the rest by a closure: checkpoint(lambda "
+            "x: block(x, sizes), x). torch's function takes other arguments from 1.10 on."
         ),
         versions="torch before 1.10; Megatron-core's own function (0.16.1).",
         sources=(
@@ -322,15 +313,14 @@ SIGNATURES = (
         needs_frames=True,
         title="Checkpoints inside each other used up Python's stack",
         cause=(
-            "Each checkpoint that runs inside another takes several frames. Either the "
-            "checkpointed function calls itself by mistake (a forward that was replaced by its own "
-            "checkpoint), or they are nested on purpose, and deep. Old versions of torch also "
-            "nested the backward passes of thousands that stand side by side."
+            "Each nested checkpoint takes several frames. A forward replaced by its own checkpoint "
+            "calls itself, or the nesting is deep on purpose. Old torch also nested the backward "
+            "passes of thousands of checkpoints in a row."
         ),
         fix=(
-            "Where forward was replaced, let the checkpoint call the original one. Otherwise nest "
-            "fewer, or checkpoint several layers at once; for many side by side take a newer torch "
-            "(2.13 runs 3,000)."
+            "If forward was replaced, let the checkpoint call the original. Otherwise nest fewer, "
+            "or checkpoint several layers at once. For many in a row, upgrade torch (2.13 runs "
+            "3,000)."
         ),
         versions="Nested: all versions of torch. Side by side: reported with torch 0.4.",
         sources=(f"{_TORCH}6959",),
@@ -343,7 +333,7 @@ SIGNATURES = (
         error="ValueError",
         notice=False,
         severity="error",
-        cause="This version of torch takes none for granted, and raises.",
+        cause=("This version of torch has no default."),
         versions="Some releases and nightlies of torch from 2.2 on raise instead of warning.",
         sources=("https://github.com/open-mmlab/mmengine/issues/1539", _DOCS),
         checked="message",
@@ -365,10 +355,10 @@ CHECKPOINTING_SIGNATURES = (
         ),
         title="An output that a selective checkpoint keeps was changed in place",
         cause=(
-            "The policy keeps this operator's output for the recompute, and later code changes it "
-            "in place: out += ..., or an adapter that adds its part so."
+            "The policy keeps this operator's output, and later code changes it in place (out += "
+            "..., as an adapter does)."
         ),
-        fix="Write out = out + ... there, or keep other operators (attention only, for instance).",
+        fix=("Write out = out + ..., or keep other operators, such as attention only."),
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(_DOCS,),
         checked="reproduced",
@@ -382,12 +372,12 @@ CHECKPOINTING_SIGNATURES = (
         fits=lambda raised: not any("compiled_autograd" in one.site for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
         cause=(
-            "What a selective checkpoint keeps is used up by the first backward pass. Compiled "
-            "autograd, too, has run it twice where the script asks for it once."
+            "The first backward pass uses up what a selective checkpoint keeps. Compiled autograd "
+            "can also run it twice."
         ),
         fix=(
-            "Make one backward pass of it (add the losses up), or use a plain non-reentrant "
-            "checkpoint there."
+            "Add the losses up and call backward once, or use a plain non-reentrant checkpoint "
+            "there."
         ),
         gradients=NON_REENTRANT,
         versions="Selective checkpoints, public since torch 2.5.",
@@ -402,10 +392,10 @@ CHECKPOINTING_SIGNATURES = (
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
         title="The recompute of a selective checkpoint ran other operators than the original",
         cause=(
-            "The recompute asked for the kept output of an operator that the first run never ran: "
-            "the two took different ways (a kernel chosen from a cache, a counter of a router)."
+            "The recompute asked for the output of an operator that the first run never called: a "
+            "kernel chosen from a cache, or a router's counter."
         ),
-        fix="Make the block do the same both times, or take that operator out of the policy.",
+        fix=("Make the block do the same both times, or take that operator out of the policy."),
         versions="Selective checkpoints, public since torch 2.5.",
         sources=("https://github.com/NVIDIA-NeMo/Automodel/pull/3330",),
         checked="reproduced",
@@ -421,12 +411,12 @@ CHECKPOINTING_SIGNATURES = (
         ),
         title="The device was used for the first time inside a checkpointed block",
         cause=(
-            "A checkpoint keeps the state of the random numbers. It could not keep the device's, "
-            "because that was started only inside the block."
+            "A checkpoint saves the device's random state, but the block was the first to start "
+            "the device."
         ),
         fix=(
-            "Use the device once before the first forward pass: torch.zeros(1, device=...) does. "
-            "Or, where nothing in the block draws random numbers, pass preserve_rng_state=False."
+            "Use the device once before the first forward pass: torch.zeros(1, device=...). Or, "
+            "where nothing in the block draws random numbers, pass preserve_rng_state=False."
         ),
         gradients=RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
@@ -441,12 +431,12 @@ CHECKPOINTING_SIGNATURES = (
         unsure=True,
         title="A CUDA graph was recorded while a checkpoint released one of its inputs",
         cause=(
-            "The non-reentrant variant releases tensors while the graph is recorded, and not in "
-            "the same order when it is recomputed."
+            "The non-reentrant variant releases tensors while the graph is recorded, in another "
+            "order than in the recompute."
         ),
         fix=(
-            "Compile without CUDA graphs (a mode other than reduce-overhead), or use the "
-            "reentrant variant for these blocks."
+            "Compile without CUDA graphs (a mode other than reduce-overhead), or use the reentrant "
+            "variant for these blocks."
         ),
         gradients=REENTRANT,
         versions="torch with mode='reduce-overhead'; open upstream.",
@@ -461,10 +451,13 @@ CHECKPOINTING_SIGNATURES = (
         where=some(_CHECKPOINT_FILE),
         needs_frames=True,
         title="A checkpoint read the random state while a CUDA graph was recorded",
-        cause="A checkpoint keeps the state of the random numbers, which a recording cannot read.",
+        cause=(
+            "A checkpoint reads the random state, which is not allowed while a CUDA graph is "
+            "recorded."
+        ),
         fix=(
-            "Take the checkpointed blocks out of the graph. Where nothing in them draws random "
-            "numbers, pass preserve_rng_state=False to their checkpoints."
+            "Take checkpointed blocks out of the graph. Where nothing in them draws random "
+            "numbers, pass preserve_rng_state=False."
         ),
         gradients=RANDOM_STATE,
         versions="torch with CUDA graphs.",
@@ -480,8 +473,8 @@ CHECKPOINTING_SIGNATURES = (
             r"'offload_to_cpu'"
         ),
         title="checkpoint_wrapper no longer takes offload_to_cpu",
-        cause="The argument moved into a wrapper of its own.",
-        fix="Use offload_wrapper(checkpoint_wrapper(module)) in its place.",
+        cause=("The argument moved into another wrapper."),
+        fix=("Use offload_wrapper(checkpoint_wrapper(module))."),
         versions="torch from pull request 84907 (September 2022) on.",
         sources=("https://github.com/pytorch/pytorch/pull/84907", f"{_HF}30523"),
     ),
@@ -497,15 +490,15 @@ CHECKPOINTING_SIGNATURES = (
         ),
         title="The model's code and the library that switches checkpointing on do not fit together",
         cause=(
-            "The library calls the model's method with arguments that it does not take, or calls "
-            "one that it does not have. Code that comes with a model (trust_remote_code, a fork, a "
-            "plugin) is written for one version of transformers or diffusers."
+            "The library calls a method that the model lacks, or with other arguments. Code that "
+            "ships with a model (trust_remote_code, a fork, a plugin) fits one version of "
+            "transformers or diffusers."
         ),
         fix=(
-            "Take the library's version that the model's code was written for, or newer code of "
-            "the model. transformers changed the call in 4.35 and takes the old form with `value` "
-            "again from 4.36 on; diffusers changed it in 0.33. If you wrote the class, delete the "
-            "method: the base class has one."
+            "Install the version that the model's code was written for, or newer model code. "
+            "transformers changed the call in 4.35 and accepts the old form with `value` from "
+            "4.36; diffusers changed it in 0.33. In your own class, delete the method: the base "
+            "class has one."
         ),
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
         sources=(
@@ -523,14 +516,12 @@ CHECKPOINTING_SIGNATURES = (
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
         title="A model's checkpointing flag was set past its method, so it has no function to call",
         cause=(
-            "transformers sets the flag gradient_checkpointing and the checkpoint function "
-            "together. Here only the flag is set: by hand, by a library, or on another module than "
-            "the one that asks for the function."
+            "transformers sets the flag gradient_checkpointing together with the checkpoint "
+            "function. Here only the flag is set, or on another module."
         ),
         fix=(
-            "Leave the flag alone, and call model.gradient_checkpointing_enable() (from "
-            "transformers 5.23 on activation_checkpointing_enable()) on the whole model, after its "
-            "last module was made."
+            "Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers "
+            "5.23 activation_checkpointing_enable()) on the whole, finished model."
         ),
         versions="transformers 4.35 and later; seen with 5.23.",
         sources=(f"{_HF}30264", f"{_HF}30544"),
@@ -546,13 +537,13 @@ CHECKPOINTING_SIGNATURES = (
             r"|is not compatible with gradient checkpointing\. Make sure)"
         ),
         title="This class of models has no checkpointing to switch on",
-        cause="Its code has no checkpointed layers, or does not say that it has.",
+        cause=("The model's code has no checkpointed layers, or does not declare them."),
         fix=(
-            "Leave the switch out and wrap the layers from outside: torch's "
-            "apply_activation_checkpointing with checkpoint_wrapper, or under FSDP fsdp_config's "
-            "activation_checkpointing; train with use_cache=False then. Or take newer code of the "
-            "model, which may have it. If you wrote the class, set supports_gradient_checkpointing "
-            "= True and derive the layers from transformers' GradientCheckpointingLayer."
+            "Remove the switch and wrap the layers from outside: torch's "
+            "apply_activation_checkpointing, or fsdp_config's activation_checkpointing, with "
+            "use_cache=False. Or upgrade the model's code. In your own class, set "
+            "supports_gradient_checkpointing = True and derive layers from "
+            "GradientCheckpointingLayer."
         ),
         versions="transformers and diffusers, all versions.",
         sources=(
@@ -569,15 +560,14 @@ CHECKPOINTING_SIGNATURES = (
         message=re.compile(rf"has no attribute '(?:{_SWITCHES}|set_grad_checkpointing)'"),
         title="The object has no method of this name that switches checkpointing on",
         cause=(
-            "Libraries name it differently: transformers gradient_checkpointing_enable (from 5.23 "
-            "on activation_checkpointing_enable), diffusers enable_gradient_checkpointing, timm "
-            "set_grad_checkpointing. And a wrapper hides the model's methods: "
-            "DistributedDataParallel, DeepSpeed's engine, a class around the model."
+            "Names differ: gradient_checkpointing_enable in transformers (from 5.23 "
+            "activation_checkpointing_enable), enable_gradient_checkpointing in diffusers, "
+            "set_grad_checkpointing in timm. Wrappers such as DistributedDataParallel and "
+            "DeepSpeed's engine hide the model's methods."
         ),
         fix=(
-            "Call it before the model is wrapped, or on the model inside (model.module). Take the "
-            "name that the model's library has. A class that holds a model needs a method that "
-            "calls the inner model's."
+            "Call your library's method before wrapping, or on model.module. A class that holds a "
+            "model needs a method that calls the inner model's."
         ),
         versions="Not tied to a version.",
         sources=(
@@ -595,13 +585,12 @@ CHECKPOINTING_SIGNATURES = (
         needs_frames=True,
         title="A checkpoint function looks for a layer's method, and was handed a partial",
         cause=(
-            "transformers hands the layer's call to the checkpoint function inside a "
-            "functools.partial. The function of this library asks the method for its layer."
+            "transformers passes the layer's call inside a functools.partial, and this library's "
+            "function expects the method."
         ),
         fix=(
-            "Take a newer version of the library whose frame is the last (axolotl and "
-            "LLaMA-Factory were mended in April 2025), or its plain checkpointing without "
-            "offloading."
+            "Upgrade the library of the last frame (axolotl and LLaMA-Factory: April 2025 or "
+            "newer), or use its plain checkpointing without offloading."
         ),
         versions="transformers 4.51 and later, with axolotl and LLaMA-Factory of before.",
         sources=(
@@ -622,15 +611,13 @@ CHECKPOINTING_SIGNATURES = (
         ),
         title="A checkpointed block changes something outside itself, and torch.compile refuses it",
         cause=(
-            "torch.compile makes one operator of a checkpoint, which must not change what is "
-            "outside: an attribute, a counter, a list. In the eager recompute the change would be "
-            "made a second time."
+            "torch.compile makes one operator of a checkpoint, which must not change an attribute, "
+            "counter or list outside. An eager recompute would change it twice."
         ),
         fix=(
-            "Move the change out of the block: return the value, and store it outside. Or compile "
-            "the layer inside the checkpoint instead of around it. Where the recompute may leave "
-            "the change out, torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = "
-            "True lets it pass."
+            "Return the value and store it outside the block. Or compile the layer inside the "
+            "checkpoint. If the recompute may skip the change, set "
+            "torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True."
         ),
         versions="torch.compile with fullgraph=True; seen with torch 2.13.",
         sources=(
@@ -652,13 +639,12 @@ CHECKPOINTING_SIGNATURES = (
         needs_frames=True,
         title="A checkpoint and a torch.func transform are inside each other",
         cause=(
-            "torch.func's grad, vjp, jacrev and hessian allow neither the hooks of a "
-            "non-reentrant checkpoint nor the autograd function of a reentrant one."
+            "torch.func's grad, vjp, jacrev and hessian accept neither a non-reentrant "
+            "checkpoint's hooks nor a reentrant one's autograd function."
         ),
         fix=(
-            "Leave the checkpoint out there, or take torch.autograd.grad and "
-            "torch.autograd.functional in place of torch.func (with use_reentrant=False). vmap by "
-            "itself inside a checkpoint needs torch 2.5."
+            "Remove the checkpoint there, or use torch.autograd.grad and torch.autograd.functional "
+            "(with use_reentrant=False). vmap alone inside a checkpoint needs torch 2.5."
         ),
         gradients=NON_REENTRANT,
         versions="All versions of torch; vmap before 2.5.",

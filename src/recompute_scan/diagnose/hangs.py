@@ -33,15 +33,9 @@ _SAVE_MORE = """\
  fabric.barrier()
 ```
 
-`recompute-scan run` recognises it while it happens: when no rank has made progress for
-`--timeout` seconds, it takes every rank's Python stacks, names the line where each of them
-stands, and ends the run with status 124. The stacks are kept in `where-rank<N>.txt`, with those
-of `py-spy dump --native` where py-spy is installed, and torch's flight recorder in
-`flight-rank<N>.json` where it records.
-
-In a log it is recognised by the traceback of a rank that was in a function that saves when the
-collective was given up, while another rank waited in another collective. A line that speaks of
-saving is no sign of it: most of those are in runs that hang for another reason.
+`recompute-scan run` names the line of every rank after `--timeout` seconds without progress
+([Hangs](../diagnoses.md#hangs)). In a log, the evidence is the traceback of a rank that was saving
+while another waited in another collective.
 """
 
 SAVE_HANG = Signature(
@@ -52,14 +46,13 @@ SAVE_HANG = Signature(
     message=_NOTHING,
     title="Ranks wait for each other while saving: one saves, and the others are elsewhere",
     cause=(
-        "Saving a sharded model is work for all ranks: each gives its pieces. Here the ranks are "
-        "at different places, as they are when the save is under `if rank == 0` (or "
-        "is_main_process) while the others go on to a barrier or to the next step."
+        "All ranks must take part in saving a sharded model. Here they are at different places, as "
+        "when the save is under `if rank == 0` (or is_main_process) and the others go on to a "
+        "barrier."
     ),
     fix=(
-        "Call the save on every rank, and guard only the writing of what is already gathered. A "
-        "sharded state dict needs no gathering. Where all ranks do save and the gathering takes "
-        "longer than the process group waits, raise that timeout."
+        "Call the save on every rank, and guard only the writing of gathered data. If all ranks do "
+        "save and gathering is slow, raise the process group's timeout."
     ),
     more=_SAVE_MORE,
     keep="the save, called by all ranks",
@@ -80,10 +73,10 @@ DIVERGED = Signature(
     message=_NOTHING,
     title="Ranks wait for each other at different places",
     cause=(
-        "Every rank must call the same collectives in the same order. Some took another way: a "
-        "branch by rank, data that ends earlier on one rank, an exception that was caught on one."
+        "Every rank must call the same collectives in the same order. Some took another path: a "
+        "branch by rank, data that ended earlier, or an exception caught on one rank."
     ),
-    fix="Make all ranks take the same way up to the two places named here.",
+    fix=("Make all ranks take the same path up to the two places named here."),
     versions="Not tied to a version.",
     sources=(_DISTRIBUTED,),
     checked="reproduced",
@@ -95,7 +88,7 @@ FINGERPRINT = replace(
     message=re.compile(r"Detected mismatch between collectives on ranks\."),
     title="Ranks called different collectives, or the same one with different shapes",
     fix=(
-        "Make all ranks call the same collectives with the same shapes in the same order; the "
+        "Make all ranks call the same collectives with the same shapes in the same order. The "
         "message names both, and the traceback the line."
     ),
     versions="torch with TORCH_DISTRIBUTED_DEBUG=DETAIL.",
@@ -106,7 +99,7 @@ COMPARED = replace(
     DIVERGED,
     cause_name="compared",
     title="torch compared the ranks' collectives, and some rank called another one",
-    fix="Look at the ranks named here, and make all ranks take the same way up to that collective.",
+    fix=("Make the named ranks take the same path as the others up to that collective."),
     versions="torch's flight recorder and its analyzer (torchfrtrace).",
     sources=("https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",),
     checked="message",
@@ -119,12 +112,12 @@ TIMED_OUT = Signature(
     message=_NOTHING,
     title="A collective did not finish within the process group's timeout",
     cause=(
-        "The ranks that are heard of wait in the same collective. One that is not heard of did "
-        "not come to it: it died, or was slow. Or it got stuck itself (the network, a GPU)."
+        "The ranks in the log wait in the same collective. A missing rank died or was slow, or the "
+        "collective itself is stuck (network, GPU)."
     ),
     fix=(
-        "Look for the rank that is missing here, and for the first error of any rank. If it was "
-        "only slow (loading, saving, compiling), pass a longer timeout to init_process_group."
+        "Find the missing rank and the first error of any rank. If it was only slow (loading, "
+        "saving, compiling), pass a longer timeout to init_process_group."
     ),
     versions="Not tied to a version.",
     sources=(_DISTRIBUTED,),
@@ -133,10 +126,10 @@ NAMED = replace(
     TIMED_OUT,
     cause_name="named",
     title="torch compared the ranks, and some did not come to a collective",
-    cause="The ranks that are named here died, were slow, or took another way.",
+    cause=("The named ranks died, were slow, or took another path."),
     fix=(
-        "Look at the log of the ranks that are named, up to that collective. If they were only "
-        "slow (loading, saving, compiling), pass a longer timeout to init_process_group."
+        "Read the log of the named ranks up to that collective. If they were only slow (loading, "
+        "saving, compiling), pass a longer timeout to init_process_group."
     ),
     versions="torch with TORCH_NCCL_DESYNC_DEBUG=1, or its flight recorder's analyzer.",
     sources=("https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",),
@@ -146,13 +139,12 @@ UNCLEAR = replace(
     cause_name="unclear",
     title="Collectives did not finish, and the log does not tell whether they belong together",
     cause=(
-        "The ranks wait in different collectives. Numbers count within a process group, and the "
-        "log does not say that it is one group."
+        "The ranks wait in different collectives. Numbers count per process group, and the log "
+        "does not show whether it is one group."
     ),
     fix=(
-        "Look for the first error of any rank above. Run again with TORCH_FR_BUFFER_SIZE=2000 "
-        "(before torch 2.9 TORCH_NCCL_TRACE_BUFFER_SIZE), which keeps every rank's collectives "
-        "with their groups and stacks, or under `recompute-scan run`."
+        "Find the first error of any rank. Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch "
+        "2.9 TORCH_NCCL_TRACE_BUFFER_SIZE), or under `recompute-scan run`."
     ),
 )
 GLOO = replace(
@@ -161,8 +153,7 @@ GLOO = replace(
     error="RuntimeError",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
     cause=(
-        "This rank waited in a collective or for a message over gloo, and another rank did not "
-        "come to it: it died, was slow, or took another way."
+        "This rank waited over gloo for another rank, which died, was slow, or took another path."
     ),
 )
 BARRIER = replace(
@@ -172,10 +163,10 @@ BARRIER = replace(
         r"failed to pass monitoredBarrier in \d+ ms|successfully reached monitoredBarrier, but"
     ),
     title="Some ranks did not come to a monitored barrier in time",
-    cause="The ranks that the message names died, were slow, or took another way.",
+    cause=("The ranks that the message names died, were slow, or took another path."),
     fix=(
-        "Look at the log of the ranks that the message names. If they were only slow (loading, "
-        "preparing data), give the barrier more time."
+        "Read the log of the named ranks. If they were only slow (loading, preparing data), give "
+        "the barrier more time."
     ),
 )
 NO_PROGRESS = Signature(
@@ -185,10 +176,10 @@ NO_PROGRESS = Signature(
     error="",
     message=_NOTHING,
     title="The run made no progress for as long as it was given",
-    cause="All ranks stood at the same place, and the watchdog ended the run.",
+    cause=("All ranks stood at the same place until the watchdog ended the run."),
     fix=(
-        "Look at the place named here. If the work there is only long, give it more time with "
-        "`--timeout`, or `--timeout 0` to wait for ever."
+        "Look at the place named here. If the work is only long, raise `--timeout`, or wait for "
+        "ever with `--timeout 0`."
     ),
     versions="Not tied to a version.",
     sources=("https://docs.python.org/3/library/faulthandler.html",),
@@ -199,12 +190,12 @@ ONE_BEHIND = replace(
     cause_name="one-behind",
     title="Ranks wait for one that is in no collective",
     cause=(
-        "Some ranks wait in a collective, and another works or waits by itself and has not come "
-        "to it: it loads, evaluates or writes alone, or is stuck there."
+        "Some ranks wait in a collective while another loads, evaluates or writes alone, or is "
+        "stuck."
     ),
     fix=(
-        "Look at the rank that is in no collective. If its work is only long, give it more time "
-        "(`--timeout`, and the process group's own timeout), or let all ranks share it."
+        "Look at the rank outside the collective. If its work is only long, raise `--timeout` and "
+        "the process group's timeout, or let all ranks share the work."
     ),
 )
 RECOMPUTED_MESSAGE = Signature(
@@ -215,12 +206,10 @@ RECOMPUTED_MESSAGE = Signature(
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
     title="A message between two ranks is inside a checkpointed block, and is awaited again",
     cause=(
-        "The recompute runs the block's send or recv once more. The other rank sends it once only, "
-        "unless it recomputes the same block at the same time."
+        "The recompute repeats the block's send or recv. The other rank sends once, unless it "
+        "recomputes the same block at the same time."
     ),
-    fix=(
-        "Take point-to-point calls out of checkpointed blocks: checkpoint what lies between them."
-    ),
+    fix=("Take point-to-point calls out of checkpointed blocks."),
     versions="Not tied to a version.",
     sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
     checked="reproduced",
@@ -233,12 +222,12 @@ KILLED = Signature(
     message=re.compile(r"^Task was killed due to the node running low on memory"),
     title="A process was ended from outside, by SIGKILL",
     cause=(
-        "Nothing in the script does that. On most machines it is the kernel, for want of host "
-        "memory; Ray's monitor, a scheduler with a limit and a person can do it as well."
+        "Mostly the kernel ends it for lack of host memory. Ray's monitor, a scheduler's limit or "
+        "a person can do it too."
     ),
     fix=(
-        "Look into the kernel's log (dmesg) and the scheduler's. If host memory is the cause: "
-        "fewer loader workers, loading on one rank or memory-mapped, less offloading."
+        "Read the kernel's log (dmesg) and the scheduler's. If host memory ran out: fewer loader "
+        "workers, memory-mapped loading or loading on one rank, less offloading."
     ),
     versions="Not tied to a version.",
     sources=(_ELASTIC,),
@@ -252,12 +241,12 @@ CRASHED = replace(
     message=_NOTHING,
     title="A process crashed in native code",
     cause=(
-        "SIGSEGV, SIGILL and SIGFPE come from code below Python: an extension or a driver that "
-        "does not fit torch, or a fault in one."
+        "SIGSEGV, SIGILL and SIGFPE come from native code: an extension or driver that does not "
+        "fit torch, or a bug in one."
     ),
     fix=(
-        "Run with PYTHONFAULTHANDLER=1, which prints the Python stack of the crash. Then look at "
-        "the extension that it names, and at its version."
+        "Run with PYTHONFAULTHANDLER=1 to print the Python stack of the crash. Then check the "
+        "version of the extension it names."
     ),
     sources=("https://docs.python.org/3/library/faulthandler.html", _ELASTIC),
 )
@@ -267,14 +256,12 @@ BUS = replace(
     cause_name="bus",
     title="A process touched memory that could not be supplied (SIGBUS)",
     cause=(
-        "SIGBUS comes where a file backs memory and has no room for it, as in /dev/shm, "
-        "which loader workers, NCCL and ZeRO share and which is 64 MB in a container that "
-        "asks for no more; or where a mapped file was cut short. Rarely it is a fault in native "
-        "code."
+        "A file that backs memory has no room, or was cut short. Usually it is /dev/shm, which "
+        "loader workers, NCCL and ZeRO share; a container has 64 MB by default."
     ),
     fix=(
-        "Look at `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or "
-        "--ipc=host). If there is room, look for a file that was written over while it was mapped."
+        "Check `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or "
+        "--ipc=host). If there is room, look for a mapped file that was overwritten."
     ),
     sources=(
         "https://github.com/deepspeedai/DeepSpeed/issues/4002",

@@ -92,11 +92,13 @@ _DEVICE = Signature(
     error=_ERRORS,
     message=_ALLOCATOR,
     title="The GPU ran out of memory",
-    cause="What is asked for does not fit. The frames do not tell what went on.",
+    cause=(
+        "The program needs more memory than there is. The frames do not show what it was doing."
+    ),
     fix=(
-        "Look at what was going on in the traceback. In a training step: checkpoint whole layers, "
-        "once, and non-reentrant; smaller micro-batches, and more of them; offloading. Anywhere "
-        "else (loading, evaluation, generation) checkpoints change nothing."
+        "Read the traceback. In a training step: checkpoint whole layers, once, and non-reentrant; "
+        "use smaller micro-batches; offload. In loading, evaluation or generation, checkpoints "
+        "change nothing."
     ),
     versions="Not tied to a version.",
     sources=(_CUDA_NOTES,),
@@ -111,15 +113,14 @@ SIGNATURES = (
         message=_HOST,
         title="The host's memory ran out; the GPU's own memory is not the matter",
         cause=(
-            "torch asked the system for ordinary memory and got none. The number in the message is "
-            "what this one tensor asked for, and not what the process held before."
+            "torch asked the system for memory and got none. The number in the message is this one "
+            "tensor's size."
         ),
         fix=(
-            "Look at what the innermost line of your own makes. A huge number is one tensor that "
-            "is too large; a small one means that something else filled the memory: data kept "
-            "whole, workers of the loader, predictions collected on the CPU, a copy of the weights "
-            "in each process (low_cpu_mem_usage, device_map), offloading. Checkpoints change "
-            "nothing there, unless the model itself runs on the CPU."
+            "Check the innermost line of your code. A huge number is one tensor that is too large. "
+            "After a small one, look for data kept whole, loader workers, predictions collected on "
+            "the CPU, a copy of the weights per process (low_cpu_mem_usage, device_map), or "
+            "offloading. Checkpoints help only if the model runs on the CPU."
         ),
         versions="Not tied to a version.",
         sources=("https://github.com/pytorch/pytorch/issues/31302",),
@@ -135,12 +136,12 @@ SIGNATURES = (
         needs_frames=True,
         title="There was no pinned host memory left; the GPU's own memory is not the matter",
         cause=(
-            "Pinned memory is host memory that the driver locks. It runs out when the host's does, "
-            "or a limit on locked memory is met, and CUDA calls both out of memory."
+            "Pinned memory is locked host memory. It runs out when host memory does, or at a limit "
+            "on locked memory; CUDA calls both out of memory."
         ),
         fix=(
-            "Pin less: pin_memory=False in the offloading's or the loader's settings, fewer "
-            "workers, smaller offload buffers. Or give the container more memory (on WSL, too)."
+            "Pin less: pin_memory=False, fewer workers, smaller offload buffers. Or give the "
+            "container (or WSL) more memory."
         ),
         versions="Not tied to a version.",
         sources=(
@@ -160,14 +161,13 @@ SIGNATURES = (
         ),
         title="vLLM has no GPU memory left for its key-value cache",
         cause=(
-            "vLLM takes a share of the card for weights and cache together. What the weights, and "
-            "a trainer on the same card, leave of that share is not enough for one cache block, or "
-            "for one request of the longest length."
+            "vLLM takes a share of the card for weights and cache. The rest of that share is too "
+            "small for one cache block or one longest request."
         ),
         fix=(
-            "Raise gpu_memory_utilization where the card is otherwise free; where a trainer shares "
-            "it, lower max_model_len or give vLLM more cards (tensor_parallel_size), or a card of "
-            "its own. Checkpoints have no part in it."
+            "Raise gpu_memory_utilization if the card is free. If a trainer shares it, lower "
+            "max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Checkpoints "
+            "do not matter here."
         ),
         versions="vLLM, all versions.",
         sources=("https://github.com/vllm-project/vllm/issues/2248",),
@@ -181,12 +181,12 @@ SIGNATURES = (
         where=_gathers,
         needs_frames=True,
         title="The GPU ran out of memory while the state was gathered for saving",
-        cause="A full state dict brings every parameter to one GPU before it is written.",
+        cause=("A full state dict brings every parameter to one GPU before it is written."),
         fix=(
-            "Save a sharded state dict, or a full one that goes to the CPU piece by piece, called "
-            "on every rank: FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1, "
-            "StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3, save "
-            "the shards, and put them together later with zero_to_fp32.py."
+            "Save a sharded state dict, or gather on the CPU, called on every rank: "
+            "FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1, "
+            "StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3 save "
+            "the shards and join them with zero_to_fp32.py."
         ),
         versions="FSDP and ZeRO-3, all versions.",
         sources=(
@@ -202,14 +202,12 @@ SIGNATURES = (
         needs_frames=True,
         title="The GPU ran out of memory while saving",
         cause=(
-            "The state was being made ready for writing, and parts of it were copied on the GPU: "
-            "quantized weights into another layout, or a shard into one piece. Checkpointing has "
-            "no part in it."
+            "Saving copied state on the GPU: quantized weights into another layout, or a shard "
+            "into one piece. Checkpointing has no part in it."
         ),
         fix=(
-            "Save what was trained alone (an adapter), or move the state to the CPU first; take "
-            "the newest version of the library whose frame is the last; and leave the card more "
-            "room in training, with smaller micro-batches."
+            "Save only trained weights (an adapter), or move the state to the CPU first. Upgrade "
+            "the library of the last frame. Use smaller micro-batches in training."
         ),
         sources=("https://github.com/huggingface/peft/issues/447", _CUDA_NOTES),
     ),
@@ -221,12 +219,12 @@ SIGNATURES = (
         needs_frames=True,
         title="The GPU ran out of memory while evaluating",
         cause=(
-            "Evaluation keeps what training does not: the predictions of all batches, often the "
-            f"full logits. {_EMPTY_CARD}"
+            "Evaluation keeps the predictions of all batches, often full logits. Checkpoints "
+            "change nothing without a backward pass."
         ),
         fix=(
-            "Take a smaller evaluation batch, and move predictions off the GPU as they come "
-            "(eval_accumulation_steps and preprocess_logits_for_metrics in transformers)."
+            "Use a smaller evaluation batch, and move predictions off the GPU "
+            "(eval_accumulation_steps, preprocess_logits_for_metrics in transformers)."
         ),
         sources=("https://github.com/huggingface/transformers/issues/7232", _CUDA_NOTES),
     ),
@@ -237,10 +235,13 @@ SIGNATURES = (
         where=doing("generation"),
         needs_frames=True,
         title="The GPU ran out of memory while generating",
-        cause=f"The key-value cache grows with every token and sequence. {_EMPTY_CARD}",
+        cause=(
+            "The key-value cache grows with every token and sequence. Checkpoints change nothing "
+            "without a backward pass."
+        ),
         fix=(
-            "Generate fewer or shorter sequences at once, or give an inference engine that shares "
-            "the card a smaller part of it."
+            "Generate fewer or shorter sequences at once, or give an inference engine on the same "
+            "card a smaller share."
         ),
         sources=("https://github.com/vllm-project/vllm/issues/188", _CUDA_NOTES),
     ),
@@ -251,10 +252,13 @@ SIGNATURES = (
         where=doing("loading"),
         needs_frames=True,
         title="The GPU ran out of memory while weights or state were loaded",
-        cause=f"The weights, or a second copy of them, do not fit. {_EMPTY_CARD}",
+        cause=(
+            "The weights, or a second copy of them, do not fit. Checkpoints change nothing without "
+            "a backward pass."
+        ),
         fix=(
-            "Load to the CPU first (map_location='cpu'), free what was loaded before, shard or "
-            "quantize the weights, and look whether another process holds the card (nvidia-smi)."
+            "Load to the CPU first (map_location='cpu'), free earlier copies, shard or quantize "
+            "the weights, and check for other processes (nvidia-smi)."
         ),
         sources=("https://github.com/karpathy/nanoGPT/pull/236", _CUDA_NOTES),
     ),
@@ -266,14 +270,14 @@ SIGNATURES = (
         needs_frames=True,
         title="The GPU ran out of memory in a training step",
         cause=(
-            "What the step needs does not fit. Removing the second of two doubled checkpoints "
+            "The step needs more memory than there is. Removing one of two doubled checkpoints "
             "does not raise the need; removing the only one does."
         ),
         fix=(
-            "Checkpoint whole layers, once, and non-reentrant; under FSDP2 the reentrant variant "
-            "is known to grow until it fails. Then smaller micro-batches, and more of them, or "
-            "offloading; for memory that runs out in the optimizer's step, a sharded optimizer, or "
-            "an 8-bit one, which does not make the same updates."
+            "Checkpoint whole layers, once, and non-reentrant: under FSDP2 the reentrant variant "
+            "is known to grow until it fails. Then use smaller micro-batches, or offloading. For "
+            "the optimizer's step use a sharded optimizer, or an 8-bit one, which makes other "
+            "updates."
         ),
         gradients=f"{CHECKPOINTED} {_SMALLER}",
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",

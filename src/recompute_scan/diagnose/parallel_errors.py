@@ -22,15 +22,13 @@ SIGNATURES = (
         needs_frames=True,
         title="DDP saw the gradient of one parameter twice in one backward pass",
         cause=(
-            "A reentrant checkpoint runs a backward pass of its own, and two things make it give a "
-            "gradient twice, which the message does not tell apart. With "
-            "find_unused_parameters=True, DDP has already marked the parameters that it could not "
-            "reach from the loss as ready. Or the same checkpointed module runs more than once in "
-            "a forward pass, and each recompute of it gives the gradients anew."
+            "A reentrant checkpoint runs its own backward pass. With find_unused_parameters=True, "
+            "DDP has already marked its parameters as ready. Or one checkpointed module runs more "
+            "than once per forward pass. The message does not say which."
         ),
         fix=(
-            "Use the non-reentrant variant (use_reentrant=False), which helps in both cases; for "
-            "the first, find_unused_parameters=False where every parameter is used."
+            "Use the non-reentrant variant (use_reentrant=False), which helps in both cases. Or "
+            "set find_unused_parameters=False if every parameter is used."
         ),
         gradients=NON_REENTRANT,
         versions="All versions of torch; reentrant checkpoints.",
@@ -50,12 +48,11 @@ SIGNATURES = (
             r"|LightningModule has parameters that were not used in producing the loss returned by"
         ),
         title="DDP waits for gradients of parameters that no loss uses",
-        cause="Some parameters took no part in the loss, so that their gradients never came.",
+        cause=("Some parameters took no part in the loss, so their gradients never came."),
         fix=(
-            "Look first whether these parameters are meant to be unused: those inside a reentrant "
-            "checkpoint may get no gradient by mistake (RS104), which the switch would hide. If "
-            "they are, take the unused branch out, or set find_unused_parameters=True, and then "
-            "use non-reentrant checkpoints only (RS111)."
+            "First check that they are meant to be unused: inside a reentrant checkpoint they may "
+            "get no gradient by mistake (RS104). If so, remove the unused branch, or set "
+            "find_unused_parameters=True with non-reentrant checkpoints (RS111)."
         ),
         gradients=NON_REENTRANT,
         versions="All versions of torch.",
@@ -72,11 +69,10 @@ SIGNATURES = (
         needs_frames=True,
         title="A recompute under FSDP2 met parameters that had been sharded again",
         cause=(
-            "The parameters of a nested FSDP2 unit were sharded again between the forward pass "
-            "and the recompute: with two forward passes before one backward, or a reentrant "
-            "checkpoint."
+            "A nested FSDP2 unit was sharded again between forward and recompute: two forward "
+            "passes before one backward, or a reentrant checkpoint."
         ),
-        fix="Use the non-reentrant variant, and shard whole blocks rather than parts of them.",
+        fix=("Use the non-reentrant variant, and shard whole blocks."),
         gradients=NON_REENTRANT,
         versions="FSDP2 before torch 2.13, as far as the threads tell.",
         sources=(f"{_TORCH}153354", "https://github.com/pytorch/pytorch/pull/171779"),
@@ -92,14 +88,13 @@ SIGNATURES = (
         ),
         title="FSDP was asked for something out of its order",
         cause=(
-            "One forward pass of an FSDP unit must be followed by one backward pass. A reentrant "
-            "checkpoint, several forward passes of one unit, a backward pass not started through "
-            "the strategy, or saving while an exception is handled break that order."
+            "Each forward pass of an FSDP unit needs one backward pass. A reentrant checkpoint, "
+            "several forward passes, a backward outside the strategy, or saving during an "
+            "exception break that order."
         ),
         fix=(
-            "Where checkpoints are reentrant, use the non-reentrant variant. Start backward "
-            "through the strategy, with one forward per backward for each unit. FSDP2 has no such "
-            "states."
+            "If checkpoints are reentrant, use the non-reentrant variant. Start backward through "
+            "the strategy, once per forward. FSDP2 has no such states."
         ),
         gradients=NON_REENTRANT,
         versions="FSDP1, all versions; fairscale.",
@@ -117,13 +112,12 @@ SIGNATURES = (
         message=re.compile(r"Non-root FSDP instance's `_is_root` should not have been set yet"),
         title="An inner FSDP unit was used before the model that holds it",
         cause=(
-            "The first unit that is called, or asked for its state, takes itself for the root. "
-            "Here that was an inner one: called by itself, or part of another model that was "
-            "wrapped or saved first."
+            "The first unit that is called, or saved, becomes the root. Here an inner unit came "
+            "first, alone or as part of another wrapped model."
         ),
         fix=(
-            "Make the first call through the outermost wrapped model, and take state dicts from "
-            "it; wrap a model once. FSDP2 finds its root at the first forward pass in the same way."
+            "Call and save through the outermost wrapped model, and wrap a model once. FSDP2 finds "
+            "its root in the same way."
         ),
         versions="FSDP1, all versions; seen with torch 2.13.",
         sources=(f"{_TORCH}113496",),
@@ -140,11 +134,11 @@ SIGNATURES = (
         ),
         title="One FSDP unit holds frozen and trainable parameters",
         cause=(
-            "FSDP1 flattens the parameters of a unit into one, which either needs a gradient or "
-            "does not. LoRA, or a frozen part, mixes the two."
+            "FSDP1 flattens a unit's parameters into one, which either needs a gradient or does "
+            "not. LoRA mixes both."
         ),
         fix=(
-            "Pass use_orig_params=True, or wrap the frozen part in units of its own (peft's "
+            "Pass use_orig_params=True, or wrap the frozen part in its own units (peft's "
             "fsdp_auto_wrap_policy does)."
         ),
         versions="FSDP1; seen with torch 2.13.",
@@ -161,13 +155,12 @@ SIGNATURES = (
         ),
         title="One FSDP unit holds parameters of different dtypes",
         cause=(
-            "FSDP1 flattens the parameters of a unit into one tensor, which has one dtype. "
-            "Adapters in float32 on a model in bfloat16 are the usual case."
+            "FSDP1 flattens a unit's parameters into one tensor of one dtype. Usually float32 "
+            "adapters sit on a bfloat16 model."
         ),
         fix=(
-            "Wrap the adapters in units of their own, which keeps them as they are; or cast them "
-            "to the model's dtype before wrapping. For quantized models set "
-            "bnb_4bit_quant_storage to that dtype."
+            "Wrap the adapters in their own units; or cast them to the model's dtype before "
+            "wrapping. For quantized models set bnb_4bit_quant_storage to that dtype."
         ),
         gradients=(
             "Adapters that are cast to bfloat16 get gradients, updates and optimizer state that "
@@ -186,14 +179,13 @@ SIGNATURES = (
         sharded=some(registry.either("sharding")),
         title="A layer was called while its weight was a flat, sharded piece (FSDP, ZeRO-3)",
         cause=(
-            "FSDP and ZeRO-3 gather a unit's parameters when the unit is called. A sub-module "
-            "called directly, generate() on the inner model, or a second model that was never "
-            "handed to them for use, sees the flat, sharded piece. Where neither is in use, the "
-            "weight itself is no table, as after a load that went wrong."
+            "FSDP and ZeRO-3 gather parameters when the unit is called. A direct call of a "
+            "sub-module, generate() on the inner model, or an unwrapped second model sees the flat "
+            "piece. Without either, the weight was loaded wrongly."
         ),
         fix=(
-            "Go through the wrapped model. For a call that needs no gradient, such as "
-            "generate(), FullyShardedDataParallel.summon_full_params(model) around it does too "
+            "Call the wrapped model. For a call without gradients, such as generate(), wrap it in "
+            "FullyShardedDataParallel.summon_full_params(model) "
             "(deepspeed.zero.GatheredParameters)."
         ),
         gradients=(
@@ -211,10 +203,10 @@ SIGNATURES = (
         error="RuntimeError",
         message=re.compile(r"FSDP needs a non-CPU accelerator device"),
         title="FSDP found no GPU and was not told to use the CPU",
-        cause="Without device_id, FSDP looks for an accelerator.",
+        cause=("Without device_id, FSDP looks for an accelerator."),
         fix=(
-            'For a run on CPU pass device_id=torch.device("cpu"). If a GPU was meant, look why '
-            "torch sees none (torch.cuda.is_available())."
+            'On a CPU pass device_id=torch.device("cpu"). Otherwise find out why torch sees no '
+            "GPU (torch.cuda.is_available())."
         ),
         versions="Seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),

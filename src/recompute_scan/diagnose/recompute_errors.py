@@ -26,15 +26,15 @@ _MISMATCH = Signature(
     cause_name="unknown",
     error="CheckpointError",
     message=detect.MISMATCH,
-    title="A checkpointed block saved other tensors in its recompute than in its first run",
+    title=("A checkpointed block saved other tensors in its recompute than in its first run"),
     cause=(
-        "The block does not do the same thing twice: something that it reads changed between "
-        "the forward pass and the recompute (a cache, a counter, a context, a random choice)."
+        "Something that the block reads changed between forward and recompute: a cache, a counter, "
+        "a context or a random choice."
     ),
     fix=(
-        "Find what the block reads beside its inputs: run once under "
-        "torch.utils.checkpoint.set_checkpoint_debug_enabled(True), which lists the operators of "
-        "both runs. Do not switch to the reentrant variant: it only skips the check."
+        "Run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True), which lists the "
+        "operators of both runs, and remove the difference. Do not switch to the reentrant "
+        "variant: it only skips the check."
     ),
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
@@ -48,18 +48,9 @@ _GROWING_CACHE_MORE = """\
  strategy = FSDPStrategy(activation_checkpointing_policy={LlamaDecoderLayer})
 ```
 
-The sign is that keys and values are exactly twice as long in the recompute, and nothing else is:
-`[1, 25, 32, 128]` saved, `[1, 50, 32, 128]` recomputed, or scores `[8, 8]` saved and `[8, 16]`
-recomputed. A row count that doubles (`[1, 5120]`, then `[2, 5120]`) is another fault.
-
-Two changes that people make instead, and why not to:
-
-- *The reentrant variant.* It does not compare what it recomputes. The layer runs again over
-  a cache that holds every key twice, and the gradients are wrong; nothing says so.
-- *The model's own switch on top*, `gradient_checkpointing_enable(...)`. It works, because that
-  switch turns the cache off. The strategy's policy still stands, though, so that each layer now
-  has two checkpoints, and with a reentrant one among them runs twice in the backward pass:
-  [RS001](RS001.md). If you do prefer the model's switch, take the policy out.
+Keys and values are exactly twice as long in the recompute: `[1, 25, 32, 128]` saved,
+`[1, 50, 32, 128]` recomputed. A row count that doubles (`[1, 5120]`, then `[2, 5120]`) is another
+fault. If you prefer the model's switch, remove the policy: see [RS001](RS001.md).
 """
 
 _GROWING_CACHE = replace(
@@ -68,16 +59,15 @@ _GROWING_CACHE = replace(
     fits=detect.grew_twofold,
     title="The key-value cache grew a second time while a checkpointed layer was recomputed",
     cause=(
-        "A checkpoint wrapper (FSDP's policy, for instance) recomputes decoder layers while the "
-        "model's key-value cache is on. The recompute appends its keys and values to the cache "
-        "that the forward pass had already filled, so they come out twice as long. The model's "
-        "own gradient_checkpointing_enable() would have turned the cache off; a wrapper does not."
+        "A checkpoint wrapper, such as FSDP's policy, recomputes decoder layers while the "
+        "key-value cache is on. The recompute appends to the filled cache, so keys and values come "
+        "out twice as long. A wrapper does not turn the cache off."
     ),
     fix=(
-        "Train with use_cache=False (in model.config), and keep the wrapper as it is. Do "
-        "not switch the wrapper to the reentrant variant: that skips torch's check, and training "
-        "goes on with wrong gradients. Do not add gradient_checkpointing_enable() to the wrapper "
-        "either: it does turn the cache off, but then every layer is recomputed twice (RS001)."
+        "Train with use_cache=False in model.config, and keep the wrapper. Do not switch the "
+        "wrapper to the reentrant variant: it skips torch's check and trains with wrong gradients. "
+        "Do not add gradient_checkpointing_enable(): it turns the cache off, but every layer is "
+        "then recomputed twice (RS001)."
     ),
     more=_GROWING_CACHE_MORE,
     keep="the checkpoint wrapper or policy, non-reentrant",
@@ -100,13 +90,12 @@ _OTHER_MISMATCHES = (
         fits=detect.shrank_evenly,
         title="The recompute saw a shorter sequence: it ran outside the context-parallel region",
         cause=(
-            "Context or sequence parallelism splits the sequence inside a context manager. The "
-            "recompute runs in the backward pass, and where that is outside the context, lengths "
-            "differ by the number of ranks."
+            "Context or sequence parallelism splits the sequence inside a context manager, and the "
+            "recompute runs outside it. Lengths differ by the number of ranks."
         ),
         fix=(
-            "Put loss.backward() inside the same context as the forward pass, or checkpoint "
-            "inside the region instead of around it."
+            "Call loss.backward() inside the same context as the forward pass, or checkpoint "
+            "inside the region."
         ),
         versions="Not tied to a version.",
         sources=("https://github.com/huggingface/trl/issues/4314",),
@@ -118,14 +107,12 @@ _OTHER_MISMATCHES = (
         fits=detect.only_dtypes_differ,
         title="The recompute ran in another precision than the original",
         cause=(
-            "Shapes agree and dtypes do not. Either FSDP2's mixed precision did not cast the "
-            "inputs of the recompute, or the recompute ran under another autocast state than the "
-            "forward pass."
+            "Shapes agree and dtypes differ. FSDP2's mixed precision did not cast the recompute's "
+            "inputs, or forward and recompute ran under different autocast states."
         ),
         fix=(
-            "With FSDP2, take torch 2.13 or put the checkpoint wrapper on before fully_shard. "
-            "Otherwise run the forward pass, and whatever computes with the same weights before "
-            "it, under one torch.autocast."
+            "With FSDP2, upgrade to torch 2.13 or apply the checkpoint wrapper before fully_shard. "
+            "Otherwise run everything that uses the weights under one torch.autocast."
         ),
         versions="FSDP2 with a model's own checkpointing: torch 2.11 and 2.12.",
         sources=("https://github.com/NVIDIA-NeMo/Automodel/pull/3513", f"{_TORCH}141896"),
@@ -137,12 +124,12 @@ _OTHER_MISMATCHES = (
         fits=detect.rows_moved,
         title="The recompute sent some tokens to other experts than the original",
         cause=(
-            "In a mixture of experts, the router is computed again in the recompute. Ties, noise "
-            "or a non-deterministic dispatch move a few rows from one expert to another."
+            "The recompute runs the router of the mixture of experts again. Ties, noise or a "
+            "non-deterministic dispatch move a few rows to another expert."
         ),
         fix=(
-            "Keep the router's choice instead of computing it again: leave the router out of the "
-            "checkpoint, or save its output and the top-k with a selective checkpoint."
+            "Leave the router out of the checkpoint, or save its output and the top-k with a "
+            "selective checkpoint."
         ),
         versions="Not tied to a version; NeMo leaves the router out by default since 2026.",
         sources=(f"{_TORCH}171355", "https://github.com/pytorch/torchtitan/issues/1117"),
@@ -173,15 +160,14 @@ _SHOWN = (
         fits=_weights_gone,
         title="Weights were taken away before their layer was recomputed",
         cause=(
-            "A weight is a placeholder without values (on the device meta) in the recompute. What "
-            "streams, offloads or swaps layers took it away when the layer's forward pass ended, "
-            "and the recompute calls the layer in a way that does not bring it back."
+            "In the recompute a weight is a placeholder on the device meta. Streaming, offloading "
+            "or swapping took it away after the forward pass, and the recompute does not bring it "
+            "back."
         ),
         fix=(
-            "Let the weights come back for the recompute: hooks that load them go inside of what "
-            "is checkpointed, not around it. Otherwise keep checkpointed layers on the device, or "
-            "leave checkpointing out where layers are streamed. Where offloading is a library's, "
-            "take its newest version."
+            "Put the hooks that load weights inside the checkpointed module. Or keep checkpointed "
+            "layers on the device, or do not checkpoint streamed layers. If a library offloads, "
+            "upgrade it."
         ),
         versions="Not tied to a version.",
         sources=("https://github.com/MakazhanAlpamys/Soup/issues/328",),
@@ -192,15 +178,14 @@ _SHOWN = (
         fits=detect.only_devices_differ,
         title="The recompute had tensors on another device than the original",
         cause=(
-            "Shapes and dtypes agree, and devices do not. Either the block makes tensors on "
-            "torch's default device, which a recompute in the backward pass does not have "
-            "(torch.set_default_device, `with torch.device(...)`); or weights were moved in "
-            "between, as offloading does."
+            "Shapes and dtypes agree and devices differ. The block makes tensors on torch's "
+            "default device, which the backward pass does not have (torch.set_default_device, "
+            "`with torch.device(...)`), or offloading moved weights in between."
         ),
         fix=(
-            "Make tensors in the block on its input's device (torch.zeros(..., device=x.device)), "
-            "and put loss.backward() inside the same `with torch.device(...)`. If weights are "
-            "moved, bring them back before their layer's recompute."
+            "Make tensors on the input's device (torch.zeros(..., device=x.device)), and call "
+            "loss.backward() inside the same `with torch.device(...)`. Bring moved weights back "
+            "before the recompute."
         ),
         versions="Seen with torch 2.2.",
         sources=(f"{_TORCH}124788",),
@@ -212,14 +197,13 @@ _SHOWN = (
         fits=detect.random_state_differs,
         title="The recompute's attention ran in another kernel than the original's",
         cause=(
-            "The random state that one of them saved is flash attention's, and the other's is "
-            "not. scaled_dot_product_attention chooses among its kernels at every call (cuDNN's, "
-            "flash, memory-efficient), and they save different tensors."
+            "Only one of the two saved flash attention's random state. "
+            "scaled_dot_product_attention chooses a kernel at every call (cuDNN, flash, "
+            "memory-efficient), and each saves other tensors."
         ),
         fix=(
-            "Fix the choice for both: call attention under torch.nn.attention.sdpa_kernel([...]) "
-            "inside the block, or turn one off for the whole run "
-            "(torch.backends.cuda.enable_cudnn_sdp(False))."
+            "Call attention under torch.nn.attention.sdpa_kernel([...]) inside the block, or turn "
+            "one kernel off (torch.backends.cuda.enable_cudnn_sdp(False))."
         ),
         versions="torch 2.5 and later, where cuDNN's kernel may be chosen.",
         sources=("https://github.com/NVIDIA-NeMo/RL/pull/1676",),
@@ -237,14 +221,14 @@ _COUNT = Signature(
     ),
     title="A checkpointed block saved another number of tensors in its recompute",
     cause=(
-        "The block took another way through its code the second time: a branch on data or on a "
-        "counter, a list argument that it empties, an operator whose forward is called directly "
-        "instead of through apply(), another graph of torch.compile."
+        "The block took another path the second time: a branch on data or a counter, a list "
+        "argument that it empties, an operator called by forward() instead of apply(), or another "
+        "compiled graph."
     ),
     fix=(
         "Make the block depend on its inputs alone. "
         "torch.utils.checkpoint.set_checkpoint_debug_enabled(True) lists the operators of both "
-        "runs side by side."
+        "runs."
     ),
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=(
@@ -270,14 +254,12 @@ _UNSAVED = Signature(
     message=re.compile(r"^Something went unexpectedly wrong in activation checkpoint"),
     title="torch looked for a tensor that the recompute should have saved, and did not find it",
     cause=(
-        "The recompute took another way than the first run, which torch noticed late. Two such "
-        "ways are known: an operator whose forward is called directly instead of through apply(), "
-        "and a function that was compiled in the one and ran in another way in the other. The "
-        "message does not tell which."
+        "The recompute took another path than the first run. Known causes: an operator called by "
+        "forward() instead of apply(), and a function that was compiled in one of the runs only."
     ),
     fix=(
-        "Run once without torch.compile (TORCH_COMPILE_DISABLE=1). If it fails still, look for "
-        "a custom operator in the block, and call it through apply(); xformers was mended so."
+        "Run once without torch.compile (TORCH_COMPILE_DISABLE=1). If it still fails, call the "
+        "block's custom operators through apply()."
     ),
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=(
@@ -295,15 +277,14 @@ def _recompiled(known: Signature) -> Signature:
         beside=RECOMPILATION,
         title="torch.compile compiled a function anew shortly before the recompute failed",
         cause=(
-            "The line of the log that is shown here says which function and why. Where that was in "
-            "the recompute, the block ran another graph than in its forward pass, or ran without "
-            "one once the limit of recompilations was met, and saved other tensors. Threads count "
-            "as well: the recompute runs in one of autograd's, and torch's guards look at the "
-            "number of threads and at what is switched on for a thread."
+            "The quoted log line names the function and the reason. The recompute ran another "
+            "graph, or none after the limit of recompilations, and saved other tensors. The "
+            "recompute runs in an autograd thread, and torch's guards also check the thread's "
+            "state."
         ),
         fix=(
-            "Look at the reason in that line, and make it the same in both runs. If the limit was "
-            "met, raise torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
+            "Remove the reason in that line. If the limit was met, raise "
+            "torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
             f"{_ANOTHER_GRAPH}"
         ),
         versions="torch with torch.compile inside a checkpoint; open upstream.",
@@ -328,9 +309,9 @@ SIGNATURES = (
         needs_frames=True,
         title="A compiled function's recompute saved other tensors than its first run",
         cause=(
-            "A compiled function inside the checkpoint asked for what it had saved, and its "
-            "recompute had saved others. Mostly the cache of graphs answered with another graph; "
-            "something that the block reads may also have changed."
+            "A compiled function inside the checkpoint saved other tensors in its recompute. "
+            "Mostly the graph cache returned another graph; an input of the block may also have "
+            "changed."
         ),
         fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",
@@ -346,8 +327,8 @@ SIGNATURES = (
         needs_frames=True,
         title="torch.compile chose another graph for the recompute than for the original run",
         cause=(
-            "A compiled function inside a checkpoint has two valid graphs, and the cache of "
-            "graphs answers with the other one in the recompute. They save different tensors."
+            "A compiled function inside the checkpoint has two valid graphs. In the recompute the "
+            "graph cache returns the other one, which saves other tensors."
         ),
         fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",
@@ -365,13 +346,10 @@ SIGNATURES = (
         message=re.compile(r"that was already\s+unpacked once"),
         title="A custom autograd function read its saved tensors twice",
         cause=(
-            "Under a non-reentrant checkpoint, ctx.saved_tensors can be read once in a backward "
-            "formula: the tensor is handed over and dropped. Some custom kernels read it again."
+            "Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors once: "
+            "the tensor is then dropped."
         ),
-        fix=(
-            "In the function's backward, read ctx.saved_tensors once into local names. Where it "
-            "belongs to a library, take a newer version of that."
-        ),
+        fix=("Read ctx.saved_tensors once into local names, or upgrade the library."),
         versions="torch 2.1 and later; fixed library by library (Transformer Engine, mamba, stk).",
         sources=(
             "https://github.com/NVIDIA/TransformerEngine/pull/1334",
@@ -390,13 +368,12 @@ SIGNATURES = (
         fits=lambda raised: detect.keys_twice_the_mask(raised.message),
         title="The key-value cache grew a second time while a checkpointed layer was recomputed",
         cause=(
-            "The same fault as RS101, met by the attention itself: the recompute appended to the "
-            "key-value cache again, and the attention mask is only half as long as the keys."
+            "The same fault as RS101, met by attention: the recompute appended to the key-value "
+            "cache, and the mask is half as long as the keys."
         ),
         fix=(
-            "Train with use_cache=False (in model.config), and keep the wrapper as it is. "
-            "Do not switch to the reentrant variant or add gradient_checkpointing_enable() on top "
-            "of a wrapper; RS101 says why."
+            "Train with use_cache=False in model.config, and keep the wrapper. Do not switch to "
+            "the reentrant variant or add gradient_checkpointing_enable(): see RS101."
         ),
         keep="the checkpoint wrapper or policy, non-reentrant",
         remove="the key-value cache during training: use_cache=False",
@@ -423,14 +400,13 @@ SAVING_SIGNATURES = (
         needs_frames=True,
         title="FSDP cannot gather optimizer state of different dtypes",
         cause=(
-            "State tensors of one kind have different dtypes, on different ranks or for "
-            "different pieces of one flat parameter. Optimizers with 8-bit or 16-bit state, and "
-            "an optimizer built before FSDP changed the parameters, do so."
+            "State tensors of one kind have different dtypes on different ranks or for different "
+            "pieces of a flat parameter. Causes: an optimizer with 8-bit or 16-bit state, or one "
+            "built before FSDP changed the parameters."
         ),
         fix=(
-            "Cast the state to float32 before saving (never down: the optimizer goes on with it); "
-            "build the optimizer after wrapping, on float32 parameters; no 8-bit optimizer with "
-            "FSDP1's gathered state."
+            "Build the optimizer after wrapping, on float32 parameters. Cast the state up to "
+            "float32 before saving, never down. Do not gather 8-bit state with FSDP1."
         ),
         versions="FSDP1. The assertion has no text up to torch 2.9.",
         sources=(
@@ -450,13 +426,12 @@ SAVING_SIGNATURES = (
         needs_frames=True,
         title="FSDP cannot gather optimizer state of different dtypes",
         cause=(
-            "The gathering collective was given a piece of state of another dtype than it had "
-            "made room for: exp_avg and exp_avg_sq differ, or the ranks do."
+            "The gathering collective got a piece of state of another dtype than its buffer: "
+            "exp_avg and exp_avg_sq differ, or the ranks do."
         ),
         fix=(
-            "Cast the state to float32 before saving (never down: the optimizer goes on with it); "
-            "build the optimizer after wrapping, on float32 parameters; no 8-bit optimizer with "
-            "FSDP1's gathered state."
+            "Build the optimizer after wrapping, on float32 parameters. Cast the state up to "
+            "float32 before saving, never down. Do not gather 8-bit state with FSDP1."
         ),
         versions="FSDP1 on NCCL.",
         sources=("https://github.com/hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
@@ -469,14 +444,14 @@ SAVING_SIGNATURES = (
         message=re.compile(r"Manually calculated _sharded_numel_padded is incorrect"),
         title="FSDP's pieces of optimizer state do not add up to its shard",
         cause=(
-            "A parameter counts as trainable and has no optimizer state: typically a vision "
-            "tower that was frozen around or after the wrapping. The exact condition is narrower "
-            "than that; we could not make it happen with torch 2.9 and 2.13."
+            "A parameter counts as trainable but has no optimizer state, typically in a vision "
+            "tower frozen around or after wrapping. We could not reproduce the exact condition "
+            "with torch 2.9 and 2.13."
         ),
         fix=(
-            "Freeze before wrapping, wrap the frozen tower as an FSDP unit of its own, pass "
-            "use_orig_params=True, and StateDictOptions(strict=False) when saving. That leaves out "
-            "what does not fit and says nothing: look that the state of all that trains is there."
+            "Freeze before wrapping, wrap the frozen tower as its own FSDP unit, pass "
+            "use_orig_params=True, and save with StateDictOptions(strict=False). That option skips "
+            "what does not fit, so check that all trained state is there."
         ),
         versions="The message exists from torch 2.2 on; EasyR1 changed its own code in April 2025.",
         sources=(
@@ -492,13 +467,13 @@ SAVING_SIGNATURES = (
         message=re.compile(r"is not in the optimizer state\. The FSDPParamInfo has the param keys"),
         title="The optimizer does not hold every trainable parameter of an FSDP unit",
         cause=(
-            "The optimizer was given some parameters of a unit only, or requires_grad was "
-            "changed after it was built."
+            "The optimizer holds only some parameters of a unit, or requires_grad changed after it "
+            "was built."
         ),
         fix=(
-            "Set requires_grad=False, before wrapping, for what is not to be trained, or wrap it "
-            "in units of its own; give the optimizer all the rest. Build it anew after "
-            "(un)freezing, which begins its state anew."
+            "Before wrapping, set requires_grad=False for frozen parameters or wrap them in their "
+            "own units. Give the optimizer all others. Rebuild it after (un)freezing, which resets "
+            "its state."
         ),
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),

@@ -236,20 +236,18 @@ def _find(path: tuple[str, ...], text: str) -> int:
 
 RANDOM_STATE = (
     "preserve_rng_state=False changes gradients wherever the block draws random numbers in "
-    "training, as dropout does: its recompute draws others. Take it only where nothing in the "
-    "block draws any."
+    "training, such as dropout. Use it only if nothing in the block draws any."
 )
 NON_REENTRANT = (
-    "Gradients stay as they are, except that the weights of a block none of whose inputs asks for "
-    "one get theirs, which they did not through the reentrant variant."
+    "Gradients stay the same, except that weights of a block whose inputs need no gradient get "
+    "theirs, which the reentrant variant omits."
 )
 REENTRANT = (
-    "The reentrant variant does not see whether the recompute is the same computation: a block "
-    "that is not goes on with wrong gradients. And where no input of a block asks for one, its "
-    "weights get none."
+    "The reentrant variant does not check the recompute: a block that differs trains with wrong "
+    "gradients. Weights of a block whose inputs need no gradient get none."
 )
 CHECKPOINTED = (
-    "A checkpoint leaves gradients as they are where its block computes the same twice. It keeps "
-    "torch's random state, and not Python's or NumPy's; running statistics (BatchNorm) are updated "
-    "once more by each recompute."
+    "Gradients stay the same if the block computes the same twice. A checkpoint keeps torch's "
+    "random state, not Python's or NumPy's, and each recompute updates running statistics "
+    "(BatchNorm) again."
 )

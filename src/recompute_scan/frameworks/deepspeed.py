@@ -86,15 +86,15 @@ def signatures() -> tuple[Signature, ...]:
             fits=detect.came_back_empty,
             title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
             cause=(
-                "Under DeepSpeed ZeRO-3, a frozen parameter is partitioned again when its layer's "
-                "forward ends, and the recompute then saves its empty placeholder, of shape [0]. "
-                "LoRA on ZeRO-3 is the usual case."
+                "DeepSpeed ZeRO-3 partitions a frozen parameter again when its layer's forward "
+                "ends. The recompute saves the empty placeholder of shape [0]. LoRA on ZeRO-3 is "
+                "the usual case."
             ),
             fix=(
-                "Take a DeepSpeed with the fix. Before it, pass "
-                "gradient_checkpointing_kwargs={'use_reentrant': True} together with "
-                "use_cache=False and enable_input_require_grads(), or use ZeRO-2: here the tensors "
-                "are the same ones and only the placeholder differs."
+                "Upgrade DeepSpeed. Before the fix, pass "
+                "`gradient_checkpointing_kwargs={'use_reentrant': True}` with `use_cache=False` "
+                "and `enable_input_require_grads()`, or use ZeRO-2: here the tensors are right and "
+                "only the placeholder differs."
             ),
             gradients=REENTRANT,
             versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
@@ -114,16 +114,15 @@ def signatures() -> tuple[Signature, ...]:
             needs_frames=True,
             title="DeepSpeed's contiguous buffers have no room for this checkpoint",
             cause=(
-                "With contiguous_memory_optimization, DeepSpeed makes buffers for a number of "
-                "checkpoints that it is given. Either the number is missing (Lightning's strategy "
-                "hands none on) or too small, or forward passes without a backward pass, as in "
-                "evaluation, filled them: only the backward pass empties them."
+                "With contiguous_memory_optimization, DeepSpeed allocates buffers for a given "
+                "number of checkpoints. The number is missing (Lightning passes none) or too "
+                "small, or forward passes without backward filled them."
             ),
             fix=(
-                "Give number_checkpoints in the section activation_checkpointing (num_checkpoints "
-                "in deepspeed.checkpointing.configure), the number of checkpoints in one forward "
-                "pass, or set contiguous_memory_optimization to false. In evaluation, call "
-                "deepspeed.checkpointing.reset() after each forward pass."
+                "Set number_checkpoints in activation_checkpointing (num_checkpoints in "
+                "deepspeed.checkpointing.configure) to the checkpoints of one forward pass, or "
+                "contiguous_memory_optimization to false. In evaluation call "
+                "deepspeed.checkpointing.reset() after each forward."
             ),
             versions="DeepSpeed; from pull request 8041 (June 2026) on, a missing number is named.",
             sources=(
@@ -143,14 +142,14 @@ def signatures() -> tuple[Signature, ...]:
             ),
             title="ZeRO saw the gradient of one parameter twice in one backward pass",
             cause=(
-                "ZeRO reduces a gradient once. Two things give it twice, and the message does not "
-                "tell them apart: a reentrant checkpoint around a module that runs more than once "
-                "before the backward pass, and several backward passes through one graph."
+                "ZeRO reduces a gradient once. A reentrant checkpoint around a module that runs "
+                "twice, or two backward passes through one graph, give it twice. The message does "
+                "not say which."
             ),
             fix=(
-                "With checkpoints, use the non-reentrant variant (use_reentrant=False). Make one "
-                "forward pass and one backward pass per step: add the losses up; or put the "
-                "batches together, where neither BatchNorm nor the loss looks across a batch."
+                "With checkpoints, use the non-reentrant variant (use_reentrant=False). Run one "
+                "forward and one backward pass per step: add the losses up, or join the batches if "
+                "neither BatchNorm nor the loss looks across a batch."
             ),
             gradients=NON_REENTRANT,
             versions="DeepSpeed, ZeRO stages 1 and 2.",

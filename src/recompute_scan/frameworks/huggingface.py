@@ -149,8 +149,8 @@ def signatures() -> tuple[Signature, ...]:
             severity="warning",
             title="transformers warns that its checkpointing gathers FSDP's parameters once more",
             cause=(
-                "The model's own checkpointing is on under FSDP; where it is outside the FSDP "
-                "units, every recompute gathers the parameters again."
+                "The model's checkpointing is on under FSDP. Outside the FSDP units, every "
+                "recompute gathers parameters again."
             ),
             fix=(
                 "Set fsdp_config's activation_checkpointing instead, and the training argument to "

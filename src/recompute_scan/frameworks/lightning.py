@@ -95,11 +95,11 @@ def signatures() -> tuple[Signature, ...]:
                 "Lightning looked for optimizer state in a checkpoint that was to hold weights only"
             ),
             cause=(
-                "With state_dict_type='sharded', FSDPStrategy.save_checkpoint takes "
-                "'optimizer_states' out of the checkpoint without asking whether it is there. "
-                "ModelCheckpoint(save_weights_only=True) leaves it out."
+                "With state_dict_type='sharded', FSDPStrategy.save_checkpoint removes "
+                "'optimizer_states' from the checkpoint, but "
+                "ModelCheckpoint(save_weights_only=True) left it out."
             ),
-            fix="Take lightning 2.2.2 or later; before it, save with save_weights_only=False.",
+            fix=("Upgrade to lightning 2.2.2 or later, or save with save_weights_only=False."),
             versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
             sources=(f"{_ISSUES}19492",),
             checked="reproduced",
@@ -112,11 +112,12 @@ def signatures() -> tuple[Signature, ...]:
             message=re.compile(r"The checkpoint directory already exists and is not empty"),
             title="A sharded checkpoint was to be written over an older one",
             cause=(
-                "A sharded checkpoint is a folder, and Fabric does not write into one with files."
+                "A sharded checkpoint is a folder, and Fabric does not write into a folder with "
+                "files."
             ),
             fix=(
-                "Save under a new name; or, once nobody needs it, remove the old folder first (on "
-                "one rank, then a barrier)."
+                "Save under a new name, or remove the old folder first (on one rank, then a "
+                "barrier)."
             ),
             versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
             sources=(f"{_ISSUES}18881",),
@@ -129,10 +130,8 @@ def signatures() -> tuple[Signature, ...]:
             notice=True,
             severity="warning",
             title="Lightning found checkpoint wrappers in the model and left its own policy out",
-            cause=(
-                "Checkpointing is configured in the strategy and done by hand in the model as well."
-            ),
-            fix="Keep the strategy's policy and take the wrappers out of the model's code.",
+            cause=("Checkpointing is configured in the strategy and in the model's code."),
+            fix=("Keep the strategy's policy and remove the wrappers from the model's code."),
             versions="Lightning 2.1 and later.",
             sources=("https://github.com/Lightning-AI/pytorch-lightning/pull/18006",),
         ),

@@ -54,15 +54,14 @@ def signatures() -> tuple[Signature, ...]:
             ),
             title="Megatron refuses this combination of recompute settings",
             cause=(
-                "Granularity full wants recompute_method (uniform or block) and "
-                "recompute_num_layers; selective wants neither, and takes recompute_modules, of "
-                "which some need other settings. The message names what does not fit."
+                "Granularity full needs recompute_method (uniform or block) and "
+                "recompute_num_layers. Selective takes neither, but recompute_modules. The message "
+                "names the conflict."
             ),
             fix=(
-                "Give --recompute-granularity full with --recompute-method and "
-                "--recompute-num-layers, or selective with --recompute-modules. With Primus, "
-                "recompute_layer_ids and multi-token prediction need pull request 965: before it, "
-                "leave one of them out."
+                "Set --recompute-granularity full with --recompute-method and "
+                "--recompute-num-layers, or selective with --recompute-modules. With Primus before "
+                "pull request 965, use recompute_layer_ids or multi-token prediction, not both."
             ),
             versions="Megatron-core, all versions; the names of modules change between them.",
             sources=(

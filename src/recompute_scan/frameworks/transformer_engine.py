@@ -36,12 +36,12 @@ def signatures() -> tuple[Signature, ...]:
             message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
             title="The recompute ended without saving what the original run saved (early stop)",
             cause=(
-                "The recompute saved fewer tensors than the first run. Transformer Engine's fp8 "
-                "layers under torch's own checkpoint do so."
+                "The recompute saved fewer tensors than the first run, as Transformer Engine's fp8 "
+                "layers do under torch's checkpoint."
             ),
             fix=(
-                "Checkpoint Transformer Engine's layers with transformer_engine.pytorch.checkpoint "
-                "(composer: te_checkpoint_wrapper: true)."
+                "Checkpoint these layers with transformer_engine.pytorch.checkpoint (composer: "
+                "te_checkpoint_wrapper: true)."
             ),
             versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
             sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
@@ -54,14 +54,13 @@ def signatures() -> tuple[Signature, ...]:
             message=re.compile(r"^'global_fp8_buffer_pos_fwd_recompute'$"),
             title="The recompute looks for an FP8 state that the forward pass did not keep",
             cause=(
-                "te.checkpoint looks whether FP8 is on when it is entered, and the function inside "
-                "switches it on only then (an autocast for each layer). The forward pass keeps no "
-                "scaling state, and the recompute asks for it. Delayed scaling alone keeps one."
+                "te.checkpoint checks for FP8 on entry, but the function inside switches it on. "
+                "The forward keeps no scaling state, and the recompute asks for it. Only delayed "
+                "scaling keeps such state."
             ),
             fix=(
-                "Enter the FP8 autocast around te.checkpoint instead of inside the function, or "
-                "take a Transformer Engine with pull request 3284. Other recipes than delayed "
-                "scaling do not fail so."
+                "Enter the FP8 autocast around te.checkpoint, or use Transformer Engine with pull "
+                "request 3284 or another recipe than delayed scaling."
             ),
             versions="Transformer Engine before pull request 3284 (July 2026); delayed scaling.",
             sources=("https://github.com/NVIDIA/TransformerEngine/pull/3284",),
@@ -76,15 +75,14 @@ def signatures() -> tuple[Signature, ...]:
             needs_frames=True,
             title="Megatron's recompute runs outside the FP8 autocast of the forward pass",
             cause=(
-                "tensor_parallel.checkpoint runs the function again in the backward pass and does "
-                "not switch FP8 on there. Transformer Engine then unpacks the FP8 weight into an "
-                "ordinary tensor, which has no main_grad. With BF16 weights nothing fails, and the "
-                "recompute runs in another precision than the forward pass."
+                "tensor_parallel.checkpoint does not switch FP8 on in the recompute. Transformer "
+                "Engine then unpacks the FP8 weight into a tensor without main_grad. With BF16 "
+                "weights the recompute runs in another precision, without an error."
             ),
             fix=(
-                "Leave core_attn and gdn out of --recompute-modules (fused attention needs no "
-                "recompute), or take granularity full, which goes through Transformer Engine's "
-                "checkpoint under FP8. Megatron's pull request 7538 switches FP8 on."
+                "Remove core_attn and gdn from --recompute-modules (fused attention needs no "
+                "recompute), or use granularity full. Megatron's pull request 7538 switches FP8 "
+                "on."
             ),
             versions="Megatron-core with FP8 and selective recompute, as of September 2026.",
             sources=("https://github.com/NVIDIA/Megatron-LM/pull/7538",),
