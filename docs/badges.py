@@ -24,7 +24,7 @@ _LEFT, _RIGHT, _TEXT = "#454b57", "#0b57b7", "#ffffff"
 
 def badges() -> dict[str, str]:
     """Each badge's SVG by its name below ``docs``."""
-    tested = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    tested = (ROOT / "benchmarks" / "results" / "correctness.md").read_text(encoding="utf-8")
     torch, python = zip(*_ROW.findall(tested), strict=True)
     declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (license_,) = _LICENSE.findall(declared)

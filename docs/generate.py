@@ -1,6 +1,5 @@
-"""Write the pages that follow from the code: commands, the result's fields, the Python interface,
-the result's schema, the house in the design, and the reports in ``pages``, each again from the
-result that it holds, and the README's badges.
+"""Write the generated pages: commands, the result's fields, the Python interface, the schemas,
+the findings and their table, the packages in the design, the reports in ``pages``, the badges.
 
 ``python docs/generate.py`` writes them (``make fix`` does), and a test checks that they are true.
 """
@@ -13,6 +12,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -53,21 +53,28 @@ _COMMANDS = """\
 What `--help` prints, at 80 columns. This page is generated: `python docs/generate.py`.
 """
 
+_FINDINGS = """\
+# Findings
+
+Search this table for an error text or a symptom. `recompute-scan explain RS001` prints a page.
+Codes RS0xx are about time, RS1xx crashes, RS2xx saving and hangs, RS3xx memory, RS4xx gradients,
+RS5xx policies, and RS6xx come from `lint`.
+
+| finding | symptom, error text |
+| --- | --- |
+"""
+_ERROR_WORDS = 9
+
 _FIELDS = """\
 # The result's fields
 
-What `analyze --format json` prints and `run` writes as `result.json`, class by class; the JSON
-Schema itself is [schemas/result.json](schemas/result.json), in Python
-`recompute_scan.result.json_schema()`. Every field is always there; what is not known is `null`,
-never 0. This page is generated: `python docs/generate.py`.
+Every class of `result.json` and of `analyze --format json`, as `field`: type. `?` marks a field
+that is `null` if unknown, `[]` a list, `{}` an object; unknown is never 0. The JSON Schema is
+[schemas/result.json](schemas/result.json).
 """
 
-
 _PYTHON = """\
-# The Python interface
-
-Everything that the commands do with traces, and recording from inside a training loop. This page is
-generated from the code (`python docs/generate.py`), and the examples on it are run by a test.
+# Python interface
 
 ```python
 import recompute_scan as rs
@@ -81,10 +88,10 @@ events = scan.trace.events
 print(events[events["kind"] == "op"]["name"].value_counts().head(3))
 ```
 
-In a notebook a scan displays itself: verdict, numbers, checkpoint call sites, what to change.
-Importing the package loads neither torch nor numpy nor pandas; each is loaded when it is needed.
+In a notebook, a scan displays verdict, numbers, call sites and fix. The package loads torch, numpy
+and pandas only when they are needed.
 
-## Recording a loop
+## Record a loop
 
 ```python
 import torch
@@ -111,21 +118,17 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
 print(recording.scan.verdict)
 ```
 
-The steps are used as in `recompute-scan run`: warm-up, timed without the profiler, one that warms
-the profiler up, profiled, one with Python stacks. After the last of them recompute-scan removes
-itself from the process, and a loop that goes on runs as if nothing had been there
-([what it costs](performance.md#recording)). An exception passes through in the same way; what was
-recorded until then is kept, and `recording.scan` names a known cause. A process can record several
-times, once at a time.
+The steps are those of `recompute-scan run`: warm-up, timed, one that warms the profiler up,
+profiled, one with Python stacks. Then recompute-scan removes itself from the process
+([cost](how-well-it-works.md#recording)). An exception passes through, and `recording.scan` names a
+known cause. One recording runs at a time.
 
-Enter the block before the model is made, and call sites are named too. With `folder=` the block
-leaves what `run` leaves: traces, run record, `result.json` and `report.html`; give all ranks of a
-run the same folder. If you run a profiler of your own, recording waits for it to end, and says so.
+Enter the block before the model is made to get call sites. `folder=` keeps the files of `run`; give
+all ranks the same folder. If you run your own profiler, recording waits for it to end.
 
 ## Callbacks
 
-They take the arguments of `rs.record` and have a `scan` when the training is over. A framework is
-imported only when its class is used.
+They take the arguments of `rs.record` and have a `scan` after the training.
 
 ```python
 from recompute_scan.integrations import RecomputeScanCallback
@@ -145,7 +148,7 @@ Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
 print(callback.scan.verdict)
 ```
 
-With accelerate, use a tracker and log once per step, at its end.
+With accelerate, use a tracker and log once at the end of each step.
 
 ```python
 from accelerate import Accelerator
@@ -175,42 +178,10 @@ _COLUMNS = {
 }
 
 _DIAGNOSES = """\
-# Diagnoses
+# Diagnoses: how they were checked
 
-When the script raises, exits with a failure or hangs, `recompute-scan run` still writes its report:
-the exception and where it was, the rank that failed first, memory, models and their checkpoints at
-that moment, and the cause where it is one of those below. The traceback is printed as Python prints
-it, and the exit status passes through. `recompute-scan explain LOGFILE` (or `-`) looks for the same
-causes in a log; `recompute-scan explain RS101` prints a page. This page is generated:
+[The guide](../../docs/diagnoses.md) says how failures are recognized. Generated:
 `python docs/generate.py`.
-
-## How a failure is recognised
-
-By evidence, which the report and `explain` list: every diagnosis names the lines of the log, or the
-frames of the run, that made it. What counts is the failing stack: the traceback of the exception
-that ended the process, and the frames that stood there at that moment. The exception's class and
-message come first; where these could mean several things, the frames must show what the program was
-doing: out of memory in a training step is one failure, and in evaluation, generation, loading or
-saving another. That a log has the word "save" or "checkpoint" in it, or the frames of a checkpoint
-somewhere, says nothing. Frames of several processes that run into each other, and tracebacks that
-are cut off, are not read as one.
-
-Two causes that fit alike are named as two. A failure that fits none gets no diagnosis; a warning
-that may explain it is then a hint, of low confidence. Of several ranks, the first failure counts
-that does not follow from another rank's death; one rank's traceback outranks every line of NCCL's
-watchdog. Where ranks wait in collectives, the collective and its number are compared, with its
-group where the watchdog's lines name it; in a run, from torch's flight recorder and the stacks
-below the script's own line. A log is read as a stream: 100 MB took 7 s of a busy processor and
-32 MiB (`recompute-scan explain` on a log of 1.2 million lines).
-
-## Hangs
-
-A thread in every rank looks at the main thread. Progress is an optimizer step or another place in
-its Python code; in a single process, also the use of the processor. When no rank has made any for
-`--timeout` seconds (600; 0 turns it off), each rank's stacks are taken, the report names where each
-of them stands, and the run ends with status 124. A rank that works while the others wait for it
-keeps the run alive. What was recorded until then is kept. Not seen: a process whose main thread
-holds Python's lock for good, and one that waits busily in a single process.
 
 ## How this was checked
 
@@ -221,7 +192,7 @@ that of transformers 4.57.3; the script in the tests makes the same error with a
 own. RS101, RS117, RS202 and RS204 are in `scripts/forms` in two more forms each, under DDP and
 FSDP, with and without a barrier, and every one has a repaired twin that gets no diagnosis; `python
 -m benchmarks diagnoses --reported` runs these with the versions that they were reported with, and
-with torch 2.4.1 ([every row](../benchmarks/results/live-failures.md)). Where rank 0 waits inside a
+with torch 2.4.1 ([every row](live-failures.md)). Where rank 0 waits inside a
 function of the script's own that saves, the answer is RS210 with both places: a function's name is
 no evidence.
 
@@ -335,12 +306,9 @@ def fields_page() -> str:
 
 
 def _section(name: str, definition: Mapping[str, Any]) -> str:
-    told = definition.get("description", "").split("\n\n")[0]
-    rows = [
-        f"| `{field}` | {_type(schema)} |\n" for field, schema in definition["properties"].items()
-    ]
-    about = f"{' '.join(told.split())}\n\n" if told else ""
-    return f"\n## {name}\n\n{about}| field | type |\n| --- | --- |\n{''.join(rows)}"
+    fields = [f"`{field}`: {_type(schema)}" for field, schema in definition["properties"].items()]
+    shown = textwrap.wrap(", ".join(fields), 100, break_long_words=False, break_on_hyphens=False)
+    return f"\n## {name}\n\n" + "\n".join(shown) + "\n"
 
 
 def _type(schema: Mapping[str, Any]) -> str:
@@ -348,17 +316,18 @@ def _type(schema: Mapping[str, Any]) -> str:
         name = schema["$ref"].rsplit("/", 1)[1]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(sorted(map(_type, schema["anyOf"]), key="`null`".__eq__))
+        kinds = [one for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(map(_type, kinds)) + "?" * (len(kinds) < len(schema["anyOf"]))
     if "const" in schema:
         return f"`{schema['const']}`"
     if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
+        return "/".join(f"`{value}`" for value in schema["enum"])
     kind = schema.get("type", "any")
     if kind == "array":
-        return f"list of {_type(schema.get('items', {}))}"
+        return f"{_type(schema.get('items', {}))}[]"
     if kind == "object":
-        return f"object of {_type(schema.get('additionalProperties') or {})}"
-    return f"`{kind}`"
+        return f"{_type(schema.get('additionalProperties') or {})}{{}}"
+    return str(kind)
 
 
 def python_page() -> str:
@@ -442,7 +411,8 @@ def _broken(signature: str) -> str:
 def diagnoses_page() -> str:
     """Every known failure with how it was checked, as Markdown."""
     rows = [
-        f"| [{one.code}](findings/{one.code}.md) {one.name} | {one.title} | {_checked(one)} |\n"
+        f"| [{one.code}](../../docs/findings/{one.code}.md) {one.name} | {one.title} "
+        f"| {_checked(one)} |\n"
         for one in sorted((*SIGNATURES, *IN_RUNS, *HANGS), key=lambda one: one.code)
     ]
     return _DIAGNOSES.replace("PUBLIC\n", _public()) + "".join(rows) + _WITHOUT_A_SIGN
@@ -469,6 +439,28 @@ def failure_pages() -> dict[str, str]:
         f"findings/{code}.md": failure_page(code, [_example(one) for one in causes_of(code)])
         for code in names()
     }
+
+
+def findings_page() -> str:
+    """Every finding with its error text or symptom, as Markdown."""
+    rows = []
+    for path in sorted((DOCS / "findings").glob("RS*.md")):
+        text = path.read_text(encoding="utf-8")
+        title = text.partition("\n")[0].removeprefix("# ")
+        symptom = re.search(r"^\| Symptom \| (.*) \|$", text, re.MULTILINE)
+        logs = re.findall(r"^```text\n(.*?)$", text, re.MULTILINE)
+        errors = dict.fromkeys(filter(None, map(_error, logs)))
+        shown = "".join(f" `{error}`" for error in errors)
+        rows.append(f"| [{title}]({path.name}) | {symptom[1] if symptom else ''}.{shown} |\n")
+    return _FINDINGS + "".join(rows)
+
+
+def _error(line: str) -> str:
+    """The words of a log's line that a reader would search for."""
+    text = re.sub(r"^(?:\[[^\]]*\]:?)+ *|^[\w.]*(?:Error|Exception): ", "", line.rstrip("… "))
+    text = re.sub(r"^torch\.utils\.checkpoint: ", "", text).replace("|", "").replace("`", "")
+    words = text.split()
+    return " ".join(words[:_ERROR_WORDS])
 
 
 def _example(one: Signature) -> str | None:
@@ -529,7 +521,8 @@ PAGES = {
     "commands.md": commands_page,
     "design.md": design_page,
     "python-api.md": python_page,
-    "diagnoses.md": diagnoses_page,
+    "../benchmarks/results/diagnoses.md": diagnoses_page,
+    "findings/index.md": findings_page,
     "result-fields.md": fields_page,
 } | {name: (lambda text=text: text) for name, text in failure_pages().items()}
 PAGES |= {

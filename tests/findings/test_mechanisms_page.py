@@ -9,40 +9,27 @@ from pathlib import Path
 
 from recompute_scan.frameworks.base import Mechanism
 from recompute_scan.frameworks.registry import MECHANISMS
-from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
 BEGIN = "<!-- Made by `python -m tests.findings.test_mechanisms_page`. -->\n\n"
-HEAD = (
-    "| mechanism | asked by | switched on by | variant | why keep it | to take it out | checked "
-    "| keep | own function in traces |"
-)
+HEAD = "| mechanism | variant | to take it out | rank | checked |"
 
 
 def table() -> str:
-    rows = [HEAD, "| " + " | ".join(["---"] * 9) + " |", *map(row, MECHANISMS)]
+    rows = [HEAD, "| " + " | ".join(["---"] * 5) + " |", *map(row, MECHANISMS)]
     return "\n".join(rows) + "\n"
 
 
 def row(mechanism: Mechanism) -> str:
-    functions = [name for name, owner in CHECKPOINT_FUNCTIONS.items() if owner == mechanism.name]
+    sharded = f", FSDP {mechanism.keep_sharded}" if mechanism.keep_sharded else ""
     cells = [
-        f"`{mechanism.name}`: {mechanism.title}",
-        code(mechanism.asks),
-        code(mechanism.switched_by or mechanism.switches),
+        mechanism.title,
         "; ".join(mechanism.variants),
-        mechanism.why_keep,
         mechanism.remove + (f". {mechanism.caution}" if mechanism.caution else ""),
+        f"{mechanism.keep}{sharded}",
         mechanism.checked,
-        str(mechanism.keep)
-        + (f"; under FSDP {mechanism.keep_sharded}" if mechanism.keep_sharded else ""),
-        code(tuple(functions)),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def code(names: tuple[str, ...]) -> str:
-    return " ".join(f"`{name}`" for name in names) or "-"
 
 
 def test_the_page_agrees_with_the_registry() -> None:
