@@ -11,7 +11,7 @@ PACKAGE = "recompute_scan"
 
 
 def rooms() -> str:
-    """A row of a table for each package, and for each module that has none, with its first line.
+    """A row of a table for each package, with its first line.
 
     The top is what has the longest way down by imports.
     """
@@ -27,14 +27,12 @@ def rooms() -> str:
         return 1 + max(map(depth, below.get(room, ())), default=0)
 
     packages = [n for n, path in files.items() if path.name == "__init__.py" and n != PACKAGE]
-    alone = [n for n, path in files.items() if n.count(".") == 1 and n not in packages]
     packages.sort(key=lambda name: (-depth(_room(name)), name))
-    alone.sort(key=lambda name: (-depth(name), name))
     rows = ["| room | what it holds |", "| --- | --- |"]
-    for name in (*packages, *alone):
+    for name in packages:
         place = name.removeprefix(f"{PACKAGE}.").replace(".", "/")
         title = (ast.get_docstring(trees[name]) or "").partition("\n")[0].replace("``", "`")
-        rows.append(f"| `{place}{'/' if name in packages else '.py'}` | {title} |")
+        rows.append(f"| `{place}/` | {title} |")
     return "\n".join(rows) + "\n"
 
 

@@ -23,6 +23,18 @@ _COSTS = {
 }
 _WAITS = "The run waits until a timeout ends it"
 _WAITING = frozenset({"RS204", "RS209", "RS210", "RS211", "RS214"})
+# Where one code has causes of several kinds.
+_SYMPTOMS = {
+    "RS108": "A selective checkpoint fails in the backward pass",
+    "RS114": "FSDP stops in a state that it did not expect",
+    "RS122": "Recording a CUDA graph fails in a checkpoint",
+    "RS125": "A library warns that checkpointing is switched on twice under FSDP",
+    "RS130": "A reentrant checkpoint meets a limit of its variant",
+    "RS131": "Checkpointing cannot be switched on",
+    "RS132": "torch.compile or torch.func refuses a checkpoint",
+    "RS133": "A recompute of FP8 layers lacks its FP8 state",
+    "RS209": "A collective or barrier timed out",
+}
 _ANY_VERSION = "Not tied to a version."
 _START = 60
 
@@ -109,7 +121,10 @@ def _box(causes: Sequence[Signature]) -> str:
     if len(warnings) > 1:
         safe = "Yes, unless a cause below says otherwise"
     cost = _WAITS if general.code in _WAITING else _COSTS[general.severity]
-    rows = (("Symptom", general.title), ("Cost", cost), ("Safe?", safe), ("Fix", fix))
+    symptom = _SYMPTOMS.get(general.code, general.title)
+    if general.code in _SYMPTOMS:
+        fix = "Depends on the cause below"
+    rows = (("Symptom", symptom), ("Cost", cost), ("Safe?", safe), ("Fix", fix))
     lines = [f"| {name} | {text.rstrip('.')} |" for name, text in rows]
     return "\n".join([lines[0], "| --- | --- |", *lines[1:]])
 

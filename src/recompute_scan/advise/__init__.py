@@ -1,4 +1,4 @@
-"""What to change: the choice between checkpoints, in sentences and as a diff."""
+"""Advice: the checkpoint to keep, in sentences and as a diff."""
 
 from recompute_scan.advise.choice import (
     RunFacts,

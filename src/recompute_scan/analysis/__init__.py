@@ -1,1 +1,1 @@
-"""The order of things: which readings a trace needs, the study, the answer, many ranks as one."""
+"""Pipeline from files to one result, over many ranks."""

@@ -1,4 +1,4 @@
-"""One archive that a stranger may have: the result, the page, a bug report, and the proof."""
+"""An archive that is safe to publish: cleaned trace, result, report, bug report."""
 
 from recompute_scan.bundle.pack import GITHUB_LIMIT, Archive, pack
 

@@ -1,4 +1,4 @@
-"""Whether a result may pass: thresholds, what is accepted, and the answer in the forms of CI."""
+"""Thresholds and baselines for CI, and output formats."""
 
 from recompute_scan.check.policy import Policy, Refusal, Ruling, judge
 

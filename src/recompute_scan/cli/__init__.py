@@ -1,4 +1,4 @@
-"""The commands, one module each: parse, call, print. What they do lives in the packages below.
+"""Commands, one module each: parse, call, print.
 
 Heavy imports stay inside the commands, so that ``--help`` and errors are instant.
 """

@@ -1,1 +1,1 @@
-"""Compiled regions: what the compiler's own graphs say runs again in their backward pass."""
+"""Recomputes in compiled regions, from the compiler's graphs."""

@@ -1,1 +1,1 @@
-"""What recomputes cost in time, arithmetic and memory, and what a change would give."""
+"""Cost of recomputes in time, arithmetic and memory, and savings of a change."""

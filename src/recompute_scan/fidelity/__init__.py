@@ -1,1 +1,1 @@
-"""Whether a recompute is the computation that it repeats: forward and recompute compared."""
+"""Comparison of each recompute with its forward."""

@@ -1,1 +1,1 @@
-"""What is wrong or could be better: one rule a module, and the list of them."""
+"""Rules that find problems, one module per family, and their registry."""

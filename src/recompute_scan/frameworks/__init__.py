@@ -1,1 +1,1 @@
-"""What is known of each framework: one file each, and which of them a stack shows."""
+"""Facts about each framework: mechanisms, variants and failures."""

@@ -1,1 +1,1 @@
-"""The guard that stays on: whether recomputes stay what they were, through a whole training."""
+"""Guard: alerts when recomputes change during a long training."""

@@ -1,4 +1,4 @@
-"""Recording from where a framework calls back: its trainer says where steps end.
+"""Callbacks and trackers of training frameworks.
 
 ``RecomputeScanCallback`` is for the Trainer of transformers (and of libraries on top of it),
 ``RecomputeScanLightningCallback`` for that of Lightning, ``RecomputeScanTracker`` for

@@ -1,4 +1,4 @@
-"""What scripts and configuration files switch on, read without running anything.
+"""Static checks of scripts and configuration files.
 
 Files become facts (:mod:`python`, :mod:`settings`, :mod:`shell`), facts become findings
 (:mod:`doubling`, :mod:`launches`; :mod:`nested` where :mod:`following` meets one checkpoint inside

@@ -1,1 +1,1 @@
-"""The core: what of the forward pass ran again in the backward pass, and how often."""
+"""Core: which forward ops ran again in the backward pass, and how often."""

@@ -1,4 +1,4 @@
-"""Recording: run the user's script unchanged and keep the traces. The only part that needs torch.
+"""Recording: run the user's script unchanged and keep its traces. Needs torch.
 
 Importing it without torch raises :class:`~recompute_scan.errors.MissingExtra`. The package can
 be called: ``recompute_scan.record(steps=5)`` is :func:`recompute_scan.record.recording.record`.

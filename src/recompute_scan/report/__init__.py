@@ -1,1 +1,1 @@
-"""A result made readable: page, terminal text, Markdown and figures. Reads the result only."""
+"""Rendering of a result as page, terminal text, Markdown and figures."""

@@ -1,4 +1,4 @@
-"""The one result: what `analyze --format json` prints and every report is made from.
+"""Result classes, as written to ``result.json``.
 
 A :class:`Result` is plain data. Times are milliseconds unless a name ends in ``_us``,
 shares lie in 0..1, percentages in 0..100, and what is not known is ``None``, never 0.

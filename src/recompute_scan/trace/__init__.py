@@ -1,4 +1,4 @@
-"""Traces in: files to columns. Nothing above this package knows a file format."""
+"""Trace readers: files to columns."""
 
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Trace
 from recompute_scan.trace.health import sentences

@@ -1,1 +1,1 @@
-"""Recomputes from attention's kernels alone, where operators are missing or hidden."""
+"""Recomputes from attention's kernels alone, without operators."""

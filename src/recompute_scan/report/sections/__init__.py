@@ -1,1 +1,1 @@
-"""The sections of the report: one module each, with its template beside it."""
+"""Sections of the report, one module and template each."""

@@ -1,1 +1,1 @@
-"""Kineto's Chrome-trace JSON, torch 1.8 to today, to columns."""
+"""Reader of Kineto's Chrome-trace JSON, torch 1.8 to today."""

@@ -1,4 +1,4 @@
-"""Nsight Systems' SQLite export (``nsys export --type sqlite``) to columns.
+"""Reader of Nsight Systems' SQLite export.
 
 Which files are its own is told here, without loading what reads them, which takes 6 ms.
 """
