@@ -91,7 +91,7 @@ print(events[events["kind"] == "op"]["name"].value_counts().head(3))
 In a notebook, a scan displays verdict, numbers, call sites and fix. The package loads torch, numpy
 and pandas only when they are needed.
 
-## Record a loop
+## Recording a loop
 
 ```python
 import torch

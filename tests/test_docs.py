@@ -66,3 +66,46 @@ def test_the_badges_of_the_readme_say_what_they_show(generator: ModuleType) -> N
     titles = {name: re.search("<title>(.+)</title>", svg()) for name, svg in svgs.items()}
     assert {title[1]: name for name, title in titles.items() if title} == shown
     assert len(shown) == len(svgs) == 4
+
+
+def found_first(query: str, entries: dict[str, tuple[str, ...]]) -> str:
+    """The page that the site's search puts first, by the rules of Sphinx's ``searchtools.js``.
+
+    An index entry or a heading counts where it has the query and is at most twice as long: 100 or
+    15 times the share of the query. Else every word must be in the page: 15 with one in a heading,
+    5 without.
+    """
+    query = query.lower()
+    scores: dict[str, float] = {}
+    for path in DOCS.rglob("*.md"):
+        page = path.relative_to(DOCS).with_suffix("").as_posix()
+        text = path.read_text(encoding="utf-8").lower()
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        named = [(100, entry.lower()) for entry in entries.get(page, ())]
+        named += [(15, heading) for heading in headings]
+        hits = [
+            weight * len(query) / len(name)
+            for weight, name in named
+            if query in name and 2 * len(query) >= len(name)
+        ]
+        if all(word in text for word in query.split()):
+            hits.append(15 if any(w in h for w in query.split() for h in headings) else 5)
+        scores[page] = max(hits, default=0)
+    best = max(scores.values())
+    (first,) = [page for page, score in scores.items() if score == best]
+    return first
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("slow training", "findings/RS001"),
+        ("notebook", "python-api"),
+        ("CUDA out of memory", "findings/RS120"),
+        ("NCCL timeout", "findings/RS209"),
+        ("hang", "diagnoses"),
+        ("install", "recording"),
+    ],
+)
+def test_a_search_finds_the_right_page_first(query: str, page: str) -> None:
+    assert found_first(query, module_at(DOCS / "conf.py").SEARCHED) == page

@@ -1,7 +1,7 @@
 """Checkpoint functions of other libraries, alone and nested with torch's and with themselves.
 
 The libraries are no dependency of the tests: a case is there where its library is. How to get
-them stands in ``docs/accuracy.md``.
+them stands in ``benchmarks/results/correctness.md``.
 """
 
 from __future__ import annotations

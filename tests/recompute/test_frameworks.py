@@ -1,4 +1,4 @@
-"""Checkpoint functions of other libraries, where these are installed; see ``docs/accuracy.md``."""
+"""Checkpoint functions of other libraries, where these are installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cases.marked import annotating
 @pytest.mark.parametrize("package", FRAMEWORKS)
 def test_the_answer_is_the_truth(package: str, tmp_path: Path) -> None:
     if not importlib.util.find_spec(package):
-        pytest.skip(f"{package} is not installed; docs/accuracy.md says how to run its cases")
+        pytest.skip(f"{package} is not installed; see benchmarks/results/correctness.md")
     for case in FRAMEWORKS[package]:
         for marked in (False, True):
             with annotating() if marked else contextlib.nullcontext():

@@ -2,7 +2,7 @@
 
 Each part counts its own runs; the program sees the trace alone. With early stop on the nesting is
 any; with early stop off it is any of up to two checkpoints around one part, alike for all layers.
-(With more, traces of torch since 2.13 can have two readings; ``docs/accuracy.md`` has figures.)
+(With more, traces of torch since 2.13 can have two readings.)
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Which modules to recompute: the least time for the memory that there is, or the other way round.
 
 Each moment that can be the fullest gives one linear constraint, with a helper variable for every
-set of modules that share a storage. HiGHS solves it (``docs/decisions/memory-plan.md``).
+set of modules that share a storage. HiGHS solves it (``docs/decisions/0005-memory-plan.md``).
 
 What each choice takes is told by steps that were measured (``cost/plan.py``).
 

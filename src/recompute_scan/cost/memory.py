@@ -12,7 +12,7 @@ Which regions to stop checkpointing: the most time for the memory that there is,
 Each region x (0 or 1) gives its recompute time back and holds its tensors from its forward run to
 where its recompute begins today. At every moment what is allocated today and what is held beside it
 must fit, which gives one linear constraint for each set of regions that hold something at once.
-HiGHS solves it (``docs/decisions/memory-plan.md``).
+HiGHS solves it (``docs/decisions/0005-memory-plan.md``).
 
 Selective checkpoints: what keeping attention would give, and how long their operators took.
 

@@ -142,7 +142,7 @@ _MOST_CALLS = 1_000_000
 # slower yet was slowed by something else.
 _SHORT = 40
 # Of that time, what it usually takes, and the standard deviation of that, from the recordings of
-# `docs/prediction.md`.
+# `benchmarks/results/prediction-method.md`.
 _USUAL = 0.85
 _SPREAD = 0.15
 # By how much of a step the speed of a steady machine can differ between timing and profiling.
@@ -154,10 +154,9 @@ _FEWEST = 3
 _REFERENCE_NS = 465.0
 _SPEEDS = 0.7, 2.0
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
-# cases of `docs/prediction.md`.
+# cases of `benchmarks/results/prediction-method.md`.
 _CHANGE = 0.1
-# Of the saving: how far single steps of the recordings of `docs/prediction.md` can be from their
-# median (95 %).
+# Of the saving: how far single steps of those recordings can be from their median (95 %).
 _SINGLE = 0.15
 # Half the width of a 95 % interval around a median, in standard deviations, for one value.
 _MEDIAN_95 = 1.96 * 1.2533

@@ -3,7 +3,7 @@
 Decoded events to packed columns, a few hundred events at a time.
 
 Each field is one list comprehension packed into bytes, the fastest way that plain Python has
-(``docs/decisions/trace-reader.md``). A value that does not fit makes its whole chunk take the
+(``docs/decisions/0009-trace-reader.md``). A value that does not fit makes its whole chunk take the
 slow road, where every event is made to fit first.
 
 Packed columns to a trace, a piece at a time, in as few bytes as their values allow.
