@@ -50,7 +50,7 @@ _HOUSE, _END_OF_HOUSE = "<!-- house -->", "<!-- end of house -->"
 _COMMANDS = """\
 # Commands
 
-What `--help` prints, at 80 columns. This page is generated: `python docs/generate.py`.
+The output of `--help`.
 """
 
 _FINDINGS = """\
@@ -118,7 +118,7 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
 print(recording.scan.verdict)
 ```
 
-The steps are those of `recompute-scan run`: warm-up, timed, one that warms the profiler up,
+The steps are used as by `recompute-scan run`: warm-up, timed, one that warms the profiler up,
 profiled, one with Python stacks. Then recompute-scan removes itself from the process
 ([cost](how-well-it-works.md#recording)). An exception passes through, and `recording.scan` names a
 known cause. One recording runs at a time.
@@ -169,7 +169,7 @@ print(tracker.scan.verdict)
 
 
 _TABLES = """\
-pandas tables, a new one at each call. What is not known is missing (`NaN`, `<NA>`), never 0.
+pandas tables, a new one at each call. Unknown values are missing (`NaN`, `<NA>`), never 0.
 """
 _COLUMNS = {
     "Scan.regions, one row a block in forward order, index `ordinal`": REGIONS,
@@ -338,7 +338,7 @@ def python_page() -> str:
     parts += ["\n## Recording\n", _class(Recording), "\n## Tables\n\n", _TABLES]
     for title, columns in _COLUMNS.items():
         rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.about} |\n" for c in columns]
-        head = "| column | dtype | unit | what it holds |\n| --- | --- | --- | --- |\n"
+        head = "| column | dtype | unit | content |\n| --- | --- | --- | --- |\n"
         parts.append(f"\n### {title}\n\n{head}{''.join(rows)}")
     return "".join(parts)
 

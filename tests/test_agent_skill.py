@@ -91,7 +91,7 @@ def test_a_field_that_no_result_has_is_refused() -> None:
 
 
 def test_every_action_is_explained_and_every_field_exists() -> None:
-    explained = set(re.findall(r"`([a-z-]+)`", TEXT.partition("What each of them means:")[2]))
+    explained = set(re.findall(r"`([a-z-]+)`", TEXT.partition("The actions:")[2]))
     assert {row.action for row in ROWS} <= explained
     schema = json.loads((ROOT / "docs" / "schemas" / "result.json").read_text())
     document = schema["$defs"]["Result"]["properties"]

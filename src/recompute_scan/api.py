@@ -68,7 +68,7 @@ class Column(Struct, frozen=True):
 REGIONS = (
     Column("module", "string", "", "name in the model, such as `model.layers.0`"),
     Column("module_class", "string", "", "class of the module"),
-    Column("signature", "string", "", "what the block runs, in short: its operators' families"),
+    Column("signature", "string", "", "families of the block's operators"),
     Column("forward_runs_per_step", "float64", "runs", "forward passes through it in one step"),
     Column("recompute_runs_per_backward", "float64", "runs", "recomputes in each backward pass"),
     Column("mean_recompute", "float64", "runs", "the same, weighted by the time of its operators"),
@@ -199,13 +199,13 @@ PathLike = str | os.PathLike[str]
 def analyze(
     traces: PathLike | Iterable[PathLike], *, workers: int = 1, dask: str | None = None
 ) -> Scan:
-    """What the given traces show.
+    """Analyze traces.
 
     Args:
         traces: A trace file, a folder of one trace a rank (such as ``recompute-scan run``
             writes), a remote address (``s3://…``), or several of these.
         workers: Processes that read the ranks. With more than one, a script that calls this
-            must keep its own work under ``if __name__ == "__main__"``: they import it.
+            must guard its work with ``if __name__ == "__main__"``: they import it.
         dask: Address of a Dask scheduler, or the path of its scheduler file; its workers read
             the ranks instead.
 
@@ -219,7 +219,7 @@ def analyze(
 
 
 def compare(before: PathLike | Scan, after: PathLike | Scan) -> Comparison:
-    """What differs between two runs.
+    """Compare two runs.
 
     Args:
         before: A scan, a run's folder, a trace or a folder of traces, or a ``result.json``.
@@ -233,7 +233,7 @@ def compare(before: PathLike | Scan, after: PathLike | Scan) -> Comparison:
 
 
 def load_result(path: PathLike) -> Scan:
-    """A result that was written earlier (``result.json``).
+    """Load a result (``result.json``).
 
     Raises:
         InputError: It is no such document.
@@ -272,12 +272,12 @@ class Events:
 
 @dataclass(frozen=True)
 class Scan:
-    """What was found out about one run; in Jupyter it shows itself.
+    """The answer about one run; Jupyter displays it.
 
     Attributes:
-        result: The whole document; its classes are in :mod:`recompute_scan.result`.
-        traces: Where the traces lie that it was made from; empty for a result that was loaded.
-        keeps: What must live as long as this does, such as a folder that is deleted afterwards.
+        result: All data; its classes are in :mod:`recompute_scan.result`.
+        traces: Paths of its traces; empty for a loaded result.
+        keeps: Objects to keep alive, such as a temporary folder.
     """
 
     result: Result
@@ -306,7 +306,7 @@ class Scan:
 
     @property
     def cost(self) -> Cost | None:
-        """What the recomputes cost, in ms; ``None`` where the trace cannot tell."""
+        """Cost of the recomputes in ms; ``None`` if the trace does not show it."""
         return self.result.cost
 
     @property

@@ -217,7 +217,7 @@ SIGNATURES = (
         cause_name="frozen",
         error="RuntimeError",
         message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
-        title="A reentrant checkpoint wraps a block of which nothing needs a gradient",
+        title="A reentrant checkpoint wraps a block without any output that needs a gradient",
         cause=(
             "No output of the recompute needs a gradient. The block is frozen and cut off from its "
             "inputs, or it returns its tensors inside an object."

@@ -74,7 +74,7 @@ SIGNATURES = (
         ),
         fix=("Use the non-reentrant variant, and shard whole blocks."),
         gradients=NON_REENTRANT,
-        versions="FSDP2 before torch 2.13, as far as the threads tell.",
+        versions="FSDP2 before torch 2.13, according to reports.",
         sources=(f"{_TORCH}153354", "https://github.com/pytorch/pytorch/pull/171779"),
     ),
     Signature(
@@ -164,7 +164,7 @@ SIGNATURES = (
         ),
         gradients=(
             "Adapters that are cast to bfloat16 get gradients, updates and optimizer state that "
-            "are rounded to 8 bits; in units of their own nothing changes."
+            "are rounded to 8 bits; separate units change nothing."
         ),
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://github.com/huggingface/peft/issues/484",),
@@ -189,8 +189,7 @@ SIGNATURES = (
             "(deepspeed.zero.GatheredParameters)."
         ),
         gradients=(
-            "What is computed inside summon_full_params is not reduced over the ranks: never train "
-            "so."
+            "Gradients inside summon_full_params are not reduced over the ranks: never train there."
         ),
         versions="FSDP1, all versions (also DeepSpeed ZeRO-3, which gathers in the same way).",
         sources=(f"{_TORCH}109385", f"{_TORCH}124019"),
@@ -202,7 +201,7 @@ SIGNATURES = (
         cause_name="no-accelerator",
         error="RuntimeError",
         message=re.compile(r"FSDP needs a non-CPU accelerator device"),
-        title="FSDP found no GPU and was not told to use the CPU",
+        title="FSDP found no GPU, and no device_id names the CPU",
         cause=("Without device_id, FSDP looks for an accelerator."),
         fix=(
             'On a CPU pass device_id=torch.device("cpu"). Otherwise find out why torch sees no '

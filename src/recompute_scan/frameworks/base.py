@@ -239,12 +239,12 @@ RANDOM_STATE = (
     "training, such as dropout. Use it only if nothing in the block draws any."
 )
 NON_REENTRANT = (
-    "Gradients stay the same, except that weights of a block whose inputs need no gradient get "
-    "theirs, which the reentrant variant omits."
+    "Gradients stay the same, but weights are trained even if no input of their block needs a "
+    "gradient."
 )
 REENTRANT = (
     "The reentrant variant does not check the recompute: a block that differs trains with wrong "
-    "gradients. Weights of a block whose inputs need no gradient get none."
+    "gradients, and weights get no gradient if no input of their block needs one."
 )
 CHECKPOINTED = (
     "Gradients stay the same if the block computes the same twice. A checkpoint keeps torch's "

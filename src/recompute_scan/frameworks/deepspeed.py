@@ -97,7 +97,7 @@ def signatures() -> tuple[Signature, ...]:
                 "only the placeholder differs."
             ),
             gradients=REENTRANT,
-            versions="DeepSpeed before 0.19.3 (pull request 8148), as far as its thread tells.",
+            versions="DeepSpeed before 0.19.3 (pull request 8148).",
             sources=(
                 "https://github.com/huggingface/transformers/issues/47254",
                 "https://github.com/deepspeedai/DeepSpeed/pull/8148",

@@ -128,6 +128,6 @@ OWN = Mechanism(
     docs=_DOCS,
     checked="ran here (torch 2.13.0, functions as in guided-diffusion, unsloth and Megatron)",
     variants=("its own; reentrant, as every autograd function that runs its forward again",),
-    caution="What else the function does, such as moving what it saves to the host, goes with it.",
+    caution="Other work of the function, such as moving saved tensors to the host, goes too.",
 )
 MECHANISMS = (APPLIED, COMPILER, COMPOSABLE, SEQUENTIAL, SELECTIVE, DIRECT, LIBRARY, OWN)

@@ -19,7 +19,7 @@ MECHANISM = Mechanism(
     docs="https://unsloth.ai/docs",
     checked="read (unsloth_zoo 2026.10.9)",
     variants=("its own, reentrant",),
-    caution="It replaces torch's functions; what else in the process checkpoints goes through it.",
+    caution="It replaces torch's functions: other checkpoints of the process use it too.",
     functions=(
         "UnslothCheckpointFunction",
         "Unsloth_Gradient_Checkpointer",

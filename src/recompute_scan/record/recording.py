@@ -173,7 +173,7 @@ class Recording:
 
     @property
     def under_way(self) -> bool:
-        """Whether it has begun and records, or may still have to wait for other ranks."""
+        """Whether recording has begun; it may still wait for other ranks."""
         return self._live is not None
 
     @property
@@ -183,7 +183,7 @@ class Recording:
 
     @property
     def scan(self) -> Scan:
-        """What the recorded steps show, those of all ranks where the folder has them.
+        """The answer about the recorded steps, of all ranks in the folder.
 
         Analysed when first asked for; available once :attr:`done`, and after the block.
 
@@ -342,8 +342,8 @@ def record(
 ) -> Recording:
     """A recording of the training loop in its ``with`` block, which calls ``step()``.
 
-    The steps are used as those of ``recompute-scan run`` are: warm-up, timed, one that warms the
-    profiler up, profiled, one with Python stacks; 20 by default. What comes after them runs as if
+    The steps are used as by ``recompute-scan run``: warm-up, timed, one that warms the profiler
+    up, profiled, one with Python stacks; 20 by default. Later steps run as if
     nothing had been there.
 
     Args:
@@ -352,7 +352,7 @@ def record(
         timing_steps: Steps to time without the profiler; 0 for none.
         folder: Where traces, the run record, the result and its page go, one folder for all ranks
             of a run; ``None`` for a temporary one that lives as long as the scan does.
-        device: What to record; ``auto`` takes the GPU where the loop uses one.
+        device: Device to record; ``auto`` takes the GPU where the loop uses one.
 
     Raises:
         UsageError: Impossible step counts (``E204``), or no GPU although one is asked for
