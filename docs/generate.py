@@ -41,8 +41,8 @@ from recompute_scan.result.compare import json_schema as comparison_schema
 DOCS = Path(__file__).parent
 LOGS = DOCS.parent / "tests" / "diagnose" / "corpus" / "known"
 _WIDTH = 80
-_EXAMPLE_LINES = 3
-_EXAMPLE_WIDTH = 120
+_EXAMPLE_LINES = 2
+_EXAMPLE_WIDTH = 110
 _RESULT = re.compile(r'<pre [^>]*id="raw-json"[^>]*><code>(.*?)</code></pre>', re.DOTALL)
 
 _HOUSE, _END_OF_HOUSE = "<!-- house -->", "<!-- end of house -->"
@@ -63,7 +63,7 @@ RS5xx policies, and RS6xx come from `lint`.
 | finding | symptom, error text |
 | --- | --- |
 """
-_ERROR_WORDS = 9
+_ERROR_WORDS = 8
 
 _FIELDS = """\
 # The result's fields
@@ -337,9 +337,10 @@ def python_page() -> str:
     parts += ["\n## Scan\n", _class(Scan), "\n## Events\n", _class(Events)]
     parts += ["\n## Recording\n", _class(Recording), "\n## Tables\n\n", _TABLES]
     for title, columns in _COLUMNS.items():
-        rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.about} |\n" for c in columns]
-        head = "| column | dtype | unit | content |\n| --- | --- | --- | --- |\n"
-        parts.append(f"\n### {title}\n\n{head}{''.join(rows)}")
+        rows = [
+            f"- `{c.name}` ({c.dtype}{f', {c.unit}' * bool(c.unit)}): {c.about}\n" for c in columns
+        ]
+        parts.append(f"\n### {title}\n\n{''.join(rows)}")
     return "".join(parts)
 
 

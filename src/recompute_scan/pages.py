@@ -138,10 +138,10 @@ def _first(text: str) -> tuple[str, str]:
 def _cause(one: Signature, example: str | None, *, alike: bool) -> list[str]:
     """One of several causes of a failure; ``alike`` if their fixes have one warning."""
     parts = [f"## {one.title}", *_log(example)]
-    parts += [_wrapped(f"**Cause.** {one.cause}"), _wrapped(f"**Fix.** {one.fix}")]
+    parts += [_wrapped(one.cause), _wrapped(f"**Fix.** {one.fix}")]
     parts += [one.more.strip()] if one.more else []
     parts += [_wrapped(f"**Safe?** {one.gradients}")] if one.gradients and not alike else []
-    return [*parts, _wrapped(f"**Versions.** {_versions(one)}")]
+    return [*parts, _wrapped(f"*{_versions(one)}*")]
 
 
 def _log(example: str | None) -> list[str]:

@@ -22,10 +22,13 @@ def table() -> str:
 
 def row(mechanism: Mechanism) -> str:
     sharded = f", FSDP {mechanism.keep_sharded}" if mechanism.keep_sharded else ""
+    # The page has one sentence for those who share a configuration.
+    note = (mechanism.caution or "").partition(":")[0].rstrip(".")
+    caution = f". {note}" if note and not note.startswith("Look whether") else ""
     cells = [
         mechanism.title,
         "; ".join(mechanism.variants),
-        mechanism.remove + (f". {mechanism.caution}" if mechanism.caution else ""),
+        mechanism.remove + caution,
         f"{mechanism.keep}{sharded}",
         mechanism.checked,
     ]

@@ -241,9 +241,9 @@ _COUNT = Signature(
 # torch's own text points to torch.compile in every such error, so the frames must show it.
 _COMPILED = r"torch/_(?:inductor|functorch)/|:compiled_fn$"
 _ANOTHER_GRAPH = (
-    "Mark the dimension that varies with torch._dynamo.mark_dynamic, or (torch 2.10 and "
-    "later) call torch._C._dynamo.eval_frame._set_lru_cache(False) before training. "
-    "Compiling around the checkpoint instead of inside it also helps."
+    "Mark the varying dimension with torch._dynamo.mark_dynamic, or (torch 2.10 and later) call "
+    "torch._C._dynamo.eval_frame._set_lru_cache(False) before training. Or compile around the "
+    "checkpoint."
 )
 
 _UNSAVED = Signature(
