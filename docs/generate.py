@@ -63,7 +63,7 @@ RS5xx policies, and RS6xx come from `lint`.
 | finding | symptom, error text |
 | --- | --- |
 """
-_ERROR_WORDS = 8
+_ERROR_WORDS = 7
 
 _FIELDS = """\
 # The result's fields

@@ -202,12 +202,11 @@ def analyze(
     """Analyze traces.
 
     Args:
-        traces: A trace file, a folder of one trace a rank (such as ``recompute-scan run``
-            writes), a remote address (``s3://…``), or several of these.
-        workers: Processes that read the ranks. With more than one, a script that calls this
-            must guard its work with ``if __name__ == "__main__"``: they import it.
-        dask: Address of a Dask scheduler, or the path of its scheduler file; its workers read
-            the ranks instead.
+        traces: A trace file, a folder with one per rank, a remote address (``s3://…``), or
+            several of these.
+        workers: Processes that read the ranks. With more than one, guard your script with
+            ``if __name__ == "__main__"``: they import it.
+        dask: Address of a Dask scheduler, or its scheduler file; its workers read the ranks.
 
     Raises:
         InputError: Nothing could be read; its text says why and what to try.
@@ -296,7 +295,7 @@ class Scan:
 
     @property
     def recompute_per_backward(self) -> float | None:
-        """How often forward work runs again per backward pass: the highest m that matters."""
+        """Highest recompute count per backward pass."""
         return self.result.recompute_per_backward
 
     @property
@@ -328,7 +327,7 @@ class Scan:
 
     @cached_property
     def trace(self) -> Events:
-        """The trace of the lowest rank that was recorded; read when first asked for, then kept.
+        """Trace of the lowest recorded rank, read when first needed.
 
         Raises:
             InputError: It can no longer be read, or there is none (``E308``).
@@ -336,7 +335,7 @@ class Scan:
         return self.trace_of()
 
     def trace_of(self, rank: int | None = None) -> Events:
-        """The trace of one rank, read anew.
+        """Trace of one rank, read again.
 
         Args:
             rank: 0-based; ``None`` for the lowest that was recorded.
@@ -353,7 +352,7 @@ class Scan:
         raise failures[0] if failures else InputError("E308", f"There is no trace of rank {rank}.")
 
     def timeline_figure(self) -> go.Figure:
-        """One layer's operators in the forward pass and in each recompute, one above the other."""
+        """One layer's operators in the forward pass and in each recompute."""
         return timeline_figure(self.result)
 
     def cost_figure(self) -> go.Figure:
@@ -361,7 +360,7 @@ class Scan:
         return cost_figure(self.result)
 
     def regions_figure(self) -> go.Figure:
-        """How often each layer was recomputed, in forward order, with what is redundant of it."""
+        """Recomputes of each layer in forward order, with the redundant ones."""
         return regions_figure(self.result)
 
     def to_hta(self) -> Any:

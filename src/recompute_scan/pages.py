@@ -149,7 +149,7 @@ def _log(example: str | None) -> list[str]:
 
 
 def _versions(one: Signature) -> str:
-    checked = "Reproduced on CPU." if one.checked == "reproduced" else "Known from logs."
+    checked = "Reproduced." if one.checked == "reproduced" else "From logs."
     return checked if one.versions == _ANY_VERSION else f"{one.versions} {checked}"
 
 
