@@ -451,7 +451,7 @@ def findings_page() -> str:
         symptom = re.search(r"^\| Symptom \| (.*) \|$", text, re.MULTILINE)
         logs = re.findall(r"^```text\n(.*?)$", text, re.MULTILINE)
         errors = dict.fromkeys(filter(None, map(_error, logs)))
-        shown = "".join(f" `{error}`" for error in errors)
+        shown = "".join(f" `{error}`" for error in [*errors][:3])
         rows.append(f"| [{title}]({path.name}) | {symptom[1] if symptom else ''}.{shown} |\n")
     return _FINDINGS + "".join(rows)
 

@@ -237,11 +237,10 @@ SIGNATURES = (
         needs_frames=True,
         title="A reentrant checkpoint's backward pass left its block, into a graph already freed",
         cause=(
-            "The reentrant variant cuts the graph at positional tensor arguments. A tensor that "
-            "comes in another way (in a tuple or list, by keyword, as an attribute, by a closure) "
-            "brings its graph along. The first block walks and frees that graph, and the next "
-            "walks it again. A module that keeps a tensor from an earlier step has the same "
-            "effect."
+            "The reentrant variant cuts the graph at positional tensor arguments. A tensor in a "
+            "tuple, list, keyword, attribute or closure brings its graph along: the first block "
+            "frees it, and the next walks it again. So does a tensor that a module keeps from an "
+            "earlier step."
         ),
         fix=(
             "Use the non-reentrant variant (use_reentrant=False) of torch's function. A library's "

@@ -118,9 +118,9 @@ SIGNATURES = (
         ),
         fix=(
             "Check the innermost line of your code. A huge number is one tensor that is too large. "
-            "After a small one, look for data kept whole, loader workers, predictions collected on "
-            "the CPU, a copy of the weights per process (low_cpu_mem_usage, device_map), or "
-            "offloading. Checkpoints help only if the model runs on the CPU."
+            "After a small one, look for whole data sets, loader workers, predictions on the CPU, "
+            "weights per process (low_cpu_mem_usage, device_map), or offloading. Checkpoints help "
+            "only a model on the CPU."
         ),
         versions="Not tied to a version.",
         sources=("https://github.com/pytorch/pytorch/issues/31302",),

@@ -61,7 +61,7 @@ _GROWING_CACHE = replace(
     cause=(
         "A checkpoint wrapper, such as FSDP's policy, recomputes decoder layers while the "
         "key-value cache is on. The recompute appends to the filled cache, so keys and values come "
-        "out twice as long. A wrapper does not turn the cache off."
+        "out twice as long."
     ),
     fix=(
         "Train with use_cache=False in model.config, and keep the wrapper. Do not switch the "
@@ -277,10 +277,9 @@ def _recompiled(known: Signature) -> Signature:
         beside=RECOMPILATION,
         title="torch.compile compiled a function anew shortly before the recompute failed",
         cause=(
-            "The quoted log line names the function and the reason. The recompute ran another "
-            "graph, or none after the limit of recompilations, and saved other tensors. The "
-            "recompute runs in an autograd thread, and torch's guards also check the thread's "
-            "state."
+            "The quoted log line names function and reason. The recompute ran another graph, or "
+            "none after the limit of recompilations. It runs in an autograd thread, and torch's "
+            "guards also check the thread's state."
         ),
         fix=(
             "Remove the reason in that line. If the limit was met, raise "
