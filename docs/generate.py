@@ -485,7 +485,10 @@ def _example(one: Signature) -> str | None:
     if shown is None:
         return None
     lines = [_cut(line) for line in shown.splitlines()]
-    return "\n".join(lines[:_EXAMPLE_LINES]).rstrip()
+    lines = lines[:_EXAMPLE_LINES]
+    while len(lines) > 1 and lines[-1].endswith(":"):
+        lines.pop()
+    return "\n".join(lines).rstrip()
 
 
 def _cut(line: str) -> str:

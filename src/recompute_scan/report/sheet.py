@@ -63,7 +63,9 @@ def _write(block: list[str], page: Page, folder: str) -> None:
         for row in block:
             if not re.fullmatch(r"[|\s:-]+", row):
                 cells = [_plain(cell.strip(), folder) for cell in row.strip("|").split(" | ")]
-                page.prose("  ".join(cell.strip() for cell in cells), "      ", "  ")
+                between = ": " if len(cells) == 2 else "  "
+                text = between.join(cell.strip() for cell in cells).replace("?: ", "? ")
+                page.prose(text, "      ", "  ")
     else:
         for part in _parts(block):
             item = _ITEM.match(part)
