@@ -96,9 +96,9 @@ _DEVICE = Signature(
         "The program needs more memory than there is. The frames do not show what it was doing."
     ),
     fix=(
-        "Read the traceback. In a training step: checkpoint whole layers, once, and non-reentrant; "
-        "use smaller micro-batches; offload. In loading, evaluation or generation, checkpoints "
-        "change nothing."
+        "In a training step, checkpoint whole layers once, non-reentrant, then use smaller "
+        "micro-batches or offloading. In loading, evaluation or generation, checkpoints change "
+        "nothing. The traceback shows which it was."
     ),
     versions="Not tied to a version.",
     sources=(_CUDA_NOTES,),
