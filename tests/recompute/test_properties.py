@@ -7,13 +7,15 @@ import gzip
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts, study
 from tests.cases.recorded import recorded
@@ -68,11 +70,28 @@ def changed(change: Callable[[Event], Event]) -> Answer:
 
 @few
 @given(st.integers(-(10**12), 10**12))
+@example(-(10**15))
 def test_the_clock_may_start_anywhere(microseconds: int) -> None:
     # Times have three digits behind the point: counting from the first event keeps them.
     first = min(event["ts"] for event in events_of(CASE))
     moved = changed(lambda e: {**e, "ts": round(e["ts"] - first, 3) + microseconds // 10**6})
     assert moved == unchanged()
+
+
+@pytest.mark.parametrize("start", [-(10**5), -(10**7)])
+def test_no_figure_depends_on_where_the_clock_starts(start: int, tmp_path: Path) -> None:
+    stored = Path(__file__).parents[2] / "traces" / "doubled_llama_fsdp" / "trace-rank0.json.gz"
+    document = msgspec.json.decode(gzip.decompress(stored.read_bytes()))
+    timed = [event for event in document["traceEvents"] if "ts" in event]
+    first = min(event["ts"] for event in timed)
+    found = []
+    for begin in (1000, start):
+        moved = [{**event, "ts": round(event["ts"] - first, 3) + begin} for event in timed]
+        path = tmp_path / f"{begin}.json"
+        path.write_bytes(msgspec.json.encode({**document, "traceEvents": moved}))
+        result = analyse([path])
+        found.append((result.verdict, result.regions, result.cost))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("factor", [2, 0.5, 16])

@@ -71,7 +71,8 @@ def test_an_event_without_category_is_kept_as_something_else() -> None:
 )
 def test_times_are_nanoseconds(ts: Any, dur: Any, start_ns: int, duration_ns: int) -> None:
     trace = read(event(ts=ts, dur=dur))
-    assert (int(trace.ts[0]), int(trace.dur[0])) == (start_ns, duration_ns)
+    assert (int(trace.ts[0]) - trace.moved, int(trace.dur[0])) == (start_ns, duration_ns)
+    assert trace.ts[0] >= 0
 
 
 def test_events_without_a_usable_start_are_dropped_and_counted() -> None:

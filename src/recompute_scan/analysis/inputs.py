@@ -184,7 +184,8 @@ def with_stacks(
         return facts
     # One step tells as much as all, and of a long trace they would not fit into memory.
     again = source == address
-    within = (whole[0].start, whole[0].end) if again else None
+    moved = facts.trace.moved
+    within = (whole[0].start - moved, whole[0].end - moved) if again else None
     outline = facts.trace.outline if again else None
     on_progress(f"reading the Python frames of {traces.name_of(source)}")
     bounded = replace(limits, events=min(limits.events, _MOST_EVENTS))

@@ -47,7 +47,7 @@ from msgspec import Struct, field
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, opened
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Int32, Int64, Limits, Trace, refuse_events
-from recompute_scan.trace.kineto.schema import NO_TIME, UNREADABLE, exact_time, nanoseconds
+from recompute_scan.trace.kineto.schema import EARLIEST, UNREADABLE, exact_time, nanoseconds
 from recompute_scan.trace.streams import inflate, is_zip
 
 _NAME = b'"[memory]"'
@@ -113,10 +113,10 @@ def read_allocations(
     rows: list[tuple[int, int, int, int, int]] = []
     for event in _events(path, limits):
         ts, args = nanoseconds(event.ts), event.args
-        if ts == NO_TIME or max(map(abs, (args.size, args.allocated, args.reserved))) > _MOST:
+        if ts < EARLIEST or max(map(abs, (args.size, args.allocated, args.reserved))) > _MOST:
             continue
         device = args.device if 0 <= args.device < 2**15 else -1
-        rows.append((ts, device, args.size, args.allocated, args.reserved))
+        rows.append((ts + trace.moved, device, args.size, args.allocated, args.reserved))
         if len(rows) > limits.events:
             raise refuse_events(str(path), limits.events)
     return allocations(rows) if rows else None

@@ -39,7 +39,7 @@ class Trace(Struct, frozen=True):
         name: Code into ``names``.
         kind: A :class:`Kind`.
         thread: Code into ``threads``: the host thread, or the device stream's row.
-        ts: Start, in ns on the trace's own clock.
+        ts: Start, in ns on the trace's own clock, 0 or more.
         dur: Duration in ns, 0 or more.
         sequence: Autograd's sequence number, -1 where there is none.
         correlation: Number that ties a launch to its kernel, -1 where there is none.
@@ -58,6 +58,7 @@ class Trace(Struct, frozen=True):
             read, in ns. A step that ends later was not read whole. ``None`` where all of
             the host's calls are there.
         outline: Which parts of the file hold which times; ``None`` where it is compressed.
+        moved: What was added to the file's times, so that none is negative, ns.
     """
 
     name: Int32
@@ -78,6 +79,7 @@ class Trace(Struct, frozen=True):
     left_out: int = 0
     cut_at: int | None = None
     outline: Outline | None = None
+    moved: int = 0
 
     def __len__(self) -> int:
         return len(self.ts)

@@ -93,7 +93,7 @@ def recorded_on(trace: Trace) -> str | None:
     base = trace.metadata.get(_BASE)
     if not isinstance(base, int) or isinstance(base, bool) or not len(trace):
         return None
-    seconds = (base + int(trace.ts.min())) // 10**9
+    seconds = (base + int(trace.ts.min()) - trace.moved) // 10**9
     if not _FIRST.timestamp() <= seconds < _LAST.timestamp():
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).date().isoformat()

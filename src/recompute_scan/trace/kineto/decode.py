@@ -36,6 +36,7 @@ from recompute_scan.trace.columns import (
 )
 from recompute_scan.trace.health import Numbering, count
 from recompute_scan.trace.kineto.schema import (
+    EARLIEST,
     KINDS,
     LATEST_US,
     NO_ARGS,
@@ -527,11 +528,11 @@ class Builder:
         )
         if cut and not packer.after_python and kind[-1] in _HOST:
             trace = replace(trace, cut_at=int(ts[-1]))
-        missing = ts == NO_TIME
-        if not missing.any():
-            return trace
-        count(health, "events_without_time", int(missing.sum()))
-        return _rows(trace, ~missing)
+        missing = ts < EARLIEST
+        if missing.any():
+            count(health, "events_without_time", int(missing.sum()))
+            trace = _rows(trace, ~missing)
+        return _from_zero(trace)
 
     def _count_missing(
         self, name: Int32, thread: Int32, kind: Int8, threads: Sequence[tuple[str, str]]
@@ -581,6 +582,15 @@ def _merge_threads(
     if len(merged) < len(renumbered):
         codes = np.array(renumbered, np.int32)[codes]
     return codes, tuple(merged)
+
+
+def _from_zero(trace: Trace) -> Trace:
+    """The trace, with its clock set so that no time is negative."""
+    moved = -int(trace.ts.min(initial=0))
+    if not moved:
+        return trace
+    cut_at = None if trace.cut_at is None else trace.cut_at + moved
+    return replace(trace, ts=trace.ts + moved, cut_at=cut_at, moved=moved)
 
 
 def _rows(trace: Trace, kept: Bool) -> Trace:

@@ -123,6 +123,8 @@ EXACT_US = 2.0**43
 NO_TIME = -(2**63)
 # No clock goes there: 140 years in µs. Start and end in ns fit into 63 bits below it.
 LATEST_US = 2.0**52
+# Nor does one begin five years before it counts from zero, in ns.
+EARLIEST = -(2**57)
 
 
 def is_coarse(ts: Any) -> bool:
