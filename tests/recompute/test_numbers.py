@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import dataclasses
 
+import numpy as np
+from msgspec.structs import replace
+
+from recompute_scan.recompute.evaluations import Fate, find_evaluations
 from recompute_scan.recompute.roles import Role, classify
 from recompute_scan.trace.calls import nest
 from tests.trace_builder import Call, loaded, node, op, step, thread
@@ -96,3 +100,34 @@ def test_a_recompute_under_a_mode_ends_where_the_formula_begins() -> None:
     formulas = {forest.names[forest.name[row]] for row in structure.rows(Role.FORMULA)}
     assert {"aten::t", "aten::mm"} <= formulas
     assert np.all(structure.number[structure.told] >= 0)
+
+
+def made_by(thread: int, call: Call) -> Call:
+    """A node that autograd's thread of that number made."""
+    inside = tuple(
+        dataclasses.replace(each, args={**each.args, "Fwd thread id": thread})
+        for each in call.inside
+    )
+    return dataclasses.replace(call, args={**call.args, "Fwd thread id": thread}, inside=inside)
+
+
+def test_of_threads_with_equal_numbers_the_one_that_the_trace_names_made_a_node() -> None:
+    # A second backward pass inside a node, through the forward pass's nodes: of the same numbers as
+    # what the node runs, which is on the thread of the backward pass.
+    again = (op("aten::mul", seq=1), op("aten::sin", seq=2), op("aten::cos", seq=3))
+    forward = (*again, op("aten::sum", seq=4))
+    nested = [made_by(1, node(name, seq=at)) for at, name in ((3, "Cos"), (2, "Sin"), (1, "Mul"))]
+    engine = (
+        made_by(1, node("Sum", seq=4)),
+        made_by(1, node("Cos", *again, *nested, seq=3)),
+        made_by(1, node("Sin", seq=2)),
+        made_by(1, node("Mul", seq=1)),
+    )
+    forest = nest(loaded(thread(*forward), thread(*engine, tid=2, start=100)))
+    for calls, threads, fate in (
+        (forest, {0}, Fate.DISCARDED),
+        (replace(forest, made_by=None), {0, 1}, Fate.REBUILT),
+    ):
+        table = find_evaluations(calls)
+        assert set(calls.thread[table.maker].tolist()) == threads
+        assert table.fate[table.of >= 0].max() == fate

@@ -101,6 +101,7 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
         sequence=_counted_anew(trace.sequence[kept]),
         correlation=_counted_anew(trace.correlation[kept]),
         stream=_counted_anew(trace.stream[kept]).astype(np.int32),
+        made_by=None if trace.made_by is None else _counted_anew(trace.made_by[kept]),
         dims=dims,
         names=texts,
         threads=threads,
@@ -429,15 +430,16 @@ def trace_json(trace: Trace, rows: Int64) -> Iterator[bytes]:
     args = [_shapes(text) for text in trace.signatures]
     places = [f'"pid":{pid},"tid":{tid}' for pid, tid in trace.threads]
     start = int(trace.ts[rows].min()) if len(rows) else 0
+    made_by = np.full(len(trace), -1) if trace.made_by is None else trace.made_by
     for first in range(0, len(rows), _AT_ONCE):
         part = rows[first : first + _AT_ONCE]
         columns = (
             trace.kind[part], trace.name[part], trace.thread[part], trace.ts[part] - start,
             trace.dur[part], trace.sequence[part], trace.correlation[part], trace.stream[part],
-            trace.dims[part],
+            made_by[part], trace.dims[part],
         )  # fmt: skip
         lines = []
-        for kind, name, thread, ts, dur, sequence, correlation, stream, dims in zip(
+        for kind, name, thread, ts, dur, sequence, correlation, stream, maker, dims in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             fields = args[dims]
@@ -447,6 +449,8 @@ def trace_json(trace: Trace, rows: Int64) -> Iterator[bytes]:
                 fields += f',"correlation":{correlation}'
             if stream >= 0:
                 fields += f',"stream":{stream}'
+            if maker >= 0:
+                fields += f',"Fwd thread id":{maker + 1}'
             lines.append(
                 f'{{"ph":"X","cat":"{_CATEGORY[kind]}","name":{names[name]},{places[thread]},'
                 f'"ts":{_us(ts)},"dur":{_us(dur)},"args":{{{fields[1:]}}}}}'

@@ -195,9 +195,11 @@ def _find_makers(
     """The last call of a node's number before its evaluation: what makes none bears the next one's.
 
     Numbers are one thread's. Where several threads have it, the call in the enclosing evaluation
-    made the node, else one outside all evaluations.
+    made the node, else one outside all evaluations; and where the trace says which thread made it
+    (``Fwd thread id``, ``torch/csrc/autograd/function.h``, ``thread_id``), no other did.
     """
     best, score = np.full(len(row), -1, np.int64), np.full(len(row), -1, np.int64)
+    of_threads = []
     asked = np.flatnonzero(number >= 0)
     made = made[
         np.isin(calls.sequence[made], np.unique(number[asked]).astype(calls.sequence.dtype))
@@ -219,6 +221,18 @@ def _find_makers(
         value = 2 * (of[found] == parent[ask]) + (of[found] < 0)
         better = value > score[ask]
         best[ask[better]], score[ask[better]] = found[better], value[better]
+        of_threads.append((thread, ask, found))
+    if calls.made_by is None or len(of_threads) < 2:
+        return best
+    said = calls.made_by[row]
+    for number in np.unique(said[said >= 0]).tolist():
+        mine = np.flatnonzero((said == number) & (best >= 0))
+        # Autograd counts threads in an order of its own: most of the numbers tell which is which.
+        most = np.bincount(calls.thread[best[mine]], minlength=1).argmax()
+        best[said == number] = -1
+        for thread, ask, found in of_threads:
+            its = (said[ask] == number) & (thread == most)
+            best[ask[its]] = found[its]
     return best
 
 

@@ -71,6 +71,7 @@ class Calls(Struct, frozen=True):
     names: tuple[str, ...]
     overruns: int
     guessed: int = 0
+    made_by: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -174,6 +175,7 @@ def nest(trace: Trace, kinds: Sequence[int] = _HOST) -> Calls:
         names=trace.names,
         overruns=cut + overruns,
         guessed=guessed,
+        made_by=None if trace.made_by is None else trace.made_by[events],
     )
 
 

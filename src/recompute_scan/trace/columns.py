@@ -58,6 +58,8 @@ class Trace(Struct, frozen=True):
             read, in ns. A step that ends later was not read whole. ``None`` where all of
             the host's calls are there.
         outline: Which parts of the file hold which times; ``None`` where it is compressed.
+        made_by: Of a node, autograd's number of the thread that made it, from 1; -1 for unknown,
+            and for what is no node. ``None`` where the format does not say.
         moved: What was added to the file's times, so that none is negative, ns.
     """
 
@@ -79,6 +81,7 @@ class Trace(Struct, frozen=True):
     left_out: int = 0
     cut_at: int | None = None
     outline: Outline | None = None
+    made_by: Ints | None = None
     moved: int = 0
 
     def __len__(self) -> int:
@@ -95,7 +98,7 @@ class Limits(Struct, frozen=True):
             character reaches 1000.
         ratio_from: See ``ratio``.
         depth: How deep values may be nested (``E312``). Traces need 6.
-        events: Events kept (``E313``); each takes 49 bytes of memory.
+        events: Events kept (``E313``); each takes 53 bytes of memory.
         distinct: Distinct names, and distinct input shapes (``E314``).
         event_bytes: Size of one event, or of what is before the first (``E315``).
         members: Files in an archive (``E316``).

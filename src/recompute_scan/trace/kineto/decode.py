@@ -62,7 +62,7 @@ class Packed(msgspec.Struct, gc=False, array_like=True):
         name: Code each, of 32 bits; so are ``thread`` and ``dims``.
         ts: Start, a double in µs each; with ``exact``, ns of 64 bits. ``dur`` is the same.
         sequence: 32 or 64 bits each, as needed, or nothing where all are -1; so are
-            ``correlation`` and ``stream``.
+            ``correlation``, ``stream`` and ``made_by``.
     """
 
     rows: int
@@ -76,6 +76,7 @@ class Packed(msgspec.Struct, gc=False, array_like=True):
     sequence: bytes
     correlation: bytes
     stream: bytes
+    made_by: bytes
 
 
 class Codes(dict[Any, int]):
@@ -260,6 +261,7 @@ class Packer:
             sequence=sequence,
             correlation=correlation,
             stream=stream,
+            made_by=_numbers([a.made_by or -1 for a in args], widths="i"),
         )
 
 
@@ -296,6 +298,7 @@ def _tame(event: Event, health: dict[str, int]) -> Event:
         else Args(
             correlation=_integer(args.correlation, 2**62, health),
             stream=_integer(args.stream, 2**31, health),
+            made_by=_integer(args.made_by, 2**31, health),
             input_type=args.input_type,
             input_dims=args.input_dims,
             old_input_dims=args.old_input_dims,
@@ -440,7 +443,8 @@ class Builder:
         self._thread = bytearray()
         self._dims = bytearray()
         self._ts, self._dur = Times(), Times()
-        self._sequence, self._correlation, self._stream = Numbers(), Numbers(), Numbers()
+        self._sequence, self._correlation = Numbers(), Numbers()
+        self._stream, self._made_by = Numbers(), Numbers()
 
     def add(self, events: Sequence[Event]) -> None:
         """Take in decoded events, of which only those with an interval are kept.
@@ -467,6 +471,7 @@ class Builder:
         self._sequence.add(packed.sequence, packed.rows)
         self._correlation.add(packed.correlation, packed.rows)
         self._stream.add(packed.stream, packed.rows)
+        self._made_by.add(packed.made_by, packed.rows)
         self.rows += packed.rows
         self._check()
 
@@ -517,6 +522,7 @@ class Builder:
             sequence=_in_range(self._sequence, health, lowest=-1),
             correlation=_in_range(self._correlation, health),
             stream=_in_range(self._stream, health),
+            made_by=_in_range(self._made_by, health),
             dims=np.frombuffer(self._dims, np.int32),
             names=names,
             threads=threads,
@@ -598,6 +604,7 @@ def _rows(trace: Trace, kept: Bool) -> Trace:
         name: getattr(trace, name)[kept]
         for name in (
             "name", "kind", "thread", "ts", "dur", "sequence", "correlation", "stream", "dims",
+            "made_by",
         )
     }  # fmt: skip
     return replace(trace, **columns)

@@ -186,6 +186,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
     old_input_dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input dims")
     sequence: Any = msgspec.field(default=-1, name="Sequence number")
+    made_by: Any = msgspec.field(default=-1, name="Fwd thread id")
     values: msgspec.Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
     number: Any = msgspec.field(default=-1, name="Ev Idx")
 
