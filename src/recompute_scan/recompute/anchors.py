@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.evaluations import enclosing
 from recompute_scan.recompute.roles import AGAIN, OPERATORS, Role, Structure
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Int64, Ints
@@ -73,49 +71,21 @@ class Anchors:
         askers = np.full(len(engines), -1, np.int64)
         askers[at] = rows
         table = self._structure.evaluations
-        around = enclosing(table, engines)
-        nested = np.flatnonzero(around >= 0)
-        if len(nested):
-            made = table.row[table.made_in[table.row.searchsorted(around[nested])]]
-            askers[nested] = self._find_nested(engines[nested], made)
+        evaluations = table.row.searchsorted(engines)
+        nested = np.flatnonzero(table.parent[evaluations] >= 0)
+        askers[nested] = self._find_nested(evaluations[nested])
         askers[numbers < 0] = -1
         return dict(zip(engines.tolist(), askers.tolist(), strict=True))
 
-    def _find_nested(self, engines: Int64, enclosing: Ints) -> Int64:
-        """The same for nodes of nested backwards: of the recompute that started each, no other.
-
-        What makes no node bears the number of the next that does, so of equal ones before the
-        node the last made it.
-        """
-        structure, size = self._structure, len(self._calls) + 1
-        holds = np.zeros(size, np.bool_)
-        holds[enclosing] = True  # and not what is in no range, at -1
-        role = structure.role
-        own = holds[structure.engine] & (structure.number >= 0)
-        rows = np.flatnonzero(own & (AGAIN[role] | (role == Role.RANGE)))
-        if not len(rows):
-            return np.full(len(engines), -1, np.int64)
-        known, rank = np.unique(structure.number[rows].astype(np.int64), return_inverse=True)
-        ranks = len(known) + 1
-        group = structure.engine[rows].astype(np.int64) * ranks + rank + 1
-        order = group.argsort(kind="stable")
-        rows, group = rows[order], group[order]
-        begins = np.flatnonzero(changes(group))
-        groups, firsts = group[begins], rows[begins]
-        # The highest number up to the node's own of which there is one before the node.
-        least = enclosing.astype(np.int64) * ranks
-        highest = known.searchsorted(structure.number[engines], side="right")
-        at = groups.searchsorted(least + highest, side="right") - 1
-        behind = np.flatnonzero((at >= 0) & (firsts[at] > engines))
-        while len(behind):
-            at[behind] -= 1
-            behind = behind[(at[behind] >= 0) & (firsts[at[behind]] > engines[behind])]
-        found = np.flatnonzero((at >= 0) & (groups[at] > least))
-        place = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(rows)))
-        last = (place * size + rows).searchsorted(at[found] * size + engines[found]) - 1
-        askers = np.full(len(engines), -1, np.int64)
-        askers[found] = rows[last]
-        return askers
+    def _find_nested(self, evaluations: Int64) -> Int64:
+        """The same for nodes of nested backwards: of the recompute that started each, no other."""
+        structure, table = self._structure, self._structure.evaluations
+        maker = table.maker[evaluations]
+        mine = (maker >= 0) & (table.of[maker] == table.made_in[table.parent[evaluations]])
+        top = structure.top[maker]
+        asker = np.where(AGAIN[structure.role[top]] & (top >= 0), top, maker)
+        known = AGAIN[structure.role[asker]] | (structure.role[asker] == Role.RANGE)
+        return np.where(mine & known, asker, -1)
 
     def still_open(self, place: int, engine: int) -> int:
         """The first place of the graph that ``place`` belongs to, as far as that can be told.

@@ -309,12 +309,6 @@ def _find_passes(
     return passes
 
 
-def enclosing(table: Evaluations, rows: Ints) -> Int64:
-    """For each row of an engine's range: that of the range around it, -1 for the outermost."""
-    around = table.parent[table.row.searchsorted(rows)]
-    return np.where(around >= 0, table.row[around], -1)
-
-
 def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple[Ints, Int64]:
     """The sequence number of each call, -1 for none; and rows of those that got their node's.
 
