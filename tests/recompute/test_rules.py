@@ -12,9 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan import trace
-from recompute_scan.recompute import roles, study
+from recompute_scan.recompute import roles, sequences, study
 from recompute_scan.recompute.roles import RULES, Rule, classify
 from recompute_scan.trace.calls import nest
+from tests.cases.case import record
+from tests.cases.equal import EQUAL
 from tests.cases.recorded import BY_NAME, recorded
 
 ROOT = Path(__file__).parents[2]
@@ -149,3 +151,42 @@ def test_gradient_caching_runs_again_by_design(tmp_path: Path) -> None:
     assert found.judgement.verdict == "partial"
     assert found.counts.runs[linear].tolist() == [1] * 3 * STEPS
     assert found.judgement.by_design
+
+
+EQUAL_CASES = {case.name: case for case in EQUAL}
+
+
+@pytest.mark.parametrize(
+    ("rule", "case"),
+    [
+        ("_by_likeness", "n_in_n_late_2"),
+        ("_by_longer", "n_in_n_late_in_n_stack"),
+        ("_shared_out", "n_halves_in_n_late_3"),
+        ("_once_each", "tiles_in_n"),
+        ("_goes_in_parts", "tiles_in_n"),
+    ],
+)
+def test_the_case_that_a_rule_of_places_names_fails_without_it(
+    rule: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case in EQUAL_CASES:
+        path = tmp_path / "trace.json.gz"
+        record(EQUAL_CASES[case], path)
+    else:
+        path, _ = recorded(case)
+    found = trace.load(path)
+    whole = study.study(found).counts
+    without: dict[str, tuple[object, Callable[..., object]]] = {
+        "_by_likeness": (sequences, lambda readings: {}),
+        "_by_longer": (sequences, lambda readings: {}),
+        "_shared_out": (sequences.ForwardSequence, lambda self, _, run, after, stop: [after, run]),
+        "_once_each": (sequences.Matcher, lambda self, node, anchor: []),
+        "_goes_in_parts": (sequences.Matcher, lambda self, engine: False),
+    }
+    where, nothing = without[rule]
+    monkeypatch.setattr(where, rule, nothing)
+    less = study.study(found).counts
+    assert (whole.runs.tolist(), whole.designed.tolist()) != (
+        less.runs.tolist(),
+        less.designed.tolist(),
+    )

@@ -362,6 +362,8 @@ _PRODUCT_OF_TWO = re.compile(r"aten::(matmul|bmm|baddbmm|einsum)$")
 def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool:
     """Are there layers that look like none of the blocks?"""
     code = OperatorCodes(calls)[counts.rows]
+    # What returns without a product is a loss's, or a sum of several, and no layer.
+    products = np.array([vocabulary.multiplies(name) for name in counts.names(calls, slice(None))])
     blocks_of = by_pass(blocks)
     seen = set[bytes]()
     for batch, here in forward_passes(counts).items():
@@ -371,7 +373,7 @@ def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool
             inside = np.zeros(len(code), np.bool_)
             for block in blocks_of[batch]:
                 inside[block.places] = True
-            beside = _beside(code, counts, here, inside[here], blocks_of[batch])
+            beside = _beside(code, counts, products, here, inside[here], blocks_of[batch])
             if beside or _attend(calls, counts, here, inside[here]):
                 return True
     return False
@@ -399,7 +401,12 @@ def _attend(calls: Calls, counts: Counts, here: Int64, covered: Bool) -> bool:
 
 
 def _beside(
-    code: Int64, counts: Counts, here: Int64, covered: Bool, blocks: Sequence[Block]
+    code: Int64,
+    counts: Counts,
+    products: Bool,
+    here: Int64,
+    covered: Bool,
+    blocks: Sequence[Block],
 ) -> bool:
     """Does what is as long as half a block return outside of the blocks?"""
     # Of what has a backward, as much as half a block.
@@ -422,6 +429,8 @@ def _beside(
                 same.append(window)
     whole = float(counts.weight[here].sum())
     return any(
-        len(same) > most and counts.weight[np.concatenate(same)].sum() >= _SHARE * whole
+        len(same) > most
+        and products[same[0]].any()
+        and counts.weight[np.concatenate(same)].sum() >= _SHARE * whole
         for same in found.values()
     )

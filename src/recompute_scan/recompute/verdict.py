@@ -146,11 +146,9 @@ def judge(
     unmatched = unmatched or _contradiction(plain)
     if reason is None and unmatched is not None and marked is not None:
         by_marks = with_marks(counts, marked)
-        found = weigh(by_marks, blocks, names)
+        found = _without_others(weigh(by_marks, blocks, names), calls, by_marks, blocks)
         if found.highest == 1:
-            partial = found.verdict == "full" and leaves_layers(calls, by_marks, blocks)
-            verdict: Verdict = "partial" if partial else found.verdict
-            return replace(found, verdict=verdict, by_marks=True, differing=marked.differing)
+            return replace(found, by_marks=True, differing=marked.differing)
     if reason is None and not recomputed:
         reason = _lost(structure, alignment.unexplained)
     highest = counts.highest(counted)
@@ -179,9 +177,31 @@ def judge(
     if designed:
         again = as_designed(counts, alignment)
         return replace(weigh(again, blocks, names), verdict="partial", by_design=True)
-    found = weigh(counts, blocks, names)
+    found = weigh(counts, blocks, names, _ran_otherwise(structure, alignment))
+    return _without_others(found, calls, counts, blocks)
+
+
+def _without_others(
+    found: Judgement, calls: Calls, counts: Counts, blocks: Sequence[Block]
+) -> Judgement:
+    """The verdict, but not `full` where there are layers that are none of the blocks."""
     if found.verdict == "full" and leaves_layers(calls, counts, blocks):
         return replace(found, verdict="partial")
+    return found
+
+
+def _ran_otherwise(structure: Structure, alignment: Alignment) -> Bool:
+    """For each forward operator: did its checkpoint function take another way past it?
+
+    A checkpoint function keeps no results of its block. So where its node ran operators that the
+    forward pass has not, the recompute ran those in place of what is not found again.
+    """
+    found = np.zeros(len(alignment.forward), np.bool_)
+    engines = {*structure.engine[alignment.unexplained].tolist()}
+    for each in alignment.recomputes:
+        if each.engine in engines and structure.checkpoint_node[each.engine]:
+            first, last = alignment.forward.searchsorted(each.original[[0, -1]]).tolist()
+            found[first : last + 1] = True
     return found
 
 
@@ -203,6 +223,7 @@ def weigh(
     counts: Counts,
     blocks: Sequence[Block],
     names: Sequence[str],
+    otherwise: Bool | None = None,
 ) -> Judgement:
     """The verdict that counts and blocks come to.
 
@@ -210,6 +231,7 @@ def weigh(
         counts: The counts.
         blocks: The blocks of all forward passes.
         names: Names of the operators counted; none where they are those of graphs.
+        otherwise: Those in whose place a recompute ran others; none by default.
     """
     known = {name: vocabulary.forward_only(name) for name in {*names}}
     heavy = np.zeros(len(counts.rows), np.bool_)
@@ -224,14 +246,14 @@ def weigh(
         verdict = "none"
     elif highest >= 2:
         verdict = "doubled"
-    elif blocks and all(_whole(counts, block, heavy) for block in blocks):
+    elif blocks and all(_whole(counts, block, heavy, otherwise) for block in blocks):
         verdict = "full"
     else:
         verdict = "partial"
     return Judgement(verdict, None, highest, counts.mean(counted), share)
 
 
-def _whole(counts: Counts, block: Block, heavy: Bool) -> bool:
+def _whole(counts: Counts, block: Block, heavy: Bool, otherwise: Bool | None) -> bool:
     """Did all of a block run again, but for what early stop leaves out at its end?
 
     Operators are counted: how long they take differs with the machine and what else it does.
@@ -242,6 +264,8 @@ def _whole(counts: Counts, block: Block, heavy: Bool) -> bool:
         return False
     hole = np.zeros(len(places), np.bool_)
     hole[: int(np.flatnonzero(again)[-1])] = ~again[: int(np.flatnonzero(again)[-1])]
+    if otherwise is not None:
+        hole &= ~otherwise[places]
     mine = heavy[places]
     return all(
         np.count_nonzero(hole & kind) <= HOLES * np.count_nonzero(kind)

@@ -217,6 +217,12 @@ _WRITTEN = re.compile(r"[\w:.]{1,120}", re.ASCII)
 
 
 @_remembered
+def multiplies(name: str) -> bool:
+    """Is it a product, a convolution or attention?"""
+    return family_of(name)[1] in {"gemm", "attention", "conv"}
+
+
+@_remembered
 def light_forward(name: str) -> bool:
     """The same of lighter work: dropout, softmax, activations, embeddings, pooling."""
     kind = family_of(name)[1]
