@@ -249,6 +249,46 @@ def test_marks_count_what_takes_another_way(kind: type[Block], tmp_path: Path) -
         assert any("annotations" in warning for warning in result.warnings)
 
 
+class Tiles(torch.autograd.Function):
+    """In shards along one axis, and in its gradient along another, as DeepSpeed's is."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.work = work
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return torch.cat([work(part) for part in x.chunk(2, 1)], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), gradients = ctx.saved_tensors, []
+        for part, grad in zip(
+            x.flatten(0, 1).chunk(2), grads[0].flatten(0, 1).chunk(2), strict=True
+        ):
+            shard = part.detach().requires_grad_()
+            with torch.enable_grad():
+                y = ctx.work(shard)
+            torch.autograd.backward(y, grad)
+            gradients.append(shard.grad)
+        return None, torch.cat(gradients).view_as(x), *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+@pytest.mark.parametrize(
+    ("around", "verdict"), [(lambda tiled, x: tiled(x), "partial"), (once, "full")]
+)
+def test_tiles_are_by_design_whatever_their_shapes(
+    around: Any, verdict: str, tmp_path: Path
+) -> None:
+    def step(blocks: Blocks, around: Any) -> None:
+        x = torch.randn(4, 8, WIDTH, requires_grad=True)
+        for block in blocks:
+            x = around(lambda x, b=block: Tiles.apply(b, x, *b.parameters()), x)
+        x.square().mean().backward()
+
+    _, result = trained(step, around, tmp_path / "trace.json")
+    assert (result.verdict, result.recompute_per_backward) == (verdict, 1.0)
+
+
 def test_without_marks_it_stays_open_what_took_another_way(tmp_path: Path) -> None:
     _, result = trained(plain, reentrant, tmp_path / "trace.json", [Branching() for _ in range(3)])
     assert result.verdict in ("full", "inconclusive")

@@ -1,7 +1,5 @@
 """Arrangements of checkpoints under a memory budget, as a 0-1 program.
 
-Which modules to recompute: the least time for the memory that there is, or the other way round.
-
 Each moment that can be the fullest gives one linear constraint, with a helper variable for every
 set of modules that share a storage. HiGHS solves it (``docs/decisions/0005-memory-plan.md``).
 

@@ -1,7 +1,5 @@
 """Operations of each call, MFU and HFU, and the peaks of GPUs.
 
-Arithmetic of a step: what the model needs, what ran, and how far that is from the peak.
-
 MFU counts the forward pass and the backward pass, HFU all that ran, recomputes included
 (Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198).
 Their ratio needs neither times nor a peak: 1 without checkpointing, about 4/3 where every layer is

@@ -1,21 +1,18 @@
-"""What a custom checkpoint function does besides its block.
-
-What a checkpoint function does beside its block, such as the copies in which it keeps its input.
+"""What a checkpoint function does beside its block, such as the copies that keep its input.
 
 A function of one's own may put its input away, as offloading ones do: it copies it in the forward
 pass, and back before it runs the block again. What its node does not run again is its own work
-(:mod:`recompute_scan.recompute.own_work`); of what its node does, the copies of its input are.
-Autograd is off then, so they have no sequence number in the recompute; what the block runs has one,
-whether its gradient is wanted or not (``aten/src/ATen/core/dispatch/Dispatcher.cpp``). Nor is
-autograd on where FSDP gathers the block's parameters, but those are of another size than what the
-block takes.
+(:func:`recompute_scan.recompute.alignment.find_own_work`); of what its node does, the copies of its
+input are. Autograd is off then, so they have no sequence number in the recompute; what the block
+runs has one, whether its gradient is wanted or not
+(``aten/src/ATen/core/dispatch/Dispatcher.cpp``). Nor is autograd on where FSDP gathers the block's
+parameters, but those are of another size than what the block takes.
 
-What a checkpoint function's node does in the backward pass that its block alone would not.
-
-A function may go backward through its second run more than once, such as for the gradient of its
-input and then for those of its parameters: a node that it evaluates twice runs once without it. And
-it may hold on to the gradient that it gives. Where that is added to a leaf, autograd then copies
-what it would have taken (``torch/csrc/autograd/functions/accumulate_grad.h``).
+Its node may do more in the backward pass than its block alone would. A function may go backward
+through its second run more than once, such as for the gradient of its input and then for those of
+its parameters: a node that it evaluates twice runs once without it. And it may hold on to the
+gradient that it gives. Where that is added to a leaf, autograd then copies what it would have taken
+(``torch/csrc/autograd/functions/accumulate_grad.h``).
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from msgspec import Struct
 from recompute_scan.cost.flops import parse_inputs
 from recompute_scan.cost.reruns import OpSequence
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.own_work import find_own_work, first_of_block, is_of_others
+from recompute_scan.recompute.alignment import find_own_work, first_of_block, is_of_others
 from recompute_scan.recompute.roles import OPERATORS, Role, Structure
 from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.study import RecomputeFacts

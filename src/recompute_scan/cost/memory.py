@@ -1,7 +1,5 @@
 """What checkpoints keep out of memory, and the room that is left.
 
-What checkpoints keep out of memory, seen from the allocations of a recorded step.
-
 A recompute makes again what its checkpoint did not keep, and keeps it for the backward pass that
 follows at once. So what the device has more at the end of a recompute than at its beginning is what
 the checkpoint saves between the forward pass and the recompute. A reentrant recompute holds its

@@ -1,7 +1,5 @@
 """Time of a step by phase: forward, recompute, backward, optimizer and collectives.
 
-Where a step's time goes: forward, recomputes, backward, optimizer, and the rest.
-
 What collectives come to in a step: how many, how many bytes, how long nothing runs beside them.
 
 Bytes are those of the larger of what one process puts in and what it gets out, as NCCL's own tests

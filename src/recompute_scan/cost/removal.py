@@ -1,7 +1,5 @@
 """What goes from a step when a checkpoint goes.
 
-What becomes of the host's time when a checkpoint is taken out.
-
 Run number k again of a block's operators is asked for by its k-th checkpoint, counted from
 outside, where each of them asks for one: so the run of the one that goes is the one that goes.
 With it goes the checkpoint's own work, which shows as time between operators:
@@ -17,13 +15,9 @@ checkpoint is left around it (:mod:`recompute_scan.cost.autograd`), a non-reentr
 keeps a hook at every tensor that autograd saves (:mod:`recompute_scan.cost.autograd`), and its
 recompute, if a reentrant one inside made it run to its end, stops at the last of these.
 
-What a checkpoint does before and behind a run of the operators that it checkpoints.
-
-It shows as time between operators: preparing, keeping inputs and the state of random numbers. Where
+A checkpoint's own work shows as time between operators: preparing, keeping inputs and states. Where
 ``recompute-scan run`` recorded, annotations say which of that time is the checkpointed function's
 own. What every removal asks of a trace's steps is found once (:class:`Context`).
-
-Where recomputes end: early stop.
 
 A non-reentrant recompute ends at the last tensor that its first run saved, unless early stop is
 switched off (``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``); a reentrant one, or a

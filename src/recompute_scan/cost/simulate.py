@@ -1,7 +1,5 @@
 """The graph of a step run again with edits, and how far to trust the prediction.
 
-Running the steps of a graph through again, as they were or with intervals taken out.
-
 The steps of a trace after a change, and how far that could be off.
 
 The profiler slows the host: for every beginning and end of a call, and so more where operators

@@ -1,7 +1,5 @@
 """A step's host threads as a graph.
 
-What waits for what in a few steps of a trace: hosts, kernels, streams, synchronisation.
-
 Nodes are the moments that matter: the ends of kernels and copies, the ends of calls that wait
 for the GPU, the hand-over between the thread that calls backward and the one that runs it, and
 the ends of steps. On a host thread time passes by its clock from one node to whatever follows

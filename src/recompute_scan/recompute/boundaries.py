@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from recompute_scan.annotations import IN_PARTS
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.alignment import Alignment, find_own_work
 from recompute_scan.recompute.annotated import AnnotatedCall, Annotations, unmarked_functions
-from recompute_scan.recompute.own_work import find_own_work
 from recompute_scan.recompute.roles import Structure
 from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.result import Checkpoint, Variant

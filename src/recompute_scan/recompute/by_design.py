@@ -31,8 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment
-from recompute_scan.recompute.own_work import is_of_others
+from recompute_scan.recompute.alignment import Alignment, is_of_others
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.verdict import Judgement

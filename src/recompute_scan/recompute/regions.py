@@ -1,7 +1,5 @@
 """Regions and families: the rows of the report.
 
-Blocks as a person reads them: one row per layer, and one block enlarged, run by run.
-
 Operators by family: how often each ran in the forward pass, again, and backward.
 """
 

@@ -483,11 +483,16 @@ class OperatorCodes:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._kind = vocabulary.alike(calls.names) * (int(calls.dims.max(initial=0)) + 1)
+        self._signatures = int(calls.dims.max(initial=0)) + 1
+        self._kind = vocabulary.alike(calls.names) * self._signatures
 
     def __getitem__(self, rows: Ints) -> Int64:
         codes: Int64 = self._kind[self._calls.name[rows]] + self._calls.dims[rows]
         return codes
+
+    def names(self, codes: Int64) -> Int64:
+        """One number per code, equal for those of equal (or alike) names."""
+        return codes // self._signatures
 
 
 def _tops(calls: Calls, role: Int8) -> Int32:

@@ -1,18 +1,11 @@
 """Operators of the backward pass matched with those of the forward pass.
 
-One sequence at a time: which parts of the forward pass the operators of one node repeat.
-
-Where checkpointed calls begin and end in the trace bounds what may belong together.
-
-Cutting one sequence of operators into runs that stand just so in another.
-
-A recompute walks through the forward pass from its first operator to its last. It may leave some
-out, but it crosses every boundary of a checkpointed call that the first run crossed on the way:
-where the forward pass crossed one and the sequence did not, one recompute ends and another begins.
-(The other way about proves nothing: within a reentrant checkpoint, code that checkpoints only
-where gradients are on does so in the recompute alone.)
-
-Sequences that were read wrongly at first, by what all of them say together.
+What one node ran is a sequence, cut into runs that stand just so in the forward pass. A recompute
+walks through the forward pass from its first operator to its last. It may leave some out, but it
+crosses every boundary of a checkpointed call that the first run crossed on the way: where the
+forward pass crossed one and the sequence did not, one recompute ends and another begins. (The other
+way about proves nothing: within a reentrant checkpoint, code that checkpoints only where gradients
+are on does so in the recompute alone.)
 
 Where layers are equal, a sequence alone can be one recompute of two layers or two recomputes of
 one. Four facts tell, once every sequence has been read:
@@ -479,7 +472,7 @@ class Matcher:
         self._calls = calls
         self.structure = structure
         boundaries = Boundaries(calls, structure)
-        code = OperatorCodes(calls)
+        code = self._code = OperatorCodes(calls)
         self._sequence = ForwardSequence(
             Sequence(
                 code[forward],
@@ -599,12 +592,13 @@ class Matcher:
         """
         codes = self._sequence.codes[anchor.first : anchor.last + 1]
         wanted = node.operators.codes
-        places = np.full(len(wanted), -1, np.int64)
-        for code in np.unique(wanted).tolist():
-            here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
-            if len(here) > len(there):
-                return []
-            places[here] = anchor.first + there[: len(here)]
+        places = _turn_by_turn(wanted, codes)
+        if places is None:
+            # Its gradient may go through other parts than its call, of other shapes.
+            places = _turn_by_turn(self._code.names(wanted), self._code.names(codes))
+        if places is None:
+            return []
+        places += anchor.first
         cuts = [0, *(np.flatnonzero(places[1:] < places[:-1]) + 1).tolist(), len(places)]
         return [
             SequenceMatch(
@@ -667,6 +661,17 @@ class Matcher:
             again=_joined([rows[part] for part in parts]),
             inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
         )
+
+
+def _turn_by_turn(wanted: Int64, codes: Int64) -> Int64 | None:
+    """Where each of ``wanted`` stands in ``codes``, the n-th of a kind as the n-th; or ``None``."""
+    places = np.full(len(wanted), -1, np.int64)
+    for code in np.unique(wanted).tolist():
+        here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
+        if len(here) > len(there):
+            return None
+        places[here] = there[: len(here)]
+    return places
 
 
 def _joined(parts: list[Ints]) -> Ints:

@@ -12,7 +12,12 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, align
+from recompute_scan.recompute.alignment import (
+    Alignment,
+    align,
+    find_own_work,
+    without_gradients,
+)
 from recompute_scan.recompute.annotated import Annotations, count_by_marks, read_annotations
 from recompute_scan.recompute.attention.evidence import (
     KernelEvidence,
@@ -40,7 +45,6 @@ from recompute_scan.recompute.frames import (
     with_frames,
 )
 from recompute_scan.recompute.layers import Block, find_blocks, group_blocks
-from recompute_scan.recompute.own_work import find_own_work, without_gradients
 from recompute_scan.recompute.roles import Role, Structure, classify
 from recompute_scan.recompute.verdict import (
     HIDDEN_BY_COMPILER,

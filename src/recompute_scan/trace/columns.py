@@ -1,10 +1,6 @@
-"""A trace as columns, and the limits of what is read.
+"""A trace as columns, the only form in which the rest of the program sees one.
 
-A trace as columns: the only form in which the rest of the program sees one.
-
-How much of a file may be taken in: bounds against bombs, each liftable by an option.
-
-What names of torch's own events say, for formats that have no categories.
+Also how much of a file may be taken in, and what names of torch's own events say.
 """
 
 from __future__ import annotations

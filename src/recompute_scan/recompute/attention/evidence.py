@@ -1,7 +1,5 @@
 """What attention's kernels alone say, and what bears it out.
 
-What attention's kernels alone say, where a trace has no operators or hides them.
-
 Traces of device activity alone, Nsight exports without operator ranges, CUDA graphs, and compiled
 code have this in common: nothing links a kernel to an operator of the model. Attention kernels
 still tell forward from backward by name (:mod:`recompute_scan.recompute.attention.kernels`), and

@@ -1,7 +1,5 @@
 """Recomputes read off the order of attention's kernels.
 
-Recomputes of attention read off the order in which its forward and backward kernels ran.
-
 Within one backward pass, each attention backward (B) may have attention forwards (F) right
 before it: the recompute of its layer, or of a group of layers that ends with it. Between the
 forward and the backward pass stand the originals. So a pass through four layers reads::

@@ -1,14 +1,8 @@
-"""Kineto's events as packed columns.
-
-Decoded events to packed columns, a few hundred events at a time.
+"""Decoded events of Kineto's to packed columns, a few hundred at a time, and to a trace.
 
 Each field is one list comprehension packed into bytes, the fastest way that plain Python has
 (``docs/decisions/0009-trace-reader.md``). A value that does not fit makes its whole chunk take the
 slow road, where every event is made to fit first.
-
-Packed columns to a trace, a piece at a time, in as few bytes as their values allow.
-
-A part of a stream in one buffer, so that events are decoded where they lie.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """Kineto's fields, its brackets, and the outline of a file.
 
-Where the objects of a text end and how deep they are nested, whether it is sound or not.
-
-What is decoded of an event: the fields in use, and nothing else.
-
-Times become exact nanoseconds, and kinds go over all spellings of a category since torch 1.8.
-The field names and their changes over the versions are those of Kineto's own writer
-(``libkineto/src/output_json.cpp``) as found in traces of each version. Every field may hold
-anything: leniency costs no time, and one odd value must not cost its neighbours.
-
-Which parts of a file hold which times, so that a second reading passes over most of it.
+Of an event the fields in use are decoded, and nothing else. Times become exact nanoseconds, and
+kinds go over all spellings of a category since torch 1.8. The field names and their changes over
+the versions are those of Kineto's own writer (``libkineto/src/output_json.cpp``) as found in traces
+of each version. Every field may hold anything: leniency costs no time, and one odd value must not
+cost its neighbours.
 """
 
 from __future__ import annotations
