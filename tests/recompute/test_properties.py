@@ -78,20 +78,19 @@ def test_the_clock_may_start_anywhere(microseconds: int) -> None:
     assert moved == unchanged()
 
 
-@pytest.mark.parametrize("start", [-(10**5), -(10**7)])
-def test_no_figure_depends_on_where_the_clock_starts(start: int, tmp_path: Path) -> None:
+def test_no_figure_depends_on_where_the_clock_starts(tmp_path: Path) -> None:
     stored = Path(__file__).parents[2] / "traces" / "doubled_llama_fsdp" / "trace-rank0.json.gz"
     document = msgspec.json.decode(gzip.decompress(stored.read_bytes()))
     timed = [event for event in document["traceEvents"] if "ts" in event]
     first = min(event["ts"] for event in timed)
     found = []
-    for begin in (1000, start):
+    for begin in (1000, -(10**5), -(10**7)):
         moved = [{**event, "ts": round(event["ts"] - first, 3) + begin} for event in timed]
         path = tmp_path / f"{begin}.json"
         path.write_bytes(msgspec.json.encode({**document, "traceEvents": moved}))
         result = analyse([path])
         found.append((result.verdict, result.regions, result.cost))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("factor", [2, 0.5, 16])

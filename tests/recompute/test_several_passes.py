@@ -273,16 +273,28 @@ class Tiles(torch.autograd.Function):
         return None, torch.cat(gradients).view_as(x), *[None] * (len(ctx.needs_input_grad) - 2)
 
 
+class Whole(Tiles):
+    """In one piece, and in its gradient in shards."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        Tiles.forward(ctx, lambda x: x, x)
+        ctx.work = work
+        with torch.no_grad():
+            return torch.as_tensor(work(x))
+
+
+@pytest.mark.parametrize("tiles", [Tiles, Whole])
 @pytest.mark.parametrize(
     ("around", "verdict"), [(lambda tiled, x: tiled(x), "partial"), (once, "full")]
 )
 def test_tiles_are_by_design_whatever_their_shapes(
-    around: Any, verdict: str, tmp_path: Path
+    tiles: Any, around: Any, verdict: str, tmp_path: Path
 ) -> None:
     def step(blocks: Blocks, around: Any) -> None:
         x = torch.randn(4, 8, WIDTH, requires_grad=True)
         for block in blocks:
-            x = around(lambda x, b=block: Tiles.apply(b, x, *b.parameters()), x)
+            x = around(lambda x, b=block: tiles.apply(b, x, *b.parameters()), x)
         x.square().mean().backward()
 
     _, result = trained(step, around, tmp_path / "trace.json")

@@ -1,6 +1,4 @@
-"""What autograd and a checkpoint's hooks take for each operator.
-
-What a run without gradients becomes where it will have them: its first run with them shows it.
+"""What autograd and a checkpoint's hooks take for each operator that ran without gradients before.
 
 Most operators do the same either way, and autograd's record comes on top. Their own times differ
 less for that than for caches and memory between one place and another, so a typical time is added

@@ -1,7 +1,5 @@
 """The plan: the best arrangement of checkpoints, from what a rehearsal measured.
 
-The plan for a step that was rehearsed, as the result has it, and what it is to keep to.
-
 What rehearsals say of every arrangement of checkpoints.
 
 A step takes what one without checkpoints takes (``cost/plan.py``), and what recomputing

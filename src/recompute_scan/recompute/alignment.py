@@ -91,9 +91,16 @@ class Alignment(Struct, frozen=True, dict=True):
     @cached_property
     def by_design(self) -> Bool:
         """Whether each ran again as a function or a model is made, and for no checkpoint."""
-        return np.array([each.by_design for each in self.recomputes], np.bool_).repeat(
-            np.diff(self.begins, append=len(self.again))
-        )
+        return self._of_each([each.by_design for each in self.recomputes])
+
+    @cached_property
+    def piece(self) -> Bool:
+        """Whether each is in a further shard of what ran whole: no run of its own."""
+        return self._of_each([each.piece for each in self.recomputes])
+
+    def _of_each(self, values: list[bool]) -> Bool:
+        sizes = np.diff(self.begins, append=len(self.again))
+        return np.array(values, np.bool_).repeat(sizes)
 
     @cached_property
     def begins(self) -> Int64:
@@ -212,6 +219,7 @@ def _with_work(
             part,
             match.inner_function,
             match.role != Role.RECOMPUTE,
+            match.piece,
         )
         for match, part in zip(matches, parts, strict=True)
     )

@@ -126,7 +126,7 @@ def count(
     asked = places[checkpoints]
     beyond = checkpoints[_turns(asked) >= passes[asked]]
     runs, by_design = (
-        np.bincount(places[alignment.ran & which], minlength=len(rows))
+        np.bincount(places[alignment.ran & ~alignment.piece & which], minlength=len(rows))
         for which in (~alignment.by_design, alignment.by_design)
     )
     again, redundant = np.zeros((2, len(rows)))

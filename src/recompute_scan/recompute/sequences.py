@@ -396,6 +396,7 @@ class Recompute(Struct, frozen=True):
         inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
             re-running a reentrant inner one.
         by_design: A function or a model did it for reasons of its own, and no checkpoint.
+        piece: It is a further shard of operators that ran whole: no run of its own.
     """
 
     engine: int
@@ -404,6 +405,7 @@ class Recompute(Struct, frozen=True):
     ran: Bool
     inner_function: bool
     by_design: bool = False
+    piece: bool = False
 
 
 class SequenceMatch(Struct, frozen=True):
@@ -414,6 +416,7 @@ class SequenceMatch(Struct, frozen=True):
     again: Int64
     inner_function: bool
     role: int
+    piece: bool
 
 
 class NodeSequence(Struct, frozen=True):
@@ -588,14 +591,15 @@ class Matcher:
     def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[SequenceMatch]:
         """What a function ran again part by part, in any order: each of its operators once.
 
-        None where its node ran more of a kind than its call.
+        None where its node ran more of a kind than its call, but for shards of all of that kind.
         """
         codes = self._sequence.codes[anchor.first : anchor.last + 1]
         wanted = node.operators.codes
         places = _turn_by_turn(wanted, codes)
         if places is None:
             # Its gradient may go through other parts than its call, of other shapes.
-            places = _turn_by_turn(self._code.names(wanted), self._code.names(codes))
+            names = self._code.names(wanted), self._code.names(codes)
+            places = _turn_by_turn(*names, shards=True)
         if places is None:
             return []
         places += anchor.first
@@ -607,6 +611,7 @@ class Matcher:
                 again=node.rows[begin:end],
                 inner_function=False,
                 role=node.role,
+                piece=bool(np.isin(places[begin:end], places[:begin]).all()),
             )
             for begin, end in itertools.pairwise(cuts)
         ]
@@ -657,20 +662,24 @@ class Matcher:
         return SequenceMatch(
             engine=node.engine,
             role=node.role,
+            piece=False,
             original=_joined([self.forward[run.place : run.stop] for run in runs]),
             again=_joined([rows[part] for part in parts]),
             inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
         )
 
 
-def _turn_by_turn(wanted: Int64, codes: Int64) -> Int64 | None:
-    """Where each of ``wanted`` stands in ``codes``, the n-th of a kind as the n-th; or ``None``."""
+def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64 | None:
+    """Where each of ``wanted`` stands in ``codes``, the n-th of a kind as the n-th; or ``None``.
+
+    With ``shards`` the same again for each further shard.
+    """
     places = np.full(len(wanted), -1, np.int64)
     for code in np.unique(wanted).tolist():
         here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
-        if len(here) > len(there):
+        if len(here) > len(there) and (not shards or not len(there) or len(here) % len(there)):
             return None
-        places[here] = there[: len(here)]
+        places[here] = np.resize(there, len(here))
     return places
 
 

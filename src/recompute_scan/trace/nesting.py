@@ -1,7 +1,5 @@
 """Which intervals lie within which, where times are exact and where they are rounded.
 
-Intervals to forests: which call is inside which, by time, and by the order of the file.
-
 torch writes the operators and ranges of a thread in the order in which they began
 (``RecordQueue::getRecords`` in ``torch/csrc/profiler/collection.cpp``, since 1.12), and before
 that in the order in which they ended, which is the same backwards. The runtime's calls follow by

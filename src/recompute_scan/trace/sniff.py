@@ -1,7 +1,5 @@
 """What a file is, and what it is instead of a trace.
 
-What people take for a trace, told by how it begins, and what to do with it instead.
-
 Why a file is no trace, or gives not one event: told from its first bytes, or from all.
 """
 

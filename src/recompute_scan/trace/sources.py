@@ -1,7 +1,5 @@
 """Traces found and loaded, by path or by address.
 
-Where traces come from: files and folders here, addresses elsewhere, Nsight's databases.
-
 Where traces lie: files, folders of ranks, globs and archives, plain or compressed.
 
 A stream of bytes to a trace: what kind it is, is told by its first bytes, not by its name.

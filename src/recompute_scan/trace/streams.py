@@ -1,7 +1,5 @@
 """Bytes of a trace: gzip, zstd, zip archives and remote addresses.
 
-Bytes in: plain, gzip and Zstandard streams behind one ``readinto``.
-
 Damage never raises here: what inflates before a damaged or cut place is handed out, and a
 counter says that the rest is missing.
 

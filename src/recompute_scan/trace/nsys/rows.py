@@ -1,7 +1,5 @@
 """Rows and texts of Nsight Systems' SQLite database.
 
-Tables of Nsight Systems' export to columns of events.
-
 Tables and columns are those of the "SQLite Export Schema Reference" in NVIDIA's Nsight Systems
 documentation (``nsys-exporter/exported_data.html``). Tables are made lazily there and columns
 differ between versions, so a column that is missing is unknown for every event, and a table that
