@@ -611,7 +611,7 @@ class Matcher:
                 again=node.rows[begin:end],
                 inner_function=False,
                 role=node.role,
-                piece=bool(np.isin(places[begin:end], places[:begin]).all()),
+                piece=2 * np.isin(places[begin:end], places[:begin]).sum() > end - begin,
             )
             for begin, end in itertools.pairwise(cuts)
         ]
