@@ -670,7 +670,7 @@ class Matcher:
 
 
 def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64 | None:
-    """Where each of ``wanted`` stands in ``codes``, the n-th of a kind as the n-th; or ``None``.
+    """Place of each of ``wanted`` in ``codes``, the n-th of a kind as the n-th; or ``None``.
 
     With ``shards`` the same again for each further shard.
     """
