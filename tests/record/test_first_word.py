@@ -54,7 +54,7 @@ def script(body: str, micro_batches: int = 1) -> str:
 
 
 def said(told: str) -> str:
-    (line,) = told.splitlines()
+    (line,) = [line for line in told.splitlines() if line.startswith("recompute-scan: step")]
     return line
 
 

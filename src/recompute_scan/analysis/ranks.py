@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan._version import __version__
-from recompute_scan.analysis.confidence import headline
+from recompute_scan.analysis.confidence import DOUBLED, headline
 from recompute_scan.compiled.code import Alone, answer_alone, graphs_from
 from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd
@@ -209,6 +209,11 @@ _SAYS = (
 _ONLY_COMPARED = (
     "No step was profiled: recomputes were compared with their forward, and not counted."
 )
+_TWICE = 2
+_ONLY_COUNTED = (
+    "The run ended before a step was profiled whole. Hooks had counted the runs of checkpointed "
+    "blocks in step {step}; what it costs is not known, nor what runs again outside of these."
+)
 _SURROUNDED = (
     "The checkpoints around compiled code are those on the stack on which it was compiled first."
 )
@@ -275,6 +280,48 @@ def result_of_comparison(info: RunInfo) -> Result:
         warnings=info.warnings,
     )
     return replace(bare, findings=findings, checked=checked, fidelity=fidelity)
+
+
+def result_of_count(info: RunInfo) -> Result | None:
+    """The result of a run that ended before a step was profiled whole, as hooks counted in an early
+    one; ``None`` where they did not.
+
+    Which blocks have no checkpoint is known of those of the same classes only, and other work that
+    runs again is not seen. So what is not doubled is ``full`` or ``partial``, and never ``none``.
+    """
+    counted = info.counted
+    if counted is None:
+        return None
+    ratios, said = counted.ratios, counted.described
+    said = f"{said[0].upper()}{said[1:]}."
+    most = max(ratios, default=0.0)
+    verdict: Verdict = "full" if set(ratios) == {1.0} and not counted.others else "partial"
+    if not most or not all(ratio.is_integer() for ratio in ratios):
+        verdict = "inconclusive"
+    elif most >= _TWICE:
+        verdict, said = "doubled", f"{DOUBLED}{counted.described}."
+    told = verdict != "inconclusive"
+    findings, checked = check_run(
+        RunEvidence(info.fidelity or Fidelity(), info.untrained, info.sources)
+    )
+    bare = bare_result(
+        None if told else said,
+        said,
+        verdict=verdict,
+        evidence_level="hooks",
+        confidence="medium" if told else "low",
+        environment=info.environment,
+        warnings=tuple(
+            filter(None, (_ONLY_COUNTED.format(step=counted.step), *info.warnings, info.message))
+        ),
+    )
+    return replace(
+        bare,
+        recompute_per_backward=most if told else None,
+        findings=findings,
+        checked=checked,
+        fidelity=info.fidelity,
+    )
 
 
 def result_of_log(log: CompilerLog) -> Result:

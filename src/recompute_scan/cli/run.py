@@ -358,7 +358,7 @@ def run(
     if launcher is None and not is_module:
         check_script(whole, script, args)
     recorded = with_fidelity(click.get_current_context(), recorded)
-    if handed_on is None:
+    if handed_on is None and os.environ.get("RANK", "0") == "0":
         announce(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))

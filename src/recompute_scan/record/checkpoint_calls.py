@@ -61,6 +61,7 @@ from recompute_scan.record.region_ranges import (
     RangedRegion,
     Regions,
     can_annotate,
+    needs_gradient,
 )
 from recompute_scan.record.torch_versions import inputs
 from recompute_scan.result.run_record import SwitchedOn
@@ -175,7 +176,7 @@ class CheckpointCalls:
                 place = next((n for n, arg in enumerate(args) if callable(arg)), None)
             if place is not None:
                 self._count("reentrant")
-                if not _needs_gradient(args):
+                if not needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
                 if not (known or isinstance(args[place], _FUNCTIONS)):
                     if sure:
@@ -300,14 +301,6 @@ def _disguised(function: Callable[..., Any], original: Any) -> Any:
         return function(*args, **kwargs)
 
     return wrapt.FunctionWrapper(original, called)
-
-
-def _needs_gradient(args: tuple[Any, ...]) -> bool:
-    with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
-        for arg in args:
-            if isinstance(arg, torch.Tensor) and arg.requires_grad:
-                return True
-    return False
 
 
 def own_functions() -> Iterator[Any]:

@@ -41,7 +41,16 @@ class StopRecording(SystemExit):
 class Exit(Struct, frozen=True):
     """How the script ended, its exit status as Python gives it, and the error in one line."""
 
-    ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung", "killed"]
+    ending: Literal[
+        "finished",
+        "stopped",
+        "exited",
+        "raised",
+        "interrupted",
+        "terminated",
+        "hung",
+        "killed",
+    ]
     exit_status: int
     error: str | None = None
 

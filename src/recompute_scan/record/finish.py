@@ -147,7 +147,7 @@ class Reporting(Struct, frozen=True):
         """Report on what the ranks left, if one failed or they left traces all the same."""
         accept_so_far(self.folder)
         ends = self._ends()
-        if ends.failed or any(record.trace for record in ends.records):
+        if ends.failed or any(record.trace or record.counted for record in ends.records):
             self._failed()
         else:
             self.stays()
@@ -185,7 +185,7 @@ class Reporting(Struct, frozen=True):
             RunError: There is no trace although the script ended well (``E309``).
         """
         ends = self._ends()
-        seen = any(one.trace or one.fidelity for one in (info, *ends.records))
+        seen = any(one.trace or one.fidelity or one.counted for one in (info, *ends.records))
         if not seen and not ends.failed:
             error = RunError("E309", "The run gave no trace.", why=info.message)
             # A bug of ours is no failure of the script.

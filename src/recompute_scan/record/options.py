@@ -116,6 +116,9 @@ class RunOptions(Struct, frozen=True):
             others count and time their steps, and stop with them.
         fidelity: Whether to compare the recomputes of one more step with their forward.
         events: File that is told what happens; empty for none.
+        stacks: Whether to profile one more step with Python stacks.
+        fewest: As for :class:`recompute_scan.record.steps.Plan`; ignored in runs that measure a
+            change.
     """
 
     target: str
@@ -137,6 +140,28 @@ class RunOptions(Struct, frozen=True):
     fidelity: bool = True
     events: str = ""
     takes_place_of: Path | None = None
+    stacks: bool = True
+    fewest: tuple[int, int] | None = None
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it measures a change: each run then makes the same steps, and its reader has the
+        answer.
+        """
+        changed = self.removals or self.arms or self.switching or self.without_checkpointing
+        return bool(changed or self.measure)
+
+    @property
+    def plan(self) -> Plan:
+        """The steps of each phase."""
+        return Plan(
+            warmup=self.warmup,
+            timing=self.timing_steps,
+            steps=self.steps,
+            fidelity=self.fidelity,
+            stacks=self.stacks,
+            fewest=None if self.is_special else self.fewest,
+        )
 
 
 def encode(options: object) -> str:
@@ -441,4 +466,5 @@ def make_run_record(
         untrained=probe.untrained.names,
         fidelity=kept.fidelity,
         policies=kept.policies,
+        counted=kept.counted,
     )

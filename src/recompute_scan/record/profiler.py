@@ -30,6 +30,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 import weakref
 from collections import Counter
@@ -158,17 +159,27 @@ def without_modes() -> Iterator[None]:
 
 
 class Progress:
-    """Says each phase once."""
+    """Says each phase once.
 
-    def __init__(self, *, wanted: bool = True) -> None:
-        self._on = wanted and sys.stderr is not None and sys.stderr.isatty()
+    Args:
+        wanted: Whether this process is the one to say it.
+        logs: Whether it is said in a log too, with the time.
+    """
+
+    def __init__(self, *, wanted: bool = True, logs: bool = False) -> None:
+        self._on = wanted and sys.stderr is not None
+        self._logs = logs
         self._said = ""
 
-    def show(self, text: str) -> None:
-        """Say it on a terminal, unless it was what was said last."""
-        if self._on and text != self._said:
+    def show(self, text: str, step: int | None = None) -> None:
+        """Say it, unless it was what was said last; in a log only with the step that has ended."""
+        if not self._on or text == self._said:
+            return
+        if sys.stderr.isatty():
             self.say(text)
-            self._said = text
+        elif self._logs and step is not None:
+            self.say(f"{time.strftime('%H:%M:%S')} step {step}: {text}")
+        self._said = text
 
     def say(self, text: str) -> None:
         """Say it, on a terminal and in a log."""

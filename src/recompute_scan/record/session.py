@@ -62,9 +62,14 @@ from recompute_scan.record.options import RunOptions, cannot_write, make_run_rec
 from recompute_scan.record.origins import generator_function, reentrant_function, replace_generator
 from recompute_scan.record.recorder import Phase, Recorder
 from recompute_scan.record.rehearsal import Rehearsing
-from recompute_scan.record.shutdown import Stopping, see_that_it_ends
+from recompute_scan.record.shutdown import (
+    TERMINATED,
+    Stopping,
+    Termination,
+    see_that_it_ends,
+)
 from recompute_scan.record.shutdown import leave as leave_with_children
-from recompute_scan.record.steps import Plan, StepCounter, StepHooks, in_backward
+from recompute_scan.record.steps import StepCounter, StepHooks, in_backward
 from recompute_scan.record.torch_versions import inputs
 from recompute_scan.record.watchdog import HUNG, Watchdog, end_of
 from recompute_scan.result.run_record import WORD, RunInfo, write_run_info, write_so_far
@@ -176,6 +181,8 @@ def how_it_failed(outcome: Exit) -> str:
         return f"The script raised {error}."
     if outcome.ending == "interrupted":
         return "The script was interrupted."
+    if outcome.ending == "terminated":
+        return "The script was ended by SIGTERM."
     if outcome.ending == "killed":
         return "The process ended without a word."
     if outcome.ending == "hung":
@@ -390,7 +397,7 @@ def observe(
     program: Callable[[Callable[[BaseException], None]], Exit],
     *,
     on_hang: Callable[[RunInfo], None] = lambda _: None,
-    on_exit: Callable[[RunInfo], None] = lambda _: None,
+    on_exit: Callable[[RunInfo], None] | None = None,
     keep: Callable[[RunInfo], bool] = lambda _: True,
     waits: Callable[[], bool] = lambda: False,
     is_left: Callable[[], bool] = lambda: False,
@@ -421,12 +428,7 @@ def observe(
     """
     guard = guard or Guard()
     _forget_in_forked_processes()
-    plan = Plan(
-        warmup=options.warmup,
-        timing=options.timing_steps,
-        steps=options.steps,
-        fidelity=options.fidelity,
-    )
+    plan = options.plan
     probe = Probe(Path.cwd(), guard)
     counter = StepCounter()
     gauges = Gauges(guard) if options.measure else None
@@ -450,13 +452,12 @@ def observe(
 
     def leave_waiting() -> None:
         try:
-            on_exit(conclude(Exit("stopped", 0), waits=True))
+            info = conclude(Exit("stopped", 0), waits=True)
+            if on_exit is not None:
+                on_exit(info)
         finally:
             leave_with_children(0)
 
-    # Runs that measure a change: their reader has the answer.
-    special = bool(options.removals or options.arms or options.measure or options.switching)
-    special = special or options.without_checkpointing
     recorder = Recorder(
         plan,
         folder,
@@ -471,8 +472,9 @@ def observe(
         on_kept=so_far,
         guard=guard,
         follow=events.boundary,
-        counting=None if special else probe.comparison,
+        counting=None if options.is_special else probe.comparison,
         tell=events.progress,
+        logs=not options.is_special,
     )
     graphs = CompiledGraphs(folder, lambda: recorder.ranks.rank, guard)
     guard.on_failure, guard.settle = recorder.give_up, recorder.settle
@@ -486,8 +488,20 @@ def observe(
     if options.switching:
         alternation = Alternation(bypass, recorder, plan.warmup)
     stopping = Stopping(lambda: recorder.ranks.world_size == 1, leave_waiting)
+
+    def terminated(at_step: bool) -> None:
+        drop_buffers()  # as the signal does
+        if at_step:
+            close()
+        else:
+            recorder.abandon()
+        if on_exit is not None:
+            on_exit(conclude(Exit("terminated", TERMINATED)))
+
+    termination = Termination(lambda: recorder.kept.phase is Phase.TRACE, terminated)
     boundaries = _Boundaries(
-        guard, recorder, probe, graphs, alternation, gauges, stopping, keeps_probe=bypassing
+        *(guard, recorder, probe, graphs, alternation, gauges, stopping, termination),
+        keeps_probe=bypassing,
     )
     hooks = StepHooks(counter, boundaries, guard)
     unstepped = Unstepped(counter, guard)
@@ -511,7 +525,13 @@ def observe(
         leave_hanging(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
-        ends_with = [watchdog.stop, hooks.remove, recorder.finish, recorder.others.remove]
+        ends_with = [
+            termination.remove,
+            watchdog.stop,
+            hooks.remove,
+            recorder.finish,
+            recorder.others.remove,
+        ]
         ends_with += [gauges.remove] if gauges is not None else []
         for one in (
             *ends_with,
@@ -561,12 +581,15 @@ def observe(
     def leave(status: int) -> None:
         if os.getpid() != process:
             _exit(status)
+        termination.begin_to_end()
         try:
             drop_buffers()  # as `os._exit` does
             if status:
                 failed(SystemExit(status))
             close()
-            on_exit(conclude(Exit("exited", status & 0xFF)))
+            info = conclude(Exit("exited", status & 0xFF))
+            if on_exit is not None:
+                on_exit(info)
         finally:
             leave_now(status)
 
@@ -578,12 +601,21 @@ def observe(
     process = os.getpid()
     patches = Patches()
     watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, idles, guard)
-    takes_out = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
+    takes_out = [
+        termination.remove,
+        hooks.remove,
+        recorder.others.remove,
+        bypass.remove,
+        probe.remove,
+        patches.undo,
+    ]
     takes_out += [graphs.remove, unstepped.remove, *([gauges.remove] if gauges is not None else [])]
     active = process, [*takes_out, watchdog.forget, removes]
     _ACTIVE.append(active)
+    reported_here = on_exit is not None and rank_facts().world_size == 1
     installs = [
         stopping.install,
+        lambda: termination.install(alone=reported_here),
         lambda: events.boundary(recorder.kept.phase, 0, recorder.ranks.rank),
         unstepped.install,
         graphs.install,
@@ -605,6 +637,7 @@ def observe(
     finally:
         if os.getpid() == process:
             watchdog.let_leave()
+            termination.begin_to_end()
             stopping.remove()
             close()
             if outcome is None:  # there was no script
@@ -651,14 +684,17 @@ class _Boundaries(Struct, frozen=True):
     alternation: Alternation | Rehearsing | None
     gauges: Gauges | None
     stopping: Stopping
+    termination: Termination
     keeps_probe: bool
 
     def restart(self) -> None:
         self.guard.run(self.recorder.restart, otherwise=None)
 
     def boundary(self) -> None:
+        self.termination.hold()
         try:
             self.guard.run(self._boundary, otherwise=None)
+            self.termination.at_step()
         except StopRecording:
             self.guard.run(self.stopping.at_step, otherwise=None)
             if self.stopping.here:

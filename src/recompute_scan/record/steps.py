@@ -14,12 +14,13 @@ What to record, in which ranks, and in words what of it could not be had.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -30,6 +31,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recompute_scan import _step
 from recompute_scan.errors import UsageError
+from recompute_scan.intervals import median_interval
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
 
 _HAS_CONTEXT: Callable[[int], bool] = getattr(
@@ -87,11 +89,15 @@ class StepTimer:
         """Steps timed so far."""
         return len(self._events or self._times) - 1
 
-    def milliseconds(self) -> tuple[float, ...]:
-        """Duration of each step in ms, in order. Waits for the GPU."""
+    def milliseconds(self, *, wait: bool = True) -> tuple[float, ...]:
+        """Duration of each step in ms, in order. Waits for the GPU, or leaves out what it has still
+        to do.
+        """
         if self._cuda:
             events = self._events
-            events[-1].synchronize()
+            if wait:
+                events[-1].synchronize()
+            events = [event for event in events if event.query()]
             return tuple(float(begin.elapsed_time(end)) for begin, end in pairwise(events))
         times = self._times
         return tuple((end - begin) * 1e3 for begin, end in pairwise(times))
@@ -365,6 +371,11 @@ def chosen(text: str, world_size: int) -> frozenset[int]:
     return frozenset(rank for rank in found if rank < world_size)
 
 
+# Steps longer than this warm up once. Timing ends when the interval of the median is no wider than
+# this share of it, or after so long.
+LONG_S, NARROW, ENOUGH_S = 2.0, 0.02, 60.0
+
+
 class Plan(Struct, frozen=True):
     """How many optimizer steps each phase takes.
 
@@ -374,12 +385,17 @@ class Plan(Struct, frozen=True):
         steps: Steps profiled without stacks; 0 to time steps and profile none.
         fidelity: Whether one more step is compared, where any is profiled, or nothing else is
             done.
+        stacks: Whether one more is profiled, with Python stacks.
+        fewest: Warm-up and timed steps that are made at least; fewer than all where long steps
+            warm up once, and timing ends as soon as the median is known.
     """
 
     warmup: int
     timing: int
     steps: int
     fidelity: bool = False
+    stacks: bool = True
+    fewest: tuple[int, int] | None = None
 
     @property
     def lead(self) -> int:
@@ -396,9 +412,35 @@ class Plan(Struct, frozen=True):
     @property
     def wanted(self) -> int:
         """Steps that a complete recording takes, those with stacks and compared included."""
+        return self.warmup + self.timing + self.after_timing
+
+    @property
+    def after_timing(self) -> int:
+        """Steps behind the timed ones."""
         if not self.steps:
-            return self.warmup + self.timing + self.only_compares
-        return self.warmup + self.timing + self.lead + self.steps + 1 + self.fidelity
+            return int(self.only_compares)
+        return self.lead + self.steps + self.stacks + self.fidelity
+
+    @property
+    def least(self) -> int:
+        """Steps that a complete recording takes at least."""
+        return sum(self.fewest or (self.warmup, self.timing)) + self.after_timing
+
+    def left_s(self, made: int, step_s: float) -> float:
+        """What is left after so many steps, where a step takes so long."""
+        warmup, timing = self.fewest or (self.warmup, self.timing)
+        if step_s <= LONG_S:
+            warmup = self.warmup
+        timing = max(timing, min(self.timing, math.ceil(ENOUGH_S / max(step_s, 1e-3))))
+        return step_s * max(1, warmup + timing + self.after_timing - made)
+
+    def is_timed(self, times_ms: Sequence[float]) -> bool:
+        """Are these timed steps enough?"""
+        fewest = self.timing if self.fewest is None else self.fewest[1]
+        if not fewest <= len(times_ms) < self.timing:
+            return len(times_ms) >= self.timing
+        low, high = median_interval(times_ms)
+        return high - low <= NARROW * low or sum(times_ms) >= 1e3 * ENOUGH_S
 
 
 class Seen(Struct, frozen=True):
@@ -439,8 +481,8 @@ COMMAND = Wording(
 
 def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
     """One or two sentences on what is missing and what would fit; ``None`` when nothing is."""
-    if seen.profiled >= plan.steps and (seen.stacks or not plan.steps):
-        enough = plan.steps or seen.made >= plan.wanted
+    if seen.profiled >= plan.steps and (seen.stacks or not (plan.steps and plan.stacks)):
+        enough = plan.steps or seen.made >= plan.least
         return None if enough else _too_few(plan, seen, wording)
     if seen.made == 0:
         return wording.no_step
@@ -480,4 +522,5 @@ def _wanted(plan: Plan) -> str:
     if plan.lead:
         parts.append("1 to warm the profiler up")
     parts.append(f"{plan.steps} profiled")
-    return f"{', '.join(parts)} and 1 with stacks"
+    parts += ["1 with stacks"] * plan.stacks
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
