@@ -269,58 +269,45 @@ def result_without_trace(info: RunInfo) -> Result:
     )
 
 
-def result_of_comparison(info: RunInfo) -> Result:
-    """The result of a run that compared recomputes with their forward, and profiled nothing."""
-    fidelity = info.fidelity or Fidelity()
-    findings, checked = check_run(RunEvidence(fidelity, info.untrained, info.sources))
-    bare = bare_result(
-        _ONLY_COMPARED,
-        f"{SAME} {in_words(fidelity)}",
-        environment=info.environment,
-        warnings=info.warnings,
-    )
-    return replace(bare, findings=findings, checked=checked, fidelity=fidelity)
-
-
-def result_of_count(info: RunInfo) -> Result | None:
-    """The result of a run that ended before a step was profiled whole, as hooks counted in an early
-    one; ``None`` where they did not.
+def result_by_hooks(info: RunInfo) -> Result | None:
+    """The result of a run without a whole step in a trace: by recomputes that were compared with
+    their forward, or counted in an early step; ``None`` where neither was done.
 
     Which blocks have no checkpoint is known of those of the same classes only, and other work that
     runs again is not seen. So what is not doubled is ``full`` or ``partial``, and never ``none``.
     """
-    counted = info.counted
-    if counted is None:
+    counted, fidelity = info.counted, info.fidelity or Fidelity()
+    if info.fidelity is not None and (counted is None or info.trace is None):
+        bare = bare_result(_ONLY_COMPARED, f"{SAME} {in_words(fidelity)}")
+    elif counted is not None:
+        ratios, said = counted.ratios, f"{counted.described}."
+        most = max(ratios, default=0.0)
+        verdict: Verdict = "full" if set(ratios) == {1.0} and not counted.others else "partial"
+        if not most or not all(ratio.is_integer() for ratio in ratios):
+            verdict = "inconclusive"
+        elif most >= _TWICE:
+            verdict = "doubled"
+        said = f"{DOUBLED}{said}" if verdict == "doubled" else f"{said[0].upper()}{said[1:]}"
+        told = verdict != "inconclusive"
+        bare = bare_result(
+            None if told else said,
+            said,
+            verdict=verdict,
+            evidence_level="hooks",
+            confidence="medium" if told else "low",
+            warnings=tuple(filter(None, (_ONLY_COUNTED.format(step=counted.step), info.message))),
+        )
+        bare = replace(bare, recompute_per_backward=most if told else None)
+    else:
         return None
-    ratios, said = counted.ratios, counted.described
-    said = f"{said[0].upper()}{said[1:]}."
-    most = max(ratios, default=0.0)
-    verdict: Verdict = "full" if set(ratios) == {1.0} and not counted.others else "partial"
-    if not most or not all(ratio.is_integer() for ratio in ratios):
-        verdict = "inconclusive"
-    elif most >= _TWICE:
-        verdict, said = "doubled", f"{DOUBLED}{counted.described}."
-    told = verdict != "inconclusive"
-    findings, checked = check_run(
-        RunEvidence(info.fidelity or Fidelity(), info.untrained, info.sources)
-    )
-    bare = bare_result(
-        None if told else said,
-        said,
-        verdict=verdict,
-        evidence_level="hooks",
-        confidence="medium" if told else "low",
-        environment=info.environment,
-        warnings=tuple(
-            filter(None, (_ONLY_COUNTED.format(step=counted.step), *info.warnings, info.message))
-        ),
-    )
+    findings, checked = check_run(RunEvidence(fidelity, info.untrained, info.sources))
     return replace(
         bare,
-        recompute_per_backward=most if told else None,
         findings=findings,
         checked=checked,
         fidelity=info.fidelity,
+        environment=info.environment,
+        warnings=(*info.warnings, *bare.warnings),
     )
 
 

@@ -1,9 +1,4 @@
-"""Options that several commands share: the recording and the machine.
-
-Options by which a person says what `run` records, and how it starts the script.
-
-Options by which a person says what the device is capable of.
-"""
+"""Options that several commands share: the recording and the machine."""
 
 from __future__ import annotations
 

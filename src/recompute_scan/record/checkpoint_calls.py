@@ -1,7 +1,5 @@
 """Calls of both checkpoint variants, each given its region.
 
-Wrappers around the functions that run checkpoints, which give each call its region.
-
 Checkpoints are caught where :mod:`recompute_scan.record.origins` says, and those of other
 libraries like torch's own reentrant one. What is wrapped around the forward's run and around the
 recomputes is for :class:`~recompute_scan.record.region_ranges.Regions` to say; what is computed
@@ -10,8 +8,6 @@ never changes.
 A checkpoint's backward turns gradients on, runs something again and starts a backward pass of its
 own. That shows in what the code of its ``backward`` names; whether it does run anything again is
 for the trace to tell.
-
-Watches who switches checkpoints on, and which modules they recompute, in one process.
 """
 
 from __future__ import annotations

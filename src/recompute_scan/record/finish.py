@@ -1,10 +1,6 @@
 """The end of a run: result.json, report.html and the next commands.
 
-The report at the end of a run: which of its processes writes it, and what it is made from.
-
 The analysis is imported when the script has ended, which would find it among its modules.
-
-The ways to run a script: here, in several processes, below a launcher, or several times.
 """
 
 from __future__ import annotations

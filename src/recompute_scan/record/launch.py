@@ -1,16 +1,9 @@
 """Launchers and ranks, and the files that ranks leave.
 
-Starting several processes, with torchrun's own launcher or the user's, and which one this is.
-
-This process among the ranks of a run: which it is, whether it records, and when all stop.
-
 Nothing here is a collective, so that nothing can get between those of the script. A rank without
-a process group, or whose store has gone, has nobody to ask and goes by what it knows itself.
-
-Brings what ranks recorded on other file systems into rank 0's folder.
-
-It travels through the store of the script's process group once the script has ended, in pieces,
-so that it needs no port, no address and no login of its own.
+a process group, or whose store has gone, has nobody to ask and goes by what it knows itself. What
+ranks recorded on other file systems comes into rank 0's folder through that store, in pieces, once
+the script has ended: it needs no port, no address and no login of its own.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
 """What a run is asked to do, and its folder.
 
-What a run is asked to do, and its one encoding for the processes that it is handed on to.
-
-Processes that the script starts get the text, and decode it only where they have imported torch.
-
-The folder that a recording goes to: what can be said against it before anything runs, and what
-it holds once all is analysed.
-
-A run that fails replaces no result of one that succeeded: where the folder holds one, a run
+Processes that the script starts get the options as text, and decode it where they have imported
+torch. A run that fails replaces no result of one that succeeded: where the folder holds one, a run
 records beside it, and what it left takes the place of the earlier once there is a new result.
-
-One rank's run record of its recording, with what it ran on, once that is over.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """One window of torch's profiler: open ranges, and Kineto's lines kept off the terminal.
 
-One profiler window: a fixed number of steps recorded into one gzipped trace.
-
-Ranges that are still open when their profiler ends: ended there and then, or known to be open.
-
 A range of ``record_function`` keeps a pointer into the memory of the profiler under which it was
 opened. torch frees that memory when the profiler ends, and writes to it when the range closes, if
 any other profiler runs in its thread by then (``onFunctionExit`` in profiler_kineto.cpp and
@@ -12,8 +8,6 @@ or much later. With no profiler running it writes nothing, and a range that has 
 as one ended once. So what a profiler leaves open is ended while none runs. Ranges that cannot be
 got hold of (those of compiled code, of torch's operators called directly) leave the process
 unsafe for another profiler.
-
-What a recording says and keeps quiet on the user's terminal.
 
 Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
 setting turns them off. The descriptor is redirected only while our own calls into

@@ -1,16 +1,8 @@
 """The phases of a recording: warm-up, timed steps, profiled steps, compared steps.
 
-The phases of a recording, driven by step boundaries.
-
-Warm-up, then timed steps without a profiler, then what
-:class:`~recompute_scan.record.recorder.Tracing` profiles, then one step that is compared.
-
-The phases of a recording, and what it keeps: files, step times, what is to be said of it.
-
-The profiled steps of a recording: one profiler window after another.
-
-First the steps without Python stacks, then one with them, for the call sites only. What a window
-holds is written as soon as it closes.
+They are driven by step boundaries. Of the profiled steps the first are without Python stacks, then
+comes one with them, for the call sites only. What a profiler's window holds is written as soon as
+it closes.
 """
 
 from __future__ import annotations
@@ -41,7 +33,7 @@ from recompute_scan.record.profiler import (
     still_open,
     without_own_warnings,
 )
-from recompute_scan.record.region_ranges import CountedStep, FirstWord
+from recompute_scan.record.region_ranges import ComparedRegions, FirstWord
 from recompute_scan.record.steps import (
     DEFAULT,
     LONG_S,
@@ -375,16 +367,6 @@ def _hidden() -> Fidelity | None:
     return _COMPILED if compiled_something() else None
 
 
-class ComparedStep(Protocol):
-    """What compares the recomputes of a step with their forward."""
-
-    def compare(self) -> None:
-        """The step begins."""
-
-    def compared(self) -> Fidelity:
-        """It has ended: what it has shown."""
-
-
 class Recorder:
     """Records one rank of a run.
 
@@ -402,14 +384,14 @@ class Recorder:
         keep_going: bool,
         counter: StepCounter,
         begin_annotating: Callable[[], None],
-        comparison: ComparedStep | None = None,
+        comparison: ComparedRegions | None = None,
         policies: DecidingStep | None = None,
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
         follow: Callable[[Phase, int, int], None] = lambda *_: None,
-        counting: CountedStep | None = None,
+        counting: ComparedRegions | None = None,
         tell: Callable[[str], None] = lambda _: None,
         logs: bool = False,
     ) -> None:

@@ -1,10 +1,7 @@
 """Regions as ranges in the trace, and the regions to compare.
 
-Regions and their recomputes as ranges in the trace, opened only while a profiler records.
-
-Regions of the step whose recomputes are compared with their forward.
-
-Runs of checkpointed blocks in one step, counted by the hooks alone: the first answer of a run.
+Ranges are opened only while a profiler records. Before that, the runs of checkpointed blocks in one
+step are counted by the hooks alone: the first answer of a run.
 """
 
 from __future__ import annotations
@@ -276,16 +273,6 @@ class CountedRegion(Struct, frozen=True):
         return self.counts.run(self.block, self.followed)
 
 
-class CountedStep(Protocol):
-    """What counts the runs of checkpointed blocks in a step."""
-
-    def count(self) -> None:
-        """The step begins."""
-
-    def counted(self, step: int) -> Counted | None:
-        """It has ended, as this one of all: its runs."""
-
-
 class FirstWord:
     """Counts in the second step how often its blocks run again, and says it.
 
@@ -298,7 +285,7 @@ class FirstWord:
         say: Where it is said.
     """
 
-    def __init__(self, step: CountedStep, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, step: ComparedRegions, plan: Plan, say: Callable[[str], None]) -> None:
         self._step, self._plan, self._say = step, plan, say
         self.over = False
         step.count()

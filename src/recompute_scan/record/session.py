@@ -1,17 +1,10 @@
 """One process under observation.
 
-One process under observation: step hooks, checkpoint probe, watchdog, and its run record.
-
-The course of a process under observation: phases and steps, as it is told, and how it ends.
-
-Without steps nothing is recorded, and who trains for days should not learn that at the end.
-
-Whether the checkpoints of this torch are caught, seen before the script runs.
-
-What is replaced in torch are private names. A version that keeps such a name and calls another
-would leave its checkpoints without annotations, and annotations that are missing tell a false
-story: of switches that do nothing, and of recompute that nobody asked for. Where a kind is not
-caught nothing is marked at all, and the trace is read as any other is.
+Before the script runs it is seen whether the checkpoints of this torch are caught. What is replaced
+in torch are private names. A version that keeps such a name and calls another would leave its
+checkpoints without annotations, and annotations that are missing tell a false story: of switches
+that do nothing, and of recompute that nobody asked for. Where a kind is not caught nothing is
+marked at all, and the trace is read as any other is.
 
 So torch is asked for one checkpoint of each kind, which ends where ours would begin: no operator
 runs, no random number is drawn, no thread is started, and no device is looked for.

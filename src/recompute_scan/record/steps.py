@@ -1,14 +1,8 @@
-"""Where steps end, and which of them are recorded.
-
-Where one training step ends and the next begins, learned from the optimizers' steps.
+"""Where one training step ends and the next begins, and which of them are recorded.
 
 A loop may step several optimizers in one iteration (a GAN's two; five times the critic, once
 the generator), or one for each parameter while backward runs. The step then ends with the
 optimizer that steps least often, and among equals with the one first seen last.
-
-They are timed without a profiler: the honest times.
-
-What to record, in which ranks, and in words what of it could not be had.
 """
 
 from __future__ import annotations
@@ -33,6 +27,7 @@ from recompute_scan import _step
 from recompute_scan.errors import UsageError
 from recompute_scan.intervals import median_interval
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
+from recompute_scan.units import plural
 
 _HAS_CONTEXT: Callable[[int], bool] = getattr(
     torch._C, "_cuda_hasPrimaryContext", lambda device: device == torch.cuda.current_device()
@@ -462,7 +457,7 @@ class Wording(Struct, frozen=True):
     Attributes:
         who: Who made the steps, such as ``The script``.
         no_step: What is said where no step was made.
-        fits: What to ask for instead, with ``{steps}`` in it.
+        fits: What to ask for instead, which takes the fewest steps.
     """
 
     who: str
@@ -475,23 +470,22 @@ COMMAND = Wording(
     no_step="The script made no optimizer step, so no training step could be told from the next. "
     "In a loop without a torch.optim optimizer, call recompute_scan.step() at the end of each "
     "step.",
-    fits="--warmup 1 --timing-steps 0 --steps {steps}",
+    fits="--quick",
 )
 
 
 def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
-    """One or two sentences on what is missing and what would fit; ``None`` when nothing is."""
-    if seen.profiled >= plan.steps and (seen.stacks or not (plan.steps and plan.stacks)):
-        enough = plan.steps or seen.made >= plan.least
-        return None if enough else _too_few(plan, seen, wording)
+    """Two or three sentences on what is missing and what would fit; ``None`` when nothing is."""
     if seen.made == 0:
         return wording.no_step
-    if seen.profiled >= plan.steps:
-        return (
-            f"{wording.who} made {_steps(seen)}; one more was wanted, to record the Python stacks "
-            "of the checkpoint calls. Everything else is there."
-        )
-    made = f"{wording.who} made {_steps(seen)}; {_wanted(plan)} were wanted."
+    profiled = seen.profiled >= plan.steps
+    whole = seen.stacks or not plan.stacks if plan.steps else seen.made >= plan.least
+    if profiled and whole:
+        return None
+    made = plural(seen.made, "step" if seen.explicit else "optimizer step")
+    made = f"{wording.who} made {made}; {plan.least} were wanted."
+    if plan.steps and profiled:
+        return f"{made} All but the Python stacks of the checkpoint calls is there."
     if seen.profiled:
         made += f" {seen.profiled} of {plan.steps} could be profiled."
     if seen.waited and seen.made >= plan.wanted:
@@ -499,28 +493,4 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
             f"{made} The script runs a torch profiler of its own, and torch runs one at a time: "
             "it left too few steps in a row. Try the script without its profiler."
         )
-    if seen.made == 1:
-        return f"{made} Try a longer run: at least 2 steps."
-    fits = wording.fits.format(steps=max(1, min(plan.steps, seen.made - 2)))
-    return f"{made} Try {fits}, or a longer run."
-
-
-def _too_few(plan: Plan, seen: Seen, wording: Wording) -> str:
-    more = "1 to compare" if plan.only_compares else f"{plan.timing} timed"
-    return f"{wording.who} made {_steps(seen)}; {plan.warmup} for warm-up and {more} were wanted."
-
-
-def _steps(seen: Seen) -> str:
-    kind = "step" if seen.explicit else "optimizer step"
-    return f"{seen.made} {kind}{'' if seen.made == 1 else 's'}"
-
-
-def _wanted(plan: Plan) -> str:
-    parts = [f"{plan.warmup} for warm-up"]
-    if plan.timing:
-        parts.append(f"{plan.timing} timed")
-    if plan.lead:
-        parts.append("1 to warm the profiler up")
-    parts.append(f"{plan.steps} profiled")
-    parts += ["1 with stacks"] * plan.stacks
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{made} Try {wording.fits}, or a longer run."
