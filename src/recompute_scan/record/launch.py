@@ -427,7 +427,8 @@ class LastStep:
         """Ask that nobody stops until more is said; ``False`` where it is too late for that."""
         if self._open:
             return True
-        if made > self._last - self.NOTICE:
+        near = made > self._last - self.NOTICE and not self._is_awaited()
+        if near and made > self._last - self.NOTICE:
             return False
         self._open = True
         self._number = self._ask(lambda store: store.add("waits", 1), 0)
@@ -445,13 +446,17 @@ class LastStep:
         """Has the last step been made, as far as any rank has said?"""
         if self._open or made < self._last:
             return False
+        return not self._is_awaited() and made >= self._last
+
+    def _is_awaited(self) -> bool:
+        """Does some rank still ask for more? What others have asked for is taken in."""
         for number in range(1, self._ask(lambda store: store.add("waits", 0), 0) + 1):
             key = f"wait{number}"
             said = self._ask(lambda store, key=key: holds(store, key) and store.get(key), b"0")
             if not said:
-                return False
+                return True
             self._last = max(self._last, int(said))
-        return made >= self._last
+        return False
 
     def _ask(self, question: Any, otherwise: Any) -> Any:
         if self._store is None:

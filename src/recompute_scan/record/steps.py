@@ -92,7 +92,8 @@ class StepTimer:
             events = self._events
             if wait:
                 events[-1].synchronize()
-            events = [event for event in events if event.query()]
+            else:
+                events = [event for event in events if event.query()]
             return tuple(float(begin.elapsed_time(end)) for begin, end in pairwise(events))
         times = self._times
         return tuple((end - begin) * 1e3 for begin, end in pairwise(times))
