@@ -41,11 +41,10 @@ def _recorded(folder: Path, step_s: float, options: tuple[str, ...]) -> list[str
     told = [msgspec.json.decode(line) for line in stream.read_bytes().splitlines()]
     steps = [one["time"] for one in told if one["event"] == "step"]
     said = next(one for one in told if "hooks" in one.get("text", ""))
-    word = said["text"].split()[1]
     verdict = next(one["time"] for one in told if one["event"] == "result")
     made = next(one["steps"] for one in told if one["event"] == "script")
     plain = fresh((TOOL[0], *job, "--steps", str(made)), folder=folder)
     times = (steps[0], said["time"], verdict)
     first, first_word, answered = (f"{at - began:.1f}" for at in times)
     whole = (f"{ran.seconds:.1f}", f"{plain.seconds:.1f}")
-    return [first, first_word, word, answered, str(made), *whole]
+    return [first, first_word, said["text"].split()[1], answered, str(made), *whole]

@@ -109,8 +109,7 @@ def test_the_options_it_suggests_fit(tmp_path: Path, made: int) -> None:
         f"The script made {made} optimizer steps; 20 were wanted. Try --quick, or a longer run."
     )
     # What `--quick` asks for.
-    quick = {"warmup": 1, "timing_steps": 0, "steps": 1, "stacks": False, "fidelity": False}
-    again = record_script(tmp_path, script, **quick)
+    again = record_script(tmp_path, script, warmup=1, steps=1, stacks=False, fidelity=False)
     assert (again.info.status, again.info.profiled_steps) == ("complete", 1)
     assert "stopped the script after step 2 of its own (--keep-going goes on)" in again.told
 

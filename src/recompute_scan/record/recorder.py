@@ -48,6 +48,7 @@ from recompute_scan.record.torch_versions import compiled_something, stacks_cras
 from recompute_scan.result.decisions import Policies
 from recompute_scan.result.fidelity import Fidelity
 from recompute_scan.result.run_record import Counted
+from recompute_scan.units import plural
 
 
 class Phase(Enum):
@@ -69,19 +70,16 @@ class Phase(Enum):
 
     def described(self, plan: Plan) -> str | None:
         """What goes on in this phase, in a few words; ``None`` when nothing does any more."""
+        most = "up to " if plan.fewest is not None else ""
         return {
-            Phase.WARMUP: f"{_steps(plan.warmup)} to warm up",
-            Phase.TIMING: f"timing {'up to ' * (plan.fewest is not None)}{_steps(plan.timing)}",
+            Phase.WARMUP: f"{plural(plan.warmup, 'step')} to warm up",
+            Phase.TIMING: f"timing {most}{plural(plan.timing, 'step')}",
             Phase.WAITING: "waiting for the script's own profiler to end",
-            Phase.TRACE: f"profiling {_steps(plan.steps)}",
+            Phase.TRACE: f"profiling {plural(plan.steps, 'step')}",
             Phase.STACKS: "profiling one step with stacks",
             Phase.COMPARING: "comparing recomputes with their forward",
-            Phase.COUNTING: f"other ranks record {_steps(plan.wanted)}",
+            Phase.COUNTING: f"other ranks record {plural(plan.wanted, 'step')}",
         }.get(self)
-
-
-def _steps(number: int) -> str:
-    return f"{number} step{'s' * (number != 1)}"
 
 
 class RecordedSoFar(Struct):

@@ -59,6 +59,8 @@ from recompute_scan.record.shutdown import (
     TERMINATED,
     Stopping,
     Termination,
+    drop_buffers,
+    leave_now,
     see_that_it_ends,
 )
 from recompute_scan.record.shutdown import leave as leave_with_children
@@ -67,8 +69,6 @@ from recompute_scan.record.torch_versions import inputs
 from recompute_scan.record.watchdog import HUNG, Watchdog, end_of
 from recompute_scan.result.run_record import WORD, RunInfo, write_run_info, write_so_far
 
-# Streams of a script that has left by `os._exit`: who is deleted is flushed.
-_DROPPED: list[Any] = []
 # More than most scripts have micro-batches in a step.
 _PASSES = 50
 
@@ -169,28 +169,14 @@ class Unstepped:
 
 def how_it_failed(outcome: Exit) -> str:
     """How a script ended whose exit status is not 0, one sentence."""
-    if outcome.ending == "raised":
-        error = (outcome.error or "an exception").rstrip(".")
-        return f"The script raised {error}."
-    if outcome.ending == "interrupted":
-        return "The script was interrupted."
-    if outcome.ending == "terminated":
-        return "The script was ended by SIGTERM."
-    if outcome.ending == "killed":
-        return "The process ended without a word."
-    if outcome.ending == "hung":
-        return "The script made no progress and was ended."
-    return f"The script ended with exit status {outcome.exit_status}."
-
-
-def drop_buffers() -> None:
-    """Write no more of what the script has printed than it has flushed, but let us print."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        _DROPPED.append(getattr(sys, name))
-        stream = None
-        with suppress(OSError):
-            stream = os.fdopen(os.dup(number), "w", encoding="utf-8", errors="replace")
-        setattr(sys, name, stream)
+    error = (outcome.error or "an exception").rstrip(".")
+    return {
+        "raised": f"The script raised {error}.",
+        "interrupted": "The script was interrupted.",
+        "terminated": "The script was ended by SIGTERM.",
+        "killed": "The process ended without a word.",
+        "hung": "The script made no progress and was ended.",
+    }.get(outcome.ending, f"The script ended with exit status {outcome.exit_status}.")
 
 
 def leave_hanging(
@@ -204,14 +190,6 @@ def leave_hanging(
         on_hang(info)
     finally:
         leave_now(HUNG)
-
-
-def leave_now(status: int) -> None:
-    """End this process with this status, and no more than what is printed so far."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    _exit(status)
 
 
 def tell_of_exec(patches: Patches, guard: Guard, folder: Path, so_far: Callable[[], None]) -> None:
@@ -419,7 +397,7 @@ def observe(
         SystemExit: In a process that the script forked and that has come to the program's end: it
             ends as it would without us.
     """
-    guard = guard or Guard()
+    guard, exits = guard or Guard(), on_exit or (lambda _: None)
     _forget_in_forked_processes()
     plan = options.plan
     probe = Probe(Path.cwd(), guard)
@@ -445,9 +423,7 @@ def observe(
 
     def leave_waiting() -> None:
         try:
-            info = conclude(Exit("stopped", 0), waits=True)
-            if on_exit is not None:
-                on_exit(info)
+            exits(conclude(Exit("stopped", 0), waits=True))
         finally:
             leave_with_children(0)
 
@@ -488,8 +464,7 @@ def observe(
             close()
         else:
             recorder.abandon()
-        if on_exit is not None:
-            on_exit(conclude(Exit("terminated", TERMINATED)))
+        exits(conclude(Exit("terminated", TERMINATED)))
 
     termination = Termination(lambda: recorder.kept.phase is Phase.TRACE, terminated)
     boundaries = _Boundaries(
@@ -580,9 +555,7 @@ def observe(
             if status:
                 failed(SystemExit(status))
             close()
-            info = conclude(Exit("exited", status & 0xFF))
-            if on_exit is not None:
-                on_exit(info)
+            exits(conclude(Exit("exited", status & 0xFF)))
         finally:
             leave_now(status)
 

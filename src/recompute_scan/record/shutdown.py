@@ -49,6 +49,8 @@ _END_S = 1.0
 # most schedulers kill after 30 s.
 _STEP_S = 10.0
 TERMINATED = 143
+# Streams of a script that has left by `os._exit`: who is deleted is flushed.
+_DROPPED: list[Any] = []
 # What the process would end with.
 _STATUS = [0]
 
@@ -262,9 +264,7 @@ class Termination:
             with suppress(Exception):
                 self._report(at_step)
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(Exception):
-                    stream.flush()
+            flush()
             self.remove()
             os.kill(self._process, signal.SIGTERM)
             _wait_for_the_end()
@@ -273,6 +273,29 @@ class Termination:
 def _wait_for_the_end() -> None:
     while True:
         time.sleep(_WORKS_S)
+
+
+def drop_buffers() -> None:
+    """Write no more of what the script has printed than it has flushed, but let us print."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        _DROPPED.append(getattr(sys, name))
+        stream = None
+        with suppress(OSError):
+            stream = os.fdopen(os.dup(number), "w", encoding="utf-8", errors="replace")
+        setattr(sys, name, stream)
+
+
+def flush() -> None:
+    """Write what is printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+
+
+def leave_now(status: int) -> None:
+    """End this process with this status, and no more than what is printed so far."""
+    flush()
+    _exit(status)
 
 
 def ends_with(status: int) -> None:
@@ -320,7 +343,4 @@ def leave(status: int) -> None:
             time.sleep(_LOOK_S / 5)
         for one in children:
             one.kill()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    _exit(status)
+    leave_now(status)
