@@ -364,11 +364,7 @@ def run_and_report(
 
 def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str]) -> int:
     if way.launcher is None and way.nproc_per_node is None:
-        info = record(
-            options,
-            on_hang=reporting.hung,
-            on_exit=reporting.conclude_at_once,
-        )
+        info = record(options, on_hang=reporting.hung, on_exit=reporting.conclude_at_once)
         reporting.conclude(info)
         return info.exit_status
     handed = encode(Handed(replace(options, args=()), reporting.machine, reporting.after))
@@ -430,11 +426,7 @@ def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: 
 
 
 def _and_more(
-    what: str,
-    more: Callable[[Result], Result],
-    way: Way,
-    options: RunOptions,
-    reporting: Reporting,
+    what: str, more: Callable[[Result], Result], way: Way, options: RunOptions, reporting: Reporting
 ) -> int:
     """Record in processes of their own, report, then find out more and report again."""
     if rank_facts().world_size > 1:

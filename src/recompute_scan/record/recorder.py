@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from msgspec import Struct, field
@@ -26,6 +26,7 @@ from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import Membership, RankFacts
 from recompute_scan.record.measure import PeakMemory
+from recompute_scan.record.policies import DecisionWatch
 from recompute_scan.record.profiler import (
     OtherProfilers,
     ProfilerWindow,
@@ -139,16 +140,6 @@ _OTHER_PROFILER = (
 )
 
 
-class DecidingStep(Protocol):
-    """What sees policies decide in a step."""
-
-    def begin(self) -> None:
-        """The step begins."""
-
-    def end(self) -> Policies | None:
-        """It has ended: what was decided."""
-
-
 class Tracing:
     """Opens and closes the windows of one rank.
 
@@ -168,7 +159,7 @@ class Tracing:
         begin_annotating: Callable[[], None],
         on_kept: Callable[[], None],
         guard: Guard,
-        policies: DecidingStep | None = None,
+        policies: DecisionWatch | None = None,
     ) -> None:
         self._policies = policies
         self._thread = threading.get_ident()
@@ -383,7 +374,7 @@ class Recorder:
         counter: StepCounter,
         begin_annotating: Callable[[], None],
         comparison: ComparedRegions | None = None,
-        policies: DecidingStep | None = None,
+        policies: DecisionWatch | None = None,
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
