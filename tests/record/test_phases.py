@@ -106,7 +106,7 @@ def test_the_options_it_suggests_fit(tmp_path: Path, made: int) -> None:
     assert (short.status, short.info.status) == (0, "ended-early")
     assert short.info.trace is None
     assert short.info.message == (
-        f"The script made {made} optimizer steps; 20 were wanted. Try --quick, or a longer run."
+        f"The script made {made} optimizer steps; 21 were wanted. Try --quick, or a longer run."
     )
     # What `--quick` asks for.
     again = record_script(tmp_path, script, warmup=1, steps=1, stacks=False, fidelity=False)
@@ -119,7 +119,7 @@ def test_a_script_that_ends_inside_the_window(tmp_path: Path) -> None:
     info = recorded.info
     assert (recorded.status, info.status, info.profiled_steps) == (0, "ended-early", 2)
     assert info.message == (
-        "The script made 4 optimizer steps; 8 were wanted. 2 of 5 could be profiled. Try --quick, "
+        "The script made 4 optimizer steps; 9 were wanted. 2 of 5 could be profiled. Try --quick, "
         "or a longer run."
     )
     assert len(recorded.trace().regions) == 2
