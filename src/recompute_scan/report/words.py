@@ -189,6 +189,10 @@ MEANING = (
         ),
     ),
     Said(
+        "What runs again outside of these blocks was not counted.",
+        lambda r: r.verdict in ("partial", "full") and r.evidence_level == "hooks",
+    ),
+    Said(
         "No checkpoint needs a change.",
         lambda r: (
             _in_blocks(r)
