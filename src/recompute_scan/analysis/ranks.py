@@ -212,7 +212,7 @@ _ONLY_COMPARED = (
 _TWICE = 2
 _ONLY_COUNTED = (
     "The run ended before a step was profiled whole. Hooks had counted the runs of checkpointed "
-    "blocks in step {step}; what it costs is not known, nor what runs again outside of these."
+    "blocks in step {step}. The cost is not known, nor whether other work runs again."
 )
 _SURROUNDED = (
     "The checkpoints around compiled code are those on the stack on which it was compiled first."
@@ -273,8 +273,8 @@ def result_by_hooks(info: RunInfo) -> Result | None:
     """The result of a run without a whole step in a trace: by recomputes that were compared with
     their forward, or counted in an early step; ``None`` where neither was done.
 
-    Which blocks have no checkpoint is known of those of the same classes only, and other work that
-    runs again is not seen. So what is not doubled is ``full`` or ``partial``, and never ``none``.
+    Blocks without a checkpoint are known where they have the same classes, and other work that runs
+    again is not seen. So what is not doubled is ``full`` or ``partial``, and never ``none``.
     """
     counted, fidelity = info.counted, info.fidelity or Fidelity()
     if info.fidelity is not None and (counted is None or info.trace is None):

@@ -3,7 +3,7 @@
 Nothing here is a collective, so that nothing can get between those of the script. A rank without
 a process group, or whose store has gone, has nobody to ask and goes by what it knows itself. What
 ranks recorded on other file systems comes into rank 0's folder through that store, in pieces, once
-the script has ended: it needs no port, no address and no login of its own.
+the script has ended, without a port, an address or a login.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ def _delete(folder: Path, process: int) -> None:
 _INTERRUPTED = 130
 _WORDING = Wording(
     who="The loop",
-    no_step="step() of the recording was never called, so no training step could be told from the "
-    "next. Call it at the end of each step.",
+    no_step="step() of the recording was never called, so it is not known where a step ends. "
+    "Call it at the end of each step.",
     fits="record(steps=1, warmup=1, timing_steps=0)",
 )
 _current: Recording | None = None

@@ -213,8 +213,8 @@ class CountedRuns:
     """Counts the runs of checkpointed blocks, forward and again, without a profiler.
 
     Of nested checkpoints around one block the innermost is entered for each run of it, so only
-    runs count that no other begins in. Forward runs that no backward pass can follow, as those of
-    an evaluation, do not count.
+    runs count that no other begins in. Forward runs that no backward pass can follow, as in an
+    evaluation, do not count.
     """
 
     def __init__(self) -> None:

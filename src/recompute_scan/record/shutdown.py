@@ -45,7 +45,7 @@ _JOINS = {
     ("multiprocessing.util", "_exit_function"),
 }
 _END_S = 1.0
-# How long a process that was told to end may wait for the end of a step whose trace it records:
+# How long a process that SIGTERM ends may wait for the end of a step whose trace it records:
 # most schedulers kill after 30 s.
 _STEP_S = 10.0
 TERMINATED = 143
@@ -194,8 +194,8 @@ class Termination:
 
     Args:
         may_wait: Whether the step that goes on is worth the time until it ends.
-        report: Keeps what there is and reports; called once, and told whether a step has just ended
-            in the thread that it is called in.
+        report: Keeps what there is and reports; called once, with whether a step has just ended in
+            the thread that it is called in.
     """
 
     def __init__(self, may_wait: Callable[[], bool], report: Callable[[bool], None]) -> None:

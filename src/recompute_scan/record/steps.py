@@ -468,7 +468,7 @@ class Wording(Struct, frozen=True):
 
 COMMAND = Wording(
     who="The script",
-    no_step="The script made no optimizer step, so no training step could be told from the next. "
+    no_step="The script made no optimizer step, so it is not known where a training step ends. "
     "In a loop without a torch.optim optimizer, call recompute_scan.step() at the end of each "
     "step.",
     fits="--quick",

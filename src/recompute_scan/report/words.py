@@ -189,7 +189,7 @@ MEANING = (
         ),
     ),
     Said(
-        "What runs again outside of these blocks was not counted.",
+        "Work outside of these blocks was not counted.",
         lambda r: r.verdict in ("partial", "full") and r.evidence_level == "hooks",
     ),
     Said(
