@@ -238,11 +238,15 @@ class Table:
     """A table whose rows are printed as they come.
 
     Args:
-        columns: Each column's head with the format of its cells (``<34``, ``>8.2f``).
+        columns: Each column's head with the format of its cells (``<34``, ``>8.2f``), as text with
+            bars between: ``case <34 | step, ms >8.2f``.
         markdown: Whether rows are Markdown's; only the alignment of formats counts then.
     """
 
-    def __init__(self, columns: Mapping[str, str], *, markdown: bool = False) -> None:
+    def __init__(self, columns: Mapping[str, str] | str, *, markdown: bool = False) -> None:
+        if isinstance(columns, str):
+            found = (one.rpartition(" ") for one in columns.split(" | "))
+            columns = {head.strip(): form for head, _, form in found}
         self._formats, self._markdown = list(columns.values()), markdown
         if markdown:
             print("| " + " | ".join(columns) + " |")

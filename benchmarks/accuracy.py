@@ -182,16 +182,8 @@ def print_table(rows: Iterator[Recording], place: str, version: str = torch.__ve
     tally = Tally()
     print(f"on {place}")
     table = Table(
-        {
-            "case": "<34",
-            "torch": "<12",
-            "attention": "<10",
-            "evidence": "<10",
-            "times": "<5",
-            "truth": "<22",
-            "answer": "<22",
-            "right": "<3",
-        }
+        "case <34 | torch <12 | attention <10 | evidence <10 | times <5 | truth <22 | answer <22 "
+        "| right <3"
     )
     for one in rows:
         result, good = _answer(one)

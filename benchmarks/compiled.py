@@ -27,17 +27,8 @@ def main(words: Sequence[str]) -> int:
     wrong = 0
     print(machine("torch", "transformers"))
     table = Table(
-        {
-            "training": "<50",
-            "truth": "<9",
-            "said": "<12",
-            "log alone": "<12",
-            "m": ">3g",
-            "confidence": "<10",
-            "products": ">9",
-            "recomputed": ">10g",
-            "s": ">6.1f",
-        }
+        "training <50 | truth <9 | said <12 | log alone <12 | m >3g | confidence <10 | products "
+        ">9 | recomputed >10g | s >6.1f"
     )
     cases = [case for case in CASES if wanted(case.name, words)]
     for case in cases:

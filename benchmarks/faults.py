@@ -1,6 +1,7 @@
 """A small job broken in every way that jobs break: what was reported, and what was kept.
 
   python -m benchmarks faults kill         the faults whose name holds a word
+  python -m benchmarks faults profiled     early ends in profiled steps
 
 The status is 1 where a status, a report or what was kept is not what it should be.
 """
@@ -11,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tests.record.faults import FAULTS, break_job
+from tests.record.faults import EARLY, FAULTS, break_job
 
 from benchmarks._frame import Table, benchmark, wanted, words
 from benchmarks._machine import machine
@@ -24,7 +25,7 @@ def main(words: Sequence[str]) -> int:
     heads = ("what was broken", "status", "what was reported", "traces", "step times", "result")
     table = Table(dict.fromkeys(heads, "<"), markdown=True)
     right = tried = 0
-    for one in FAULTS:
+    for one in (*FAULTS, *EARLY):
         if not wanted(one.name, words):
             continue
         if one.mount is not None and os.geteuid() != 0:

@@ -334,16 +334,10 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 
 def compared() -> None:
     """The step in which recomputes are compared: a row for each training."""
-    heads = {
-        "training": "<",
-        "results": ">",
-        "plain step, ms": ">.1f",
-        "compared": ">.1f",
-        "times": ">.2f",
-        "plain peak, MiB": ">.2f",
-        "compared, KiB": ">+.0f",
-        "largest output, KiB": ">.0f",
-    }
+    heads = (
+        "training < | results > | plain step, ms >.1f | compared >.1f | times >.2f | plain peak, "
+        "MiB >.2f | compared, KiB >+.0f | largest output, KiB >.0f"
+    )
     table = Table(heads, markdown=True)
     for name, make in TRAININGS.items():
         table.row(name, *_compare(make()))

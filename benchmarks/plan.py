@@ -235,17 +235,9 @@ def main(names: Sequence[str], steps: int, only_bytes: bool, malloc: bool) -> in
             exact = [show_bytes(name, Path(folder), table) for name in alone]
         return 0 if all(exact) else 1
     table = Table(
-        {
-            "script": "<",
-            "budget": ">.0%",
-            "recomputed (~ selectively)": "<",
-            "peak / budget": ">.3f",
-            "bytes off": ">+.2%",
-            "step as a share of today's: predicted": ">.3f",
-            "measured": ">.3f",
-            "best simple": ">.3f",
-            "": "<",
-        },
+        "script < | budget >.0% | recomputed (~ selectively) < | peak / budget >.3f | bytes off "
+        ">+.2% | step as a share of today's: predicted >.3f | measured >.3f | best simple >.3f | "
+        "<",
         markdown=True,
     )
     rows: list[Row] = []

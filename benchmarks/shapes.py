@@ -174,15 +174,8 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
     every = {case.name: case for group in GROUPS.values() for case in group}
     print()
     table = Table(
-        {
-            "case": "<34",
-            "shape": "<18",
-            "step": ">8.1f",
-            "predicted": ">9.1f",
-            "twin": ">8.1f",
-            "of step": ">+8.1%",
-            "of saving": ">+9.1%",
-        }
+        "case <34 | shape <18 | step >8.1f | predicted >9.1f | twin >8.1f | of step >+8.1% | of "
+        "saving >+9.1%"
     )
     off: dict[str, list[tuple[float, float, float, bool]]] = {each.name: [] for each in shapes}
     twins = [(case, repaired(case, every)) for case in cases if case.verdict == "doubled"]
@@ -215,16 +208,8 @@ def print_costs(cases: Sequence[Case], shapes: Sequence[Shape], made: Recordings
     number = sum(twin is not None for _, twin in twins)
     print("\nwithin 5 and 10 % of the saving, 5 % by either figure; most off, of the step")
     table = Table(
-        {
-            "cost": "<18",
-            "cases": ">6",
-            "given": ">6",
-            "within 5 %": ">11",
-            "10 %": ">6",
-            "either": ">8",
-            "in range": ">9",
-            "most off": ">9.1%",
-        }
+        "cost <18 | cases >6 | given >6 | within 5 % >11 | 10 % >6 | either >8 | in range >9 | "
+        "most off >9.1%"
     )
     for name, found in off.items():
         near = [sum(saving <= most for _, saving, _, _ in found) for most in (0.05, 0.1)]

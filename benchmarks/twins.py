@@ -40,17 +40,8 @@ TOO_WIDE = 0.1
 def main(folder: Path, rounds: int, keep: bool) -> int:
     print(machine("torch", "transformers"))
     table = Table(
-        {
-            "round": ">5",
-            "load": ">5.1f",
-            "before": ">9.1f",
-            "predicted": ">9.1f",
-            "from": ">8.1f",
-            "to": ">8.1f",
-            "twin": ">8.1f",
-            "inside": "<6",
-            "spread": ">7.1%",
-        }
+        "round >5 | load >5.1f | before >9.1f | predicted >9.1f | from >8.1f | to >8.1f | twin "
+        ">8.1f | inside <6 | spread >7.1%"
     )
     found = [record(number, folder / f"round-{number}", table) for number in range(rounds)]
     spread, inside, kept = min(found)

@@ -99,7 +99,7 @@ class ChangeTold(EventLine, frozen=True, tag="change"):
 class ScriptEnded(EventLine, frozen=True, tag="script"):
     """The script has ended in this process, after so many steps."""
 
-    ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung"]
+    ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "terminated", "hung"]
     exit_status: int
     error: str | None
     steps: int

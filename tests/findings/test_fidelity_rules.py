@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from recompute_scan.advise import place
 from recompute_scan.analysis.answer import result_of
-from recompute_scan.analysis.ranks import Piece, merge, result_of_comparison
+from recompute_scan.analysis.ranks import Piece, merge, result_by_hooks
 from recompute_scan.check.policy import Policy, judge
 from recompute_scan.findings.registry import settle
 from recompute_scan.result import Finding, Result
@@ -196,7 +196,8 @@ def test_of_several_ranks_the_one_with_wrong_gradients_speaks() -> None:
 
 def test_where_nothing_else_was_done_the_rules_on_the_run_answer() -> None:
     fidelity, _, untrained = compare(BY_NAME["dropout, state dropped, reentrant"])
-    found = result_of_comparison(replace(info(fidelity), trace=None, untrained=untrained))
+    found = result_by_hooks(replace(info(fidelity), trace=None, untrained=untrained))
+    assert found is not None
     assert found.verdict == "inconclusive"
     assert {one.code for one in found.findings} == {"RS401"}
     assert "No: the recomputes of" in found.headline
@@ -208,11 +209,13 @@ def test_where_nothing_else_was_done_the_rules_on_the_run_answer() -> None:
 
 def test_a_gate_on_gradients_alone_needs_no_count() -> None:
     fidelity, _, _ = compare(BY_NAME["dropout, state kept, reentrant"])
-    found = result_of_comparison(info(fidelity))
+    found = result_by_hooks(info(fidelity))
+    assert found is not None
     assert judge(found, Policy(doubled=False, wrong_gradients=True)).status == 0
     assert judge(found, Policy(wrong_gradients=True)).status == 4
     unseen = replace(
         fidelity.regions[0], untold=("The region ran while a CUDA graph was captured.",)
     )
-    partly = result_of_comparison(info(Fidelity((unseen,))))
+    partly = result_by_hooks(info(Fidelity((unseen,))))
+    assert partly is not None
     assert judge(partly, Policy(doubled=False, wrong_gradients=True)).status == 4

@@ -73,7 +73,7 @@ def to_all(number: int) -> Callable[[int], None]:
     return lambda process: os.killpg(process, number)
 
 
-SLOW = ("--fault", "slow")
+SLOW = ("--sleep", "0.05")
 TWO = ("--nproc-per-node", "2")
 LONG = (*TWO, "--steps", "100")
 BELOW = ("--", "torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
@@ -129,6 +129,27 @@ FAULTS = (
     Fault("the disk is full, the report doesn't fit", (), 2, DOUBLED, BOTH, mount="size=150k"),
     Fault("the disk is full", (), 2, "why: No space left", (), timed=(), mount="size=4k"),
     Fault("the output folder is read-only", (), 2, "why: Read-only", (), timed=(), mount="ro"),
+)  # fmt: skip
+
+
+# The step in which the job ends early, by what it is for; before it the first one is counted.
+PHASES = {
+    "timed": "2",
+    "warming the profiler": "3",
+    "profiled": "5",
+    "stacks": "6",
+    "compared": "7",
+}
+ENDS = {"interrupt": 130, "terminate": 143, "end": 0, "raise": 1, "kill": 137}
+EARLY = tuple(
+    Fault(
+        f"{kind}, {phase}", (*SLOW, *fault(kind, step, "0")), status,
+        r"Checkpointing\s+is\s+doubled", (0,) * (step > "4"), (0,), options=(),
+        after=("analyze", "out") if kind == "kill" and step > "5" else (),
+    )
+    for kind, status in ENDS.items()
+    for phase, step in PHASES.items()
+    if kind != "kill" or step > "5"  # else nobody is left to report, and the record is there
 )  # fmt: skip
 
 

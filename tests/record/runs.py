@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from recompute_scan.annotations import RegionAnnotation, parse_recompute, parse_
 from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name
 
 FIRST_WORD = "recompute-scan: step 2 of "
+# What the recorder says in a log: the first word, each phase, and that it has stopped the script.
+OURS = re.compile(r"recompute-scan: (step \d+ of |\d\d:\d\d:\d\d step |stopped the script after)")
 DRIVER = Path(__file__).with_name("driver.py")
 
 # Put in front of test scripts that train: a layer that counts how often its forward runs.
@@ -75,7 +78,7 @@ class Trace:
 class Recorded:
     """What a recorded script printed, how it ended, and the folder it left.
 
-    `told` is what the recorder said of its second step, which `stderr` is without.
+    `told` is what the recorder said, which `stderr` is without.
     """
 
     status: int
@@ -97,8 +100,8 @@ class Recorded:
 
 
 def script_lines(stderr: str) -> list[str]:
-    """What the script wrote, without what the recorder said of its second step."""
-    return [line for line in stderr.splitlines() if not line.startswith(FIRST_WORD)]
+    """What the script wrote, without what the recorder said."""
+    return [line for line in stderr.splitlines() if not OURS.match(line)]
 
 
 def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
@@ -140,7 +143,7 @@ def record_target(
         command, cwd=folder, capture_output=True, text=True, timeout=120, env=plain_environment()
     )
     lines = done.stderr.splitlines(keepends=True)
-    told = [line for line in lines if line.startswith(FIRST_WORD)]
+    told = [line for line in lines if OURS.match(line)]
     stderr = "".join(line for line in lines if line not in told)
     return Recorded(done.returncode, done.stdout, stderr, folder / "out", "".join(told))
 

@@ -1,6 +1,6 @@
 """A small training job to break: four layers under FSDP, each checkpointed twice.
 
-Its options: ``--spawn N``, ``--fault KIND --rank R --step S``.
+Its options: ``--spawn N``, ``--sleep SECONDS`` in each step, ``--fault KIND --rank R --step S``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import os
+import signal
 import sys
 import time
 
@@ -23,6 +24,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.checkpoint import checkpoint
 
 STEPS = 1000
+SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL}
 
 
 class Block(nn.Module):
@@ -58,8 +60,7 @@ def train(rank: int, world_size: int, options: argparse.Namespace) -> None:
         model(torch.randn(16, 64, requires_grad=True)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if options.fault == "slow":
-            time.sleep(0.05)
+        time.sleep(options.sleep)
 
 
 class NoImport:
@@ -77,8 +78,8 @@ def fail(kind: str) -> None:
         sys.exit(3)
     if kind == "os-exit":
         os._exit(5)
-    if kind == "kill":
-        os.kill(os.getpid(), 9)
+    if kind in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[kind])
     if kind == "hang":
         time.sleep(10_000)
     if kind == "end":
@@ -98,6 +99,7 @@ def in_process(index: int, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train four layers under FSDP.")
     parser.add_argument("--spawn", type=int, default=0)
+    parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--fault", default="")
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--step", type=int, default=0)

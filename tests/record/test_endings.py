@@ -80,6 +80,9 @@ FORMS = {
     "finally:\n    p.join()",
     "process at exit": "c = multiprocessing.get_context('fork')\ne = c.Event()\n"
     "p = c.Process(target=e.wait)\np.start()\ntrain()\ne.set()",
+    "ended child": "c = multiprocessing.get_context('fork')\n"
+    "p = c.Process(target=time.sleep, args=(600,))\np.start()\np.terminate()\np.join()\n"
+    "print(p.exitcode, signal.getsignal(signal.SIGTERM))\ntrain()",
     # The processes train, and the main one waits for their answers.
     "answer": "c = multiprocessing.get_context('fork')\nq = c.Queue()\ndef work():\n    train()\n"
     "    q.put(1)\np = c.Process(target=work)\np.start()\nq.get()\np.join()",
@@ -166,7 +169,7 @@ if chosen is not None:
 """
 SAMPLE = {
     *("queue", "not joined", "listener", "finally", "process", "connection", "alarm"),
-    *("swallows", "waits", "at exit"),
+    *("swallows", "waits", "at exit", "ended child"),
 }
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.record.faults import FAULTS, break_job
+from tests.record.faults import EARLY, FAULTS, break_job
 
 # Some of the whole table, which `python -m benchmarks faults` prints.
 CHOSEN = (
@@ -16,11 +16,20 @@ CHOSEN = (
     "the script runs another program with exec",
     "an import hook of the script raises",
 )
-CASES = {one.name: one for one in FAULTS}
+CASES = {one.name: one for one in (*FAULTS, *EARLY)}
+QUICKLY = ("interrupt, timed", "terminate, profiled", "end, timed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICKLY,
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (*CHOSEN, *(one.name for one in EARLY if one.name not in QUICKLY))
+        ),
+    ],
+)
 def test_what_was_recorded_is_kept_and_told(name: str) -> None:
     if CASES[name].mount is not None and os.geteuid() != 0:
         pytest.skip("a mount of its own needs root")

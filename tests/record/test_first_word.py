@@ -54,7 +54,7 @@ def script(body: str, micro_batches: int = 1) -> str:
 
 
 def said(told: str) -> str:
-    (line,) = told.splitlines()
+    (line,) = [line for line in told.splitlines() if line.startswith("recompute-scan: step")]
     return line
 
 
@@ -83,6 +83,24 @@ def test_a_block_among_others_and_its_event(tmp_path: Path) -> None:
     assert any("runs again once" in one.get("text", "") for one in told)
 
 
-def test_a_warm_up_of_one_step_has_no_room_for_it(tmp_path: Path) -> None:
-    recorded = record_script(tmp_path, script(BODIES["none"]), warmup=1, steps=1)
-    assert not recorded.told
+def test_a_warm_up_of_one_step_is_counted_itself(tmp_path: Path) -> None:
+    recorded = record_script(tmp_path, script(BODIES["R in N"]), warmup=1, steps=1)
+    assert "step 1 of 4: all 4 checkpointed blocks run again twice" in said(recorded.told)
+    counted = recorded.info.counted
+    assert counted is not None
+    assert (counted.step, counted.ratios, counted.others) == (1, (2.0,) * 4, 0)
+
+
+EVALUATES = """\
+    with torch.no_grad():
+        forward(torch.randn(2, 8))
+"""
+
+
+def test_an_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
+    for name, blocks in (("N in R", 4), ("non-reentrant", 4)):
+        text = script(BODIES[name]) + EVALUATES
+        recorded = record_script(tmp_path / name, text, warmup=2, steps=1)
+        counted = recorded.info.counted
+        assert counted is not None
+        assert counted.ratios == (2.0 if name == "N in R" else 1.0,) * blocks

@@ -7,14 +7,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 
 from recompute_scan.cli import cli
 from recompute_scan.errors import UsageError
-from recompute_scan.record.launch import LastStep, RankFacts, rank_facts
-from recompute_scan.record.steps import chosen
+from recompute_scan.record.launch import LastStep, Membership, RankFacts, rank_facts
+from recompute_scan.record.steps import Plan, StepTimer, chosen
 from recompute_scan.result.run_record import RunInfo, read_run_info
 from tests.record.runs import LAYERS, plain_environment, write_script
 
@@ -147,6 +148,46 @@ def test_the_end_is_never_set_nearer_than_others_can_see_it(ends: list[LastStep]
     slow.settle(12, 1)
     assert [end.passed(14) for end in ends] == [False, False]
     assert [end.passed(15) for end in ends] == [True, True]
+
+
+class Timed:
+    """Steps of equal length on every rank, or of very different ones."""
+
+    def __init__(self, times: list[float]) -> None:
+        self.times = times
+
+    @property
+    def steps(self) -> int:
+        return len(self.times)
+
+    def milliseconds(self, *, wait: bool = True) -> tuple[float, ...]:
+        return tuple(self.times)
+
+
+@pytest.mark.parametrize(("spread", "timed"), [(0.001, 4), (0.5, 10)])
+def test_all_ranks_end_timing_and_stop_after_the_same_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spread: float, timed: int
+) -> None:
+    store = Store()
+    monkeypatch.setattr("recompute_scan.record.launch._store_of_group", lambda: store)
+    plan, members = Plan(3, 10, 5, fewest=(1, 3)), []
+    for rank in range(2):
+        monkeypatch.setattr(
+            "recompute_scan.record.launch.rank_facts", lambda rank=rank: RankFacts(rank, 2)
+        )
+        members.append(Membership(plan, "all"))
+        members[-1].settle(tmp_path, 3)
+    # The first rank decides, whatever the times of the other.
+    timers = [Timed([]), Timed([])]
+    over: list[int] = []
+    for made in range(4, 30):
+        for rank, (member, timer) in enumerate(zip(members, timers, strict=True)):
+            timer.times.append(100 * (1 + (spread if rank == 0 else 0.4) * (made % 3)))
+            if len(over) <= rank and member.is_timed(made, cast("StepTimer", timer)):
+                over.append(made - 3)
+                member.last_step.settle(made, plan.after_timing)
+            assert member.last_step.passed(made) == (made >= 3 + timed + plan.after_timing)
+    assert over == [timed, timed]
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def headline(result: Result) -> str:
     return _of_ranks(result, _headline(result)) + also + (may if open_ else "")
 
 
-_DOUBLED = "Checkpointing is doubled: "
+DOUBLED = "Checkpointing is doubled: "
 
 
 def _of_ranks(result: Result, said: str) -> str:
@@ -203,10 +203,10 @@ def _of_ranks(result: Result, said: str) -> str:
     }
     if len(counts) < 2 or not worst:
         return said
-    shown = f"on rank {worst[0].rank}, {_decapitalised(said.removeprefix(_DOUBLED))}"
+    shown = f"on rank {worst[0].rank}, {_decapitalised(said.removeprefix(DOUBLED))}"
     every = plural(len(result.ranks), "rank")
     of = f"all {every}" if len(worst) == len(result.ranks) else f"{len(worst)} of {every}"
-    if said.startswith(_DOUBLED):
+    if said.startswith(DOUBLED):
         return f"Checkpointing is doubled on {of}: {shown}"
     return (
         f"{shown[0].upper()}{shown[1:]}"
@@ -221,6 +221,8 @@ def _headline(result: Result) -> str:
         what = "These logs" if result.evidence_level == "graphs" else "This trace"
         said = "cannot tell"
         return f"{what} {said}: {_decapitalised(result.reason or 'no reason known')}"
+    if result.evidence_level == "hooks":
+        return result.headline
     if result.evidence_level == "kernels":
         return _headline_of_kernels(result)
     if result.evidence_level == "graphs":
@@ -257,7 +259,7 @@ def _headline(result: Result) -> str:
     )
     verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
     return (
-        f"{_DOUBLED}{_decapitalised(which)} {verb} forward {highest:g} more times "
+        f"{DOUBLED}{_decapitalised(which)} {verb} forward {highest:g} more times "
         f"in each backward pass{_gain(result)}."
     )
 
@@ -315,7 +317,7 @@ def _headline_of_kernels(result: Result) -> str:
     if verdict == "partial":
         return f"Some {what}s run once more in the backward pass."
     which = "attention's forward runs" if result.attention is not None else f"{what}s run"
-    return f"{_DOUBLED}{which} {highest:g} more times in each backward pass."
+    return f"{DOUBLED}{which} {highest:g} more times in each backward pass."
 
 
 def _headline_of_graphs(result: Result) -> str:
@@ -331,7 +333,7 @@ def _headline_of_graphs(result: Result) -> str:
         )
     if result.verdict == "partial":
         return "Some compiled work runs once more in the backward pass."
-    return f"{_DOUBLED}compiled code runs its forward {highest:g} more times in each backward pass."
+    return f"{DOUBLED}compiled code runs its forward {highest:g} more times in each backward pass."
 
 
 def _decapitalised(sentence: str) -> str:

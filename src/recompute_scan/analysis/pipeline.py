@@ -16,7 +16,7 @@ from recompute_scan.analysis.ranks import (
     Piece,
     ends_in,
     merge,
-    result_of_comparison,
+    result_by_hooks,
     result_of_log,
     result_of_snapshots,
     result_without_trace,
@@ -117,8 +117,11 @@ def _analyse_traces(
     answers = _answer_each(jobs, workers, on_progress)
     pieces = [answer for answer in answers if isinstance(answer, Piece)]
     failures = [answer for answer in answers if isinstance(answer, InputError)]
+    pieces = [_or_by_hooks(piece, ends.records) for piece in pieces]
     if not pieces and ends.failed:
-        return ends.with_crash(result_without_trace(ends.records[0]))
+        pieces = _by_hooks(ends.records)
+        whole = merge(pieces, ()) if pieces else result_without_trace(ends.records[0])
+        return ends.with_crash(whole)
     whole = merge(pieces, failures)
     return ends.with_crash(whole) if ends.failed else whole
 
@@ -129,11 +132,19 @@ def _without_trace(
     """What is told where there is no trace: by the compiler's logs, or by compared steps."""
     logs = [log for address in addresses for log in logs_alone(address, limits)]
     told = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
-    return told or [
-        Piece(run_info_name(one.rank), one.rank, result_of_comparison(one))
-        for one in records
-        if one.fidelity is not None
-    ]
+    return told or _by_hooks(records)
+
+
+def _by_hooks(records: Sequence[RunInfo]) -> list[Piece]:
+    found = [(one, result_by_hooks(one)) for one in records]
+    return [Piece(run_info_name(one.rank), one.rank, told) for one, told in found if told]
+
+
+def _or_by_hooks(piece: Piece, records: Sequence[RunInfo]) -> Piece:
+    """The answer; where no step is whole in its trace, what hooks saw in the same rank."""
+    if piece.result.verdict != "inconclusive" or any(one.complete for one in piece.result.steps):
+        return piece
+    return next((one for one in _by_hooks(records) if one.rank == piece.rank), piece)
 
 
 class _Job(Struct, frozen=True):

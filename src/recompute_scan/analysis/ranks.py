@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan._version import __version__
-from recompute_scan.analysis.confidence import headline
+from recompute_scan.analysis.confidence import DOUBLED, headline
 from recompute_scan.compiled.code import Alone, answer_alone, graphs_from
 from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd
@@ -209,6 +209,11 @@ _SAYS = (
 _ONLY_COMPARED = (
     "No step was profiled: recomputes were compared with their forward, and not counted."
 )
+_TWICE = 2
+_ONLY_COUNTED = (
+    "The run ended before a step was profiled whole. Hooks had counted the runs of checkpointed "
+    "blocks in step {step}. The cost is not known, nor whether other work runs again."
+)
 _SURROUNDED = (
     "The checkpoints around compiled code are those on the stack on which it was compiled first."
 )
@@ -264,17 +269,46 @@ def result_without_trace(info: RunInfo) -> Result:
     )
 
 
-def result_of_comparison(info: RunInfo) -> Result:
-    """The result of a run that compared recomputes with their forward, and profiled nothing."""
-    fidelity = info.fidelity or Fidelity()
+def result_by_hooks(info: RunInfo) -> Result | None:
+    """The result of a run without a whole step in a trace: by recomputes that were compared with
+    their forward, or counted in an early step; ``None`` where neither was done.
+
+    Blocks without a checkpoint are known where they have the same classes, and other work that runs
+    again is not seen. So what is not doubled is ``full`` or ``partial``, and never ``none``.
+    """
+    counted, fidelity = info.counted, info.fidelity or Fidelity()
+    if info.fidelity is not None and (counted is None or info.trace is None):
+        bare = bare_result(_ONLY_COMPARED, f"{SAME} {in_words(fidelity)}")
+    elif counted is not None:
+        ratios, said = counted.ratios, f"{counted.described}."
+        most = max(ratios, default=0.0)
+        verdict: Verdict = "full" if set(ratios) == {1.0} and not counted.others else "partial"
+        if not most or not all(ratio.is_integer() for ratio in ratios):
+            verdict = "inconclusive"
+        elif most >= _TWICE:
+            verdict = "doubled"
+        said = f"{DOUBLED}{said}" if verdict == "doubled" else f"{said[0].upper()}{said[1:]}"
+        told = verdict != "inconclusive"
+        bare = bare_result(
+            None if told else said,
+            said,
+            verdict=verdict,
+            evidence_level="hooks",
+            confidence="medium" if told else "low",
+            warnings=tuple(filter(None, (_ONLY_COUNTED.format(step=counted.step), info.message))),
+        )
+        bare = replace(bare, recompute_per_backward=most if told else None)
+    else:
+        return None
     findings, checked = check_run(RunEvidence(fidelity, info.untrained, info.sources))
-    bare = bare_result(
-        _ONLY_COMPARED,
-        f"{SAME} {in_words(fidelity)}",
+    return replace(
+        bare,
+        findings=findings,
+        checked=checked,
+        fidelity=info.fidelity,
         environment=info.environment,
-        warnings=info.warnings,
+        warnings=(*info.warnings, *bare.warnings),
     )
-    return replace(bare, findings=findings, checked=checked, fidelity=fidelity)
 
 
 def result_of_log(log: CompilerLog) -> Result:

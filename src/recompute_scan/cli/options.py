@@ -1,9 +1,4 @@
-"""Options that several commands share: the recording and the machine.
-
-Options by which a person says what `run` records, and how it starts the script.
-
-Options by which a person says what the device is capable of.
-"""
+"""Options that several commands share: the recording and the machine."""
 
 from __future__ import annotations
 
@@ -20,14 +15,27 @@ from recompute_scan.errors import UsageError
 
 # What has no meaning where a step is compared and none is timed or profiled.
 _NOT_ALONE = ("steps", "timing_steps", "verify", "guard")
+# What `--quick` makes of the others' steps: one is profiled, and nothing else is done.
+_QUICK = {"steps": 1, "warmup": 1, "timing_steps": 0, "fidelity": False, "stacks": False}
+_FEWEST_TIMED = 3
 
 _OPTIONS = (
     click.option("--steps", default=5, show_default=True, help="Steps to profile."),
     click.option(
-        "--warmup", default=3, show_default=True, help="Steps before anything is recorded."
+        "--warmup",
+        default=3,
+        help="Steps before anything is recorded.  [default: 3, or 1 where a step takes over 2 s]",
     ),
     click.option(
-        "--timing-steps", default=10, show_default=True, help="Steps to time without the profiler."
+        "--timing-steps",
+        default=10,
+        show_default=True,
+        help="Steps to time without the profiler, at most; fewer once their median is known.",
+    ),
+    click.option(
+        "--quick",
+        is_flag=True,
+        help="Warm up once and profile one step: the verdict and the fix, without times.",
     ),
     click.option(
         "-o",
@@ -87,22 +95,32 @@ _OPTIONS = (
 
 
 def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for the recording, with what ``--fidelity`` or its absence means for them.
+    """The options for the recording, with what ``--quick``, ``--fidelity`` or its absence means for
+    them.
 
     Raises:
-        UsageError: The compared step alone is asked for, and something else too (``E236``).
+        UsageError: One step alone is asked for, and something else too (``E236``).
     """
-    if not recorded["fidelity"]:
+    quick, recorded = recorded["quick"], {**recorded}
+    del recorded["quick"]
+    if not (quick or recorded["fidelity"]):
+        warmup = recorded["warmup"] if _given(context, "warmup") else 1
+        if recorded["timing_steps"] > _FEWEST_TIMED:
+            recorded["fewest"] = (min(warmup, recorded["warmup"]), _FEWEST_TIMED)
         return {**recorded, "fidelity": recorded["fidelity"] is None}
-    others = [name for name in _NOT_ALONE if _given(context, name)]
+    alone = (*_NOT_ALONE, "warmup", "fidelity") if quick else _NOT_ALONE
+    others = [name for name in alone if _given(context, name)]
     if others:
+        name, does, hint = "--fidelity", "compares", "the step is compared after the profiled ones"
+        if quick:
+            name, does, hint = "--quick", "profiles", "everything is recorded then"
         raise UsageError(
             "E236",
-            f"--fidelity compares one step and does nothing else: --{others[0].replace('_', '-')} "
+            f"{name} {does} one step and does nothing else: --{others[0].replace('_', '-')} "
             "does not go with it.",
-            hint="leave --fidelity out: the step is compared after the profiled ones anyway",
+            hint=f"leave {name} out: {hint} anyway",
         )
-    return {**recorded, "steps": 0, "timing_steps": 0}
+    return {**recorded, **(_QUICK if quick else {"steps": 0, "timing_steps": 0})}
 
 
 def _given(context: click.Context, name: str) -> bool:

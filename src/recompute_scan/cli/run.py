@@ -1,15 +1,5 @@
 """`run`: record a few steps of a script and report.
 
-``recompute-scan run``: record a few steps of a script, then report on them.
-
-``run --guard``: the whole training of an unchanged script, and what has changed in it.
-
-What to run after a report: see and apply the fix, measure it, record again and compare.
-
-What ``run`` was told to run: a script, a module, or a launcher behind two dashes.
-
-Environment variables that a script sets before it imports torch, which reads some of them then.
-
 Under ``run`` torch is imported before the script begins, so that ``os.environ["OMP_NUM_THREADS"] =
 "1"`` at its top would come too late: other numbers of threads add floats up in another order.
 """
@@ -358,7 +348,7 @@ def run(
     if launcher is None and not is_module:
         check_script(whole, script, args)
     recorded = with_fidelity(click.get_current_context(), recorded)
-    if handed_on is None:
+    if handed_on is None and os.environ.get("RANK", "0") == "0":
         announce(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
         set_early(Path(script))

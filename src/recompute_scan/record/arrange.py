@@ -1,7 +1,5 @@
 """Checkpoints put around modules.
 
-Checkpoints in memory as an arrangement has them: the script's own taken out, others put in.
-
 A module gets its checkpoint around ``forward``, as torch's ``checkpoint_wrapper`` puts it, so that
 what sharding hangs on the module stays outside. Checkpoints of the script that cover no module of
 their own stay where they are.

@@ -1,16 +1,9 @@
 """Whose code a call comes from: mechanism, module and line.
 
-Whose code a frame runs: the user's own, another project's within it, a library's, or nobody's.
-
 Where a file lies says most of it. What lies under ``site-packages``, or in any folder to which pip
 installed something, is a library's, but for the package that the program itself was started from:
 who installs a project and runs ``python -m project.train`` wrote that project. What lies elsewhere
 is the user's, but for copies of other projects that are kept in the tree.
-
-Which line of the user's code is behind a call, the ``file:line`` shown to a person, and the
-statement that holds it.
-
-Remembers where checkpointing was switched on, for the ways that are not a direct call.
 
 torch's checkpoint wrapper, composable checkpoint and the libraries' enable methods are switched
 on once and act later, in library code; others read a settings object that the script made. The

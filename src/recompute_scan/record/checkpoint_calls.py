@@ -1,7 +1,5 @@
 """Calls of both checkpoint variants, each given its region.
 
-Wrappers around the functions that run checkpoints, which give each call its region.
-
 Checkpoints are caught where :mod:`recompute_scan.record.origins` says, and those of other
 libraries like torch's own reentrant one. What is wrapped around the forward's run and around the
 recomputes is for :class:`~recompute_scan.record.region_ranges.Regions` to say; what is computed
@@ -10,8 +8,6 @@ never changes.
 A checkpoint's backward turns gradients on, runs something again and starts a backward pass of its
 own. That shows in what the code of its ``backward`` names; whether it does run anything again is
 for the trace to tell.
-
-Watches who switches checkpoints on, and which modules they recompute, in one process.
 """
 
 from __future__ import annotations
@@ -61,6 +57,7 @@ from recompute_scan.record.region_ranges import (
     RangedRegion,
     Regions,
     can_annotate,
+    needs_gradient,
 )
 from recompute_scan.record.torch_versions import inputs
 from recompute_scan.result.run_record import SwitchedOn
@@ -175,7 +172,7 @@ class CheckpointCalls:
                 place = next((n for n, arg in enumerate(args) if callable(arg)), None)
             if place is not None:
                 self._count("reentrant")
-                if not _needs_gradient(args):
+                if not needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
                 if not (known or isinstance(args[place], _FUNCTIONS)):
                     if sure:
@@ -300,14 +297,6 @@ def _disguised(function: Callable[..., Any], original: Any) -> Any:
         return function(*args, **kwargs)
 
     return wrapt.FunctionWrapper(original, called)
-
-
-def _needs_gradient(args: tuple[Any, ...]) -> bool:
-    with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
-        for arg in args:
-            if isinstance(arg, torch.Tensor) and arg.requires_grad:
-                return True
-    return False
 
 
 def own_functions() -> Iterator[Any]:

@@ -31,7 +31,7 @@ from recompute_scan.record.options import (
     prepare,
 )
 from recompute_scan.record.session import forget_parent, observe
-from recompute_scan.record.steps import Plan, chosen
+from recompute_scan.record.steps import chosen
 from recompute_scan.result.run_record import STOPPED, RunInfo, accept_so_far, run_records_in
 from recompute_scan.startup import Recorded
 
@@ -39,7 +39,7 @@ from recompute_scan.startup import Recorded
 def record(
     options: RunOptions,
     on_hang: Callable[[RunInfo], None] = lambda _: None,
-    on_exit: Callable[[RunInfo], None] = lambda _: None,
+    on_exit: Callable[[RunInfo], None] | None = None,
 ) -> RunInfo:
     """This rank's run record of the run, as it was also written to ``run-rank<N>.json``.
 
@@ -57,13 +57,7 @@ def record(
             cannot be written (``E206``), or ranks that are none (``E224``).
     """
     chosen(options.ranks, 1)
-    plan = Plan(
-        warmup=options.warmup,
-        timing=options.timing_steps,
-        steps=options.steps,
-        fidelity=options.fidelity,
-    )
-    check_plan(plan, measuring=options.measure)
+    check_plan(options.plan, measuring=options.measure)
     check_device(options.device)
     folder = options.output.absolute()  # the script may change the current directory
     prepare(folder)

@@ -41,7 +41,9 @@ class StopRecording(SystemExit):
 class Exit(Struct, frozen=True):
     """How the script ended, its exit status as Python gives it, and the error in one line."""
 
-    ending: Literal["finished", "stopped", "exited", "raised", "interrupted", "hung", "killed"]
+    ending: Literal[
+        "finished", "stopped", "exited", "raised", "interrupted", "terminated", "hung", "killed"
+    ]
     exit_status: int
     error: str | None = None
 
@@ -93,10 +95,7 @@ def _threads_ended(ended: Exit, before: set[threading.Thread]) -> Exit:
 
 
 def _run_program(
-    target: str,
-    is_module: bool,
-    args: Sequence[str],
-    on_failure: Callable[[BaseException], None],
+    target: str, is_module: bool, args: Sequence[str], on_failure: Callable[[BaseException], None]
 ) -> Exit:
     try:
         program = _load(target, is_module, args)
@@ -261,11 +260,7 @@ def _module_program(spec: importlib.machinery.ModuleSpec, target: str) -> _Progr
 def _main_module(file: str, loader: object) -> ModuleType:
     main = ModuleType("__main__")
     main.__dict__.update(
-        __annotations__={},
-        __builtins__=builtins,
-        __cached__=None,
-        __file__=file,
-        __loader__=loader,
+        __annotations__={}, __builtins__=builtins, __cached__=None, __file__=file, __loader__=loader
     )
     return main
 

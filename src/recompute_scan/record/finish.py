@@ -1,10 +1,6 @@
 """The end of a run: result.json, report.html and the next commands.
 
-The report at the end of a run: which of its processes writes it, and what it is made from.
-
 The analysis is imported when the script has ended, which would find it among its modules.
-
-The ways to run a script: here, in several processes, below a launcher, or several times.
 """
 
 from __future__ import annotations
@@ -147,7 +143,7 @@ class Reporting(Struct, frozen=True):
         """Report on what the ranks left, if one failed or they left traces all the same."""
         accept_so_far(self.folder)
         ends = self._ends()
-        if ends.failed or any(record.trace for record in ends.records):
+        if ends.failed or any(record.trace or record.counted for record in ends.records):
             self._failed()
         else:
             self.stays()
@@ -185,7 +181,7 @@ class Reporting(Struct, frozen=True):
             RunError: There is no trace although the script ended well (``E309``).
         """
         ends = self._ends()
-        seen = any(one.trace or one.fidelity for one in (info, *ends.records))
+        seen = any(one.trace or one.fidelity or one.counted for one in (info, *ends.records))
         if not seen and not ends.failed:
             error = RunError("E309", "The run gave no trace.", why=info.message)
             # A bug of ours is no failure of the script.
@@ -368,11 +364,7 @@ def run_and_report(
 
 def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str]) -> int:
     if way.launcher is None and way.nproc_per_node is None:
-        info = record(
-            options,
-            on_hang=reporting.hung,
-            on_exit=reporting.conclude_at_once,
-        )
+        info = record(options, on_hang=reporting.hung, on_exit=reporting.conclude_at_once)
         reporting.conclude(info)
         return info.exit_status
     handed = encode(Handed(replace(options, args=()), reporting.machine, reporting.after))
@@ -434,11 +426,7 @@ def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: 
 
 
 def _and_more(
-    what: str,
-    more: Callable[[Result], Result],
-    way: Way,
-    options: RunOptions,
-    reporting: Reporting,
+    what: str, more: Callable[[Result], Result], way: Way, options: RunOptions, reporting: Reporting
 ) -> int:
     """Record in processes of their own, report, then find out more and report again."""
     if rank_facts().world_size > 1:

@@ -1,19 +1,13 @@
 """Isolation: an exception in our hooks never reaches the script.
 
-The one door through which our code gets into the script's: what fails in us stays with us.
-
 Every function that a recording puts into the process (in place of another, as a hook, in a thread)
 is made by :meth:`Guard.around` or :meth:`Guard.aside`. An exception of our own that gets as far is
 a bug of ours: it is kept, the recording ends, and from there on calls go straight through. What the
 script's functions raise passes as it is, and each of them is called once, whatever fails around it.
 
-Attributes of other people's classes and modules, replaced for a time and put back exactly.
-
 Functions that wait for the import of a module can stop waiting. wrapt's hooks cannot be taken back,
 so it gets one for each module that anybody ever waited for; with nobody waiting that one does
 nothing, once.
-
-What is done in processes that the script forks, so that they do what they would without us.
 """
 
 from __future__ import annotations

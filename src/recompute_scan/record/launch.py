@@ -1,16 +1,9 @@
 """Launchers and ranks, and the files that ranks leave.
 
-Starting several processes, with torchrun's own launcher or the user's, and which one this is.
-
-This process among the ranks of a run: which it is, whether it records, and when all stop.
-
 Nothing here is a collective, so that nothing can get between those of the script. A rank without
-a process group, or whose store has gone, has nobody to ask and goes by what it knows itself.
-
-Brings what ranks recorded on other file systems into rank 0's folder.
-
-It travels through the store of the script's process group once the script has ended, in pieces,
-so that it needs no port, no address and no login of its own.
+a process group, or whose store has gone, has nobody to ask and goes by what it knows itself. What
+ranks recorded on other file systems comes into rank 0's folder through that store, in pieces, once
+the script has ended, without a port, an address or a login.
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ from msgspec import Struct
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, made, write_whole
-from recompute_scan.record.steps import DEFAULT, Plan, chosen
+from recompute_scan.record.steps import DEFAULT, Plan, StepTimer, chosen
 from recompute_scan.record.torch_versions import holds
 from recompute_scan.result.run_record import (
     WORD,
@@ -306,7 +299,10 @@ class Membership:
     """
 
     def __init__(self, plan: Plan, recording_ranks: str) -> None:
+        self._plan = plan
         self._recording_ranks = recording_ranks
+        self._timing_ends: int | None = None
+        self._timings = 0
         self.ranks = rank_facts()
         self.store: Any | None = None
         self.chosen = True
@@ -321,8 +317,9 @@ class Membership:
         """Ask again which rank this is."""
         self.ranks = rank_facts()
 
-    def settle(self, folder: Path) -> str | None:
-        """The warm-up is over: meet the others, and see whether this one is to record.
+    def settle(self, folder: Path, made: int) -> str | None:
+        """The warm-up is over after so many steps: meet the others, and see whether this one is to
+        record.
 
         Returns:
             What is to be said where the ranks that were asked for are none of the run's.
@@ -330,6 +327,11 @@ class Membership:
         self.ranks = rank_facts()  # now, because the script may leave its group before it ends
         self.store = _store_of_group()
         self.last_step.meet(self.store)
+        if not self.alone and self._plan.fewest is not None and self.store is not None:
+            self._timing_ends, self._timings = None, self._timings + 1
+            self.last_step.may_come(self._plan.least)
+            if self.ranks.rank == 0:
+                self.last_step.wait(made)
         mark_folder(folder, self.store, self.ranks.rank)
         warning = None
         recording = chosen(self._recording_ranks, self.ranks.world_size)
@@ -341,6 +343,27 @@ class Membership:
             recording = chosen(DEFAULT, self.ranks.world_size)
         self.chosen = self.alone or self.ranks.rank in recording
         return warning
+
+    def is_timed(self, made: int, timer: StepTimer) -> bool:
+        """Have enough steps been timed? Of several ranks the first decides, by its own times.
+
+        The others hear of it a step later, and all end with the same one. One that hears too late
+        times more of them, and stops with the rest.
+        """
+        enough = self._plan.is_timed
+        if self._plan.fewest is None or timer.steps >= self._plan.timing:
+            return timer.steps >= self._plan.timing
+        if self.alone:
+            return enough(timer.milliseconds(wait=False))
+        if self._timing_ends is None and self.store is not None:
+            key = f"timed{self._timings}"
+            with suppress(*_GONE):
+                if self.ranks.rank != 0:
+                    self._timing_ends = int(self.store.get(key)) if holds(self.store, key) else None
+                elif enough(timer.milliseconds(wait=False)):
+                    self.store.set(key, str(made + 1))
+                    self._timing_ends = made + 1
+        return self._timing_ends is not None and made >= self._timing_ends
 
     def go_on(self, made: int) -> None:
         """The script goes on here, so it must go on everywhere, if there is time to say so."""
@@ -369,8 +392,10 @@ class LastStep:
     """After which step every rank stops, so that none waits for one that has stopped before.
 
     By itself this is the planned step, the same everywhere, and nobody needs to be asked. A rank
-    that cannot record yet, because the script's own profiler runs, asks all for more steps and
-    says later how many: :meth:`wait`, then :meth:`settle`. The others look when they would stop.
+    that cannot record yet, because the script's own profiler runs or because the first rank times
+    as many steps as it needs, asks all for more steps and says later how many: :meth:`wait`, then
+    :meth:`settle`. The others look when they would stop. Ranks without a common store make all the
+    steps that are planned.
 
     Ranks that communicate in every step are one step apart at most, and the host may run ahead
     of a GPU a little further; so nothing is asked for later than :data:`NOTICE` steps before the
@@ -394,11 +419,16 @@ class LastStep:
         """The warm-up is over: the others can be reached now, if ever."""
         self._store = store
 
+    def may_come(self, planned: int) -> None:
+        """It may be this step already: the first rank asks for more before that."""
+        self._last = planned
+
     def wait(self, made: int) -> bool:
         """Ask that nobody stops until more is said; ``False`` where it is too late for that."""
         if self._open:
             return True
-        if made > self._last - self.NOTICE:
+        near = made > self._last - self.NOTICE and not self._is_awaited()
+        if near and made > self._last - self.NOTICE:
             return False
         self._open = True
         self._number = self._ask(lambda store: store.add("waits", 1), 0)
@@ -416,13 +446,17 @@ class LastStep:
         """Has the last step been made, as far as any rank has said?"""
         if self._open or made < self._last:
             return False
+        return not self._is_awaited() and made >= self._last
+
+    def _is_awaited(self) -> bool:
+        """Does some rank still ask for more? What others have asked for is taken in."""
         for number in range(1, self._ask(lambda store: store.add("waits", 0), 0) + 1):
             key = f"wait{number}"
             said = self._ask(lambda store, key=key: holds(store, key) and store.get(key), b"0")
             if not said:
-                return False
+                return True
             self._last = max(self._last, int(said))
-        return made >= self._last
+        return False
 
     def _ask(self, question: Any, otherwise: Any) -> Any:
         if self._store is None:

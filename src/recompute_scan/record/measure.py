@@ -1,12 +1,7 @@
 """Losses, gradients and memory measured beside step times.
 
-All that is measured for ``--verify`` beside step times: losses, gradients, the most memory.
-
 ``Tensor.backward`` calls ``torch.autograd.backward`` by that name, so one function is watched.
 Values are copied on their device and read when the run is over, so that no step waits for them.
-
-What a thread took of the system, and when steps on a CPU take long because they get their memory
-from it anew.
 """
 
 from __future__ import annotations

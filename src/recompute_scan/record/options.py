@@ -1,16 +1,8 @@
 """What a run is asked to do, and its folder.
 
-What a run is asked to do, and its one encoding for the processes that it is handed on to.
-
-Processes that the script starts get the text, and decode it only where they have imported torch.
-
-The folder that a recording goes to: what can be said against it before anything runs, and what
-it holds once all is analysed.
-
-A run that fails replaces no result of one that succeeded: where the folder holds one, a run
+Processes that the script starts get the options as text, and decode it where they have imported
+torch. A run that fails replaces no result of one that succeeded: where the folder holds one, a run
 records beside it, and what it left takes the place of the earlier once there is a new result.
-
-One rank's run record of its recording, with what it ran on, once that is over.
 """
 
 from __future__ import annotations
@@ -116,6 +108,9 @@ class RunOptions(Struct, frozen=True):
             others count and time their steps, and stop with them.
         fidelity: Whether to compare the recomputes of one more step with their forward.
         events: File that is told what happens; empty for none.
+        stacks: Whether to profile one more step with Python stacks.
+        fewest: As for :class:`recompute_scan.record.steps.Plan`; ignored in runs that measure a
+            change.
     """
 
     target: str
@@ -137,6 +132,28 @@ class RunOptions(Struct, frozen=True):
     fidelity: bool = True
     events: str = ""
     takes_place_of: Path | None = None
+    stacks: bool = True
+    fewest: tuple[int, int] | None = None
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it measures a change: each run then makes the same steps, and its reader has the
+        answer.
+        """
+        changed = self.removals or self.arms or self.switching or self.without_checkpointing
+        return bool(changed or self.measure)
+
+    @property
+    def plan(self) -> Plan:
+        """The steps of each phase."""
+        return Plan(
+            warmup=self.warmup,
+            timing=self.timing_steps,
+            steps=self.steps,
+            fidelity=self.fidelity,
+            stacks=self.stacks,
+            fewest=None if self.is_special else self.fewest,
+        )
 
 
 def encode(options: object) -> str:
@@ -441,4 +458,5 @@ def make_run_record(
         untrained=probe.untrained.names,
         fidelity=kept.fidelity,
         policies=kept.policies,
+        counted=kept.counted,
     )

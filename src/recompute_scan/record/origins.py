@@ -1,9 +1,5 @@
 """Who switched a checkpoint on.
 
-By whose doing a checkpoint is called: mechanism, module and the line that switched it on.
-
-torch's two kinds of checkpoint: where they can be caught, and how a call of one is made.
-
 ``torch.utils.checkpoint.checkpoint`` itself stays what it is: ``torch.compile`` knows it by
 identity and others have imported it by name. What it looks up when called is replaced instead:
 attributes of ``CheckpointFunction`` for the reentrant variant and the generator that

@@ -1,14 +1,10 @@
 """Selective policies as they decide.
 
-Sees the policies of selective checkpoints decide, in the one step that has Python stacks.
-
 torch asks a policy from inside a dispatch mode that it makes for each call of the checkpoint, and
 recomputes through a second one. For that step the two modes' classes carry wrappers; whoever made
 the modes, and whatever the policy is, they pass there. The step's times are never used, so that
 looking costs no figure anything. A policy gets the arguments that torch gives it, once, and what
 it returns or raises goes on unchanged.
-
-What a policy of a selective checkpoint refers to, and what the watch counts of its answers.
 
 Nothing of the script's is called: closures, globals, defaults and attributes are read, and the
 bytecode is searched for operators that it spells out, such as ``torch.ops.aten.mm``.

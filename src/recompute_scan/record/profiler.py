@@ -1,9 +1,5 @@
 """One window of torch's profiler: open ranges, and Kineto's lines kept off the terminal.
 
-One profiler window: a fixed number of steps recorded into one gzipped trace.
-
-Ranges that are still open when their profiler ends: ended there and then, or known to be open.
-
 A range of ``record_function`` keeps a pointer into the memory of the profiler under which it was
 opened. torch frees that memory when the profiler ends, and writes to it when the range closes, if
 any other profiler runs in its thread by then (``onFunctionExit`` in profiler_kineto.cpp and
@@ -12,8 +8,6 @@ or much later. With no profiler running it writes nothing, and a range that has 
 as one ended once. So what a profiler leaves open is ended while none runs. Ranges that cannot be
 got hold of (those of compiled code, of torch's operators called directly) leave the process
 unsafe for another profiler.
-
-What a recording says and keeps quiet on the user's terminal.
 
 Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
 setting turns them off. The descriptor is redirected only while our own calls into
@@ -30,6 +24,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 import weakref
 from collections import Counter
@@ -158,17 +153,27 @@ def without_modes() -> Iterator[None]:
 
 
 class Progress:
-    """Says each phase once."""
+    """Says each phase once.
 
-    def __init__(self, *, wanted: bool = True) -> None:
-        self._on = wanted and sys.stderr is not None and sys.stderr.isatty()
+    Args:
+        wanted: Whether this process is the one to say it.
+        logs: Whether it is said in a log too, with the time.
+    """
+
+    def __init__(self, *, wanted: bool = True, logs: bool = False) -> None:
+        self._on = wanted and sys.stderr is not None
+        self._logs = logs
         self._said = ""
 
-    def show(self, text: str) -> None:
-        """Say it on a terminal, unless it was what was said last."""
-        if self._on and text != self._said:
+    def show(self, text: str, step: int | None = None) -> None:
+        """Say it, unless it was what was said last; in a log only with the step that has ended."""
+        if not self._on or text == self._said:
+            return
+        if sys.stderr.isatty():
             self.say(text)
-            self._said = text
+        elif self._logs and step is not None:
+            self.say(f"{time.strftime('%H:%M:%S')} step {step}: {text}")
+        self._said = text
 
     def say(self, text: str) -> None:
         """Say it, on a terminal and in a log."""

@@ -1,29 +1,22 @@
 """The phases of a recording: warm-up, timed steps, profiled steps, compared steps.
 
-The phases of a recording, driven by step boundaries.
-
-Warm-up, then timed steps without a profiler, then what
-:class:`~recompute_scan.record.recorder.Tracing` profiles, then one step that is compared.
-
-The phases of a recording, and what it keeps: files, step times, what is to be said of it.
-
-The profiled steps of a recording: one profiler window after another.
-
-First the steps without Python stacks, then one with them, for the call sites only. What a window
-holds is written as soon as it closes.
+They are driven by step boundaries. Of the profiled steps the first are without Python stacks, then
+comes one with them, for the call sites only. What a profiler's window holds is written as soon as
+it closes.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from msgspec import Struct, field
@@ -33,6 +26,7 @@ from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import Membership, RankFacts
 from recompute_scan.record.measure import PeakMemory
+from recompute_scan.record.policies import DecisionWatch
 from recompute_scan.record.profiler import (
     OtherProfilers,
     ProfilerWindow,
@@ -40,9 +34,10 @@ from recompute_scan.record.profiler import (
     still_open,
     without_own_warnings,
 )
-from recompute_scan.record.region_ranges import CountedStep, FirstWord
+from recompute_scan.record.region_ranges import ComparedRegions, FirstWord
 from recompute_scan.record.steps import (
     DEFAULT,
+    LONG_S,
     Plan,
     Seen,
     StepCounter,
@@ -53,6 +48,8 @@ from recompute_scan.record.steps import (
 from recompute_scan.record.torch_versions import compiled_something, stacks_crash
 from recompute_scan.result.decisions import Policies
 from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.run_record import Counted
+from recompute_scan.units import plural
 
 
 class Phase(Enum):
@@ -74,19 +71,16 @@ class Phase(Enum):
 
     def described(self, plan: Plan) -> str | None:
         """What goes on in this phase, in a few words; ``None`` when nothing does any more."""
+        most = "up to " if plan.fewest is not None else ""
         return {
-            Phase.WARMUP: f"{_steps(plan.warmup)} to warm up",
-            Phase.TIMING: f"timing {_steps(plan.timing)}",
+            Phase.WARMUP: f"{plural(plan.warmup, 'step')} to warm up",
+            Phase.TIMING: f"timing {most}{plural(plan.timing, 'step')}",
             Phase.WAITING: "waiting for the script's own profiler to end",
-            Phase.TRACE: f"profiling {_steps(plan.steps)}",
+            Phase.TRACE: f"profiling {plural(plan.steps, 'step')}",
             Phase.STACKS: "profiling one step with stacks",
             Phase.COMPARING: "comparing recomputes with their forward",
-            Phase.COUNTING: f"other ranks record {_steps(plan.wanted)}",
+            Phase.COUNTING: f"other ranks record {plural(plan.wanted, 'step')}",
         }.get(self)
-
-
-def _steps(number: int) -> str:
-    return f"{number} step{'s' * (number != 1)}"
 
 
 class RecordedSoFar(Struct):
@@ -103,6 +97,7 @@ class RecordedSoFar(Struct):
         profiled: Complete steps in the trace.
         fidelity: What comparing a step has shown, once it was.
         policies: What policies of selective checkpoints decided in a step, once it was seen.
+        counted: How often checkpointed blocks ran in the last step in which they were counted.
         warnings: What the person should know.
         failure: Why recording had to be given up.
     """
@@ -117,6 +112,7 @@ class RecordedSoFar(Struct):
     profiled: int = 0
     fidelity: Fidelity | None = None
     policies: Policies | None = None
+    counted: Counted | None = None
     warnings: list[str] = field(default_factory=list)
     failure: str | None = None
 
@@ -144,16 +140,6 @@ _OTHER_PROFILER = (
 )
 
 
-class DecidingStep(Protocol):
-    """What sees policies decide in a step."""
-
-    def begin(self) -> None:
-        """The step begins."""
-
-    def end(self) -> Policies | None:
-        """It has ended: what was decided."""
-
-
 class Tracing:
     """Opens and closes the windows of one rank.
 
@@ -173,7 +159,7 @@ class Tracing:
         begin_annotating: Callable[[], None],
         on_kept: Callable[[], None],
         guard: Guard,
-        policies: DecidingStep | None = None,
+        policies: DecisionWatch | None = None,
     ) -> None:
         self._policies = policies
         self._thread = threading.get_ident()
@@ -194,23 +180,26 @@ class Tracing:
         Args:
             lead: Steps that warm the profiler up.
         """
+        stacks = self._kept.trace is not None
+        foreign = self._membership.chosen and self.others.running()
+        if not foreign:
+            needed = (0 if stacks else lead + self._plan.steps) + self._plan.stacks
+            needed += self._plan.fidelity
+            self._membership.last_step.settle(self._counter.steps, needed)
         if not self._membership.chosen:
             self._kept.phase = Phase.COUNTING
             if not lead:
                 self._counter.freeze()
             return
-        if self.others.running():
+        if foreign:
             self._wait_for_other_profiler()
             return
         if why := _no_profiler():
             self._do_without(why)
             return
-        stacks = self._kept.trace is not None
         if stacks and (why := _no_stacks()):
             self._do_without(why)
             return
-        needed = (0 if stacks else lead + self._plan.steps) + 1 + self._plan.fidelity
-        self._membership.last_step.settle(self._counter.steps, needed)
         if not lead:
             self._counter.freeze()
         self._begin_annotating()
@@ -267,7 +256,7 @@ class Tracing:
         if window is None:
             return
         self._save(window)
-        if self._kept.stacks is None:
+        if self._plan.stacks and self._kept.stacks is None:
             self.open(lead=0)
         else:
             self._kept.phase = Phase.DONE
@@ -367,16 +356,6 @@ def _hidden() -> Fidelity | None:
     return _COMPILED if compiled_something() else None
 
 
-class ComparedStep(Protocol):
-    """What compares the recomputes of a step with their forward."""
-
-    def compare(self) -> None:
-        """The step begins."""
-
-    def compared(self) -> Fidelity:
-        """It has ended: what it has shown."""
-
-
 class Recorder:
     """Records one rank of a run.
 
@@ -394,15 +373,16 @@ class Recorder:
         keep_going: bool,
         counter: StepCounter,
         begin_annotating: Callable[[], None],
-        comparison: ComparedStep | None = None,
-        policies: DecidingStep | None = None,
+        comparison: ComparedRegions | None = None,
+        policies: DecisionWatch | None = None,
         memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
         on_kept: Callable[[], None] = lambda: None,
         guard: Guard | None = None,
         follow: Callable[[Phase, int, int], None] = lambda *_: None,
-        counting: CountedStep | None = None,
+        counting: ComparedRegions | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        logs: bool = False,
     ) -> None:
         self._follow = follow
         self._tell = tell
@@ -418,9 +398,11 @@ class Recorder:
         self._memory = memory
         self._on_kept = on_kept
         self._membership = Membership(plan, recording_ranks)
-        self._progress = Progress(wanted=self.ranks.rank == 0)
+        self._logs = logs
+        self._progress = Progress(wanted=self.ranks.rank == 0, logs=logs)
         self.kept = RecordedSoFar(folder)
         self._timer: StepTimer | None = None
+        self._began = time.monotonic()
         self._tracing = Tracing(
             plan,
             self.kept,
@@ -502,7 +484,7 @@ class Recorder:
             return
         self._tracing.drop()
         self._timer = None
-        self.kept.timed_ms = ()
+        self.kept.timed_ms, self.kept.warmup_steps = (), 0
         self.kept.phase = Phase.WARMUP
 
     def boundary(self) -> None:
@@ -517,6 +499,12 @@ class Recorder:
         if self._guard.failure is not None:
             self._guard.run(self.settle, otherwise=None)
         if not self._keep_going and self.over:
+            if self._logs and self.ranks.rank == 0:
+                self._logs = False
+                self._progress.say(
+                    f"stopped the script after step {self._counter.steps} of its own "
+                    "(--keep-going goes on)"
+                )
             raise StopRecording(0)
 
     def finish(self) -> None:
@@ -524,9 +512,9 @@ class Recorder:
         with without_own_warnings():
             self._guard.run(self._keep_window_or_fail, otherwise=None)
             self._guard.run(self._end_comparison, otherwise=None)
-        if self._timer is not None and not self.kept.timed_ms:
+        if self._has_times:
             with suppress(RuntimeError):  # a GPU that died with the script
-                self._keep_times(self._timer)
+                self._keep_times()
         if self.kept.phase is Phase.WARMUP:
             self.kept.warmup_steps = self._counter.steps
             self._membership.look()
@@ -545,8 +533,8 @@ class Recorder:
 
     def abandon(self) -> None:
         """The script hangs in another thread: keep the step times, and touch nothing else."""
-        if self._timer is not None and not self.kept.timed_ms and self.kept.device == "cpu":
-            self.kept.timed_ms = self._timer.milliseconds()
+        if self._has_times and self.kept.device == "cpu":
+            self._keep_times()
         if self.kept.phase is Phase.WARMUP:
             self.kept.warmup_steps = self._counter.steps
 
@@ -564,13 +552,11 @@ class Recorder:
 
     def _advance(self) -> None:
         if self.kept.phase is Phase.WARMUP:
-            if self._first_word is not None:
-                self._first_word.boundary(self._counter.steps)
             self._after_warmup_step()
         elif self.kept.phase is Phase.TIMING and self._timer is not None:
             self._timer.mark()
-            if self._timer.steps >= self._plan.timing:
-                self._keep_times(self._timer)
+            if self._membership.is_timed(self._counter.steps, self._timer):
+                self._keep_times()
                 if self._plan.steps:
                     self._tracing.open(lead=self._plan.lead)
                 else:
@@ -616,14 +602,23 @@ class Recorder:
 
     def _after_warmup_step(self) -> None:
         made, plan = self._counter.steps, self._plan
-        if made >= plan.warmup:
+        took_s = time.monotonic() - self._began
+        is_long = self._timer is not None and took_s > LONG_S
+        if self._timer is not None:
+            self._timer.mark()
+        self._membership.look()
+        if self._first_word is not None and not self._first_word.over:
+            self.kept.counted = self._first_word.boundary(made, took_s) or self.kept.counted
+            self._on_kept()  # little, but who is killed has left a word
+        if made >= plan.warmup or is_long:
             self._settle_device()
-            self.kept.warmup_steps = made
-            self._on_kept()  # little, but who is killed while steps are timed has left a word
+            self.kept.warmup_steps = made - is_long
+            self._on_kept()
             if plan.timing:
                 if self._memory is not None:
                     self._memory.begin(self.kept.device)
-                self._timer = StepTimer(self.kept.device)
+                if not is_long:
+                    self._timer = StepTimer(self.kept.device)
                 self.kept.phase = Phase.TIMING
             elif plan.only_compares:
                 self._compare_alone()
@@ -633,6 +628,11 @@ class Recorder:
             self._settle_device()
             self.kept.warmup_steps = plan.warmup
             self._tracing.open(lead=1)
+        elif plan.fewest is not None:
+            # A long step is timed already: it has as much behind it as the first of ten has.
+            fits = made == plan.fewest[0]
+            self._timer = StepTimer(self._used_device()) if fits else None
+        self._began = time.monotonic()
 
     def _compare_alone(self) -> None:
         """Nothing is timed or profiled: the next step is compared, on the chosen ranks."""
@@ -644,8 +644,14 @@ class Recorder:
         self._begin_annotating()
         self.kept.phase = Phase.DONE
 
-    def _keep_times(self, timer: StepTimer) -> None:
-        self.kept.timed_ms = timer.milliseconds()
+    @property
+    def _has_times(self) -> bool:
+        """Whether steps were timed that are not kept yet; what is timed in a warm-up may not be."""
+        timed = self._timer.steps if self._timer is not None and self.kept.warmup_steps else 0
+        return bool(timed) and not self.kept.timed_ms
+
+    def _keep_times(self) -> None:
+        self.kept.timed_ms = self._timer.milliseconds() if self._timer else ()
         if self._memory is not None:
             self._memory.end()
         self._on_kept()
@@ -653,21 +659,25 @@ class Recorder:
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
         # would break a script that forks later, and would record a GPU that nobody uses.
-        if warning := self._membership.settle(self.kept.folder):
+        if warning := self._membership.settle(self.kept.folder, self._counter.steps):
             self.kept.warn(warning)
         if self.ranks.rank != 0:
             self._progress.end()
-        wanted = self._wanted_device
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self.kept.device = "cuda" if used and wanted != "cpu" else "cpu"
-        if wanted == "cuda" and not used:
+        self.kept.device = self._used_device()
+        if self._wanted_device == "cuda" and self.kept.device == "cpu":
             self.kept.warn(
                 "The script did not use a GPU in its warm-up steps; the CPU was recorded."
             )
 
+    def _used_device(self) -> Literal["cpu", "cuda"]:
+        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        return "cuda" if used and self._wanted_device != "cpu" else "cpu"
+
     def _fail(self, error: Exception) -> None:
         self.kept.failure = f"Recording was given up: {type(error).__name__}: {error}"
         self.kept.phase = Phase.DONE
+        made = self._counter.steps
+        self._membership.last_step.settle(made, self._plan.wanted - made)
         self._tracing.drop()
 
     def _say(self, text: str) -> None:
@@ -677,5 +687,5 @@ class Recorder:
 
     def _report(self) -> None:
         self._follow(self.kept.phase, self._counter.steps, self.ranks.rank)
-        if text := self.kept.phase.described(self._plan):
-            self._progress.show(text)
+        if self.ranks.rank == 0 and (text := self.kept.phase.described(self._plan)):
+            self._progress.show(text, self._counter.steps)

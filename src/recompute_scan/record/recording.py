@@ -1,12 +1,7 @@
 """`record(...)`: a context manager around a training loop.
 
-Record a training loop from inside: the same annotations, timed steps and traces as ``run``
-makes.
-
-The loop says where its steps end. With the last one that is recorded everything of ours is taken
-out of the process again, and the loop goes on as if nothing had been there.
-
-The folder of a recording from inside a training loop, and what its traces show.
+The same annotations, timed steps and traces as ``run`` makes. The loop says where its steps end;
+with the last one that is recorded everything of ours is taken out of the process again.
 """
 
 from __future__ import annotations
@@ -109,9 +104,9 @@ def _delete(folder: Path, process: int) -> None:
 _INTERRUPTED = 130
 _WORDING = Wording(
     who="The loop",
-    no_step="step() of the recording was never called, so no training step could be told from the "
-    "next. Call it at the end of each step.",
-    fits="record(steps={steps}, warmup=1, timing_steps=0)",
+    no_step="step() of the recording was never called, so it is not known where a step ends. "
+    "Call it at the end of each step.",
+    fits="record(steps=1, warmup=1, timing_steps=0)",
 )
 _current: Recording | None = None
 

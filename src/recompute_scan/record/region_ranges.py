@@ -1,10 +1,7 @@
 """Regions as ranges in the trace, and the regions to compare.
 
-Regions and their recomputes as ranges in the trace, opened only while a profiler records.
-
-Regions of the step whose recomputes are compared with their forward.
-
-Runs of checkpointed blocks in one step, counted by the hooks alone: the first answer of a run.
+Ranges are opened only while a profiler records. Before that, the runs of checkpointed blocks in one
+step are counted by the hooks alone: the first answer of a run.
 """
 
 from __future__ import annotations
@@ -12,8 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Protocol
@@ -27,11 +23,18 @@ from recompute_scan.fidelity.backward_reads import hook_classes
 from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.passing import Application
+from recompute_scan.fidelity.state import named_parts
 from recompute_scan.record.isolation import Call, Guard, Patches
-from recompute_scan.record.modules import ModuleIndex, covered_modules, parameter_names
+from recompute_scan.record.modules import (
+    ModuleIndex,
+    covered_modules,
+    parameter_names,
+    root_modules,
+)
 from recompute_scan.record.origins import Origin, Origins, Variant
 from recompute_scan.record.steps import Plan, in_backward
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity
+from recompute_scan.result.run_record import Counted
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
 # operator of its own, which a selective checkpoint's dispatch mode would see, count and cache.
@@ -197,28 +200,40 @@ class AnnotatedRegion:
             self._thread.depth, self._thread.within = before, around
 
 
+def needs_gradient(args: Iterable[object]) -> bool:
+    """Does one of these arguments need a gradient?"""
+    with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.requires_grad:
+                return True
+    return False
+
+
 class CountedRuns:
     """Counts the runs of checkpointed blocks, forward and again, without a profiler.
 
     Of nested checkpoints around one block the innermost is entered for each run of it, so only
-    runs count that no other begins in.
+    runs count that no other begins in. Forward runs that no backward pass can follow, as in an
+    evaluation, do not count.
     """
 
     def __init__(self) -> None:
         self._runs: dict[object, list[int]] = {}
+        self._modules: dict[int, nn.Module] = {}
         self._thread = threading.local()
 
     def region(self, call: CheckpointCall) -> CountedRegion:
         """The region of one call, whose runs count for the block that it is around."""
         covered = covered_modules(call.function, call.args)
+        self._modules.update((id(one), one) for one in covered)
         block: object = id(covered[0]) if covered else id(getattr(call.function, "__code__", None))
-        return CountedRegion(self, block)
+        return CountedRegion(self, block, torch.is_grad_enabled() or needs_gradient(call.args))
 
     @contextmanager
-    def run(self, block: object) -> Iterator[None]:
-        """Around one run of the block."""
+    def run(self, block: object, counts: bool) -> Iterator[None]:
+        """Around one run of the block; whether it counts is for the outermost to say."""
         around = getattr(self._thread, "holds", None)
-        holds = self._thread.holds = [False]
+        holds = self._thread.holds = [False, counts if around is None else around[1]]
         again = in_backward()
         try:
             yield
@@ -226,24 +241,20 @@ class CountedRuns:
             self._thread.holds = around
             if around is not None:
                 around[0] = True
-            if not holds[0]:
+            if not holds[0] and (again or holds[1]):
                 self._runs.setdefault(block, [0, 0])[again] += 1
 
-    def described(self) -> str:
-        """How often the blocks ran again for each forward run, in words."""
-        ratios = [again / forward for forward, again in self._runs.values() if forward]
-        if not ratios:
-            return "no checkpoint was seen"
-        most = max(ratios)
-        many = sum(ratio == most for ratio in ratios)
-        which = f"{many} of {len(ratios)} checkpointed blocks"
-        if many == len(ratios):
-            which = f"all {many} checkpointed blocks" if many > 1 else "the checkpointed block"
-        one = many == 1
-        if not most:
-            return f"{which} did not run again"
-        times = {1.0: "once", 2.0: "twice"}.get(most, f"{most:g} times")
-        return f"{which} {'runs' if one else 'run'} again {times} in each backward pass"
+    def in_step(self, step: int) -> Counted:
+        """What was counted in this step, which has ended."""
+        kinds = {type(module) for module in self._modules.values()}
+        alike = {
+            id(part)
+            for root in (root_modules() if kinds else ())
+            for _, part in named_parts(root)
+            if type(part) in kinds and part.training
+        }
+        runs = tuple((forward, again) for forward, again in self._runs.values() if forward)
+        return Counted(step, runs, len(alike - self._modules.keys()))
 
 
 class CountedRegion(Struct, frozen=True):
@@ -251,61 +262,46 @@ class CountedRegion(Struct, frozen=True):
 
     counts: CountedRuns
     block: object
+    followed: bool
 
     def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
         """Around a run in the forward pass, or in the recompute of a checkpoint around this one."""
-        return self.counts.run(self.block)
+        return self.counts.run(self.block, self.followed)
 
     def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
         """Around each run in a backward pass."""
-        return self.counts.run(self.block)
-
-
-class CountedStep(Protocol):
-    """What counts the runs of checkpointed blocks in a step."""
-
-    def count(self) -> None:
-        """The step begins."""
-
-    def counted(self) -> CountedRuns | None:
-        """It has ended: its runs."""
+        return self.counts.run(self.block, self.followed)
 
 
 class FirstWord:
-    """Says after the first complete step how often its blocks ran again.
+    """Counts in the second step how often its blocks run again, and says it.
 
-    The first step of all is left out: it may compile, and make what others reuse. What a warm-up
-    has no room for is not counted: timed steps do nothing but train.
+    The first step of all may compile, and make what others reuse: its count stands only until
+    there is another, or where the warm-up has no room for one. Timed steps do nothing but train.
 
     Args:
-        step: What counts.
+        step: What counts; it begins now.
         plan: How many steps are to come.
         say: Where it is said.
     """
 
-    def __init__(self, step: CountedStep, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, step: ComparedRegions, plan: Plan, say: Callable[[str], None]) -> None:
         self._step, self._plan, self._say = step, plan, say
-        self._began: float | None = None
-        self._over = False
+        self.over = False
+        step.count()
 
-    def boundary(self, made: int) -> None:
-        """So many steps have ended."""
-        if self._over:
-            return
-        if self._began is None:
-            self._over = made >= self._plan.warmup
-            if not self._over:
-                self._step.count()
-                self._began = time.perf_counter()
-            return
-        self._over = True
-        counts = self._step.counted()
-        left_s = (self._plan.wanted - made) * (time.perf_counter() - self._began)
-        if counts is not None:
-            self._say(
-                f"step {made} of {self._plan.wanted}: {counts.described()} (counted by hooks); "
-                f"about {_duration(left_s)} of recording left"
-            )
+    def boundary(self, made: int, step_s: float) -> Counted | None:
+        """So many steps have ended, the last of which took so long: what was counted in it."""
+        counted = self._step.counted(made)
+        self.over = made > 1 or made >= self._plan.warmup
+        if not self.over:
+            self._step.count()
+        elif counted is not None:
+            most = "at most " * (self._plan.least < self._plan.wanted) + str(self._plan.wanted)
+            left = _duration(self._plan.left_s(made, step_s))
+            left = f"; about {left} of recording left" if made > 1 else ""
+            self._say(f"step {made} of {most}: {counted.described}{left}")
+        return counted
 
 
 def _duration(seconds: float) -> str:
@@ -336,10 +332,10 @@ class ComparedRegions:
         """Count the runs of the step that begins."""
         self._counting = CountedRuns()
 
-    def counted(self) -> CountedRuns | None:
-        """It has ended: its runs."""
+    def counted(self, step: int) -> Counted | None:
+        """It has ended, as this one of all: its runs."""
         counting, self._counting = self._counting, None
-        return counting
+        return counting.in_step(step) if counting is not None else None
 
     def compare(self) -> None:
         """The step begins."""

@@ -1,17 +1,10 @@
 """One process under observation.
 
-One process under observation: step hooks, checkpoint probe, watchdog, and its run record.
-
-The course of a process under observation: phases and steps, as it is told, and how it ends.
-
-Without steps nothing is recorded, and who trains for days should not learn that at the end.
-
-Whether the checkpoints of this torch are caught, seen before the script runs.
-
-What is replaced in torch are private names. A version that keeps such a name and calls another
-would leave its checkpoints without annotations, and annotations that are missing tell a false
-story: of switches that do nothing, and of recompute that nobody asked for. Where a kind is not
-caught nothing is marked at all, and the trace is read as any other is.
+Before the script runs it is seen whether the checkpoints of this torch are caught. What is replaced
+in torch are private names. A version that keeps such a name and calls another would leave its
+checkpoints without annotations, and annotations that are missing tell a false story: of switches
+that do nothing, and of recompute that nobody asked for. Where a kind is not caught nothing is
+marked at all, and the trace is read as any other is.
 
 So torch is asked for one checkpoint of each kind, which ends where ours would begin: no operator
 runs, no random number is drawn, no thread is started, and no device is looked for.
@@ -62,15 +55,20 @@ from recompute_scan.record.options import RunOptions, cannot_write, make_run_rec
 from recompute_scan.record.origins import generator_function, reentrant_function, replace_generator
 from recompute_scan.record.recorder import Phase, Recorder
 from recompute_scan.record.rehearsal import Rehearsing
-from recompute_scan.record.shutdown import Stopping, see_that_it_ends
+from recompute_scan.record.shutdown import (
+    TERMINATED,
+    Stopping,
+    Termination,
+    drop_buffers,
+    leave_now,
+    see_that_it_ends,
+)
 from recompute_scan.record.shutdown import leave as leave_with_children
-from recompute_scan.record.steps import Plan, StepCounter, StepHooks, in_backward
+from recompute_scan.record.steps import StepCounter, StepHooks, in_backward
 from recompute_scan.record.torch_versions import inputs
 from recompute_scan.record.watchdog import HUNG, Watchdog, end_of
 from recompute_scan.result.run_record import WORD, RunInfo, write_run_info, write_so_far
 
-# Streams of a script that has left by `os._exit`: who is deleted is flushed.
-_DROPPED: list[Any] = []
 # More than most scripts have micro-batches in a step.
 _PASSES = 50
 
@@ -171,26 +169,14 @@ class Unstepped:
 
 def how_it_failed(outcome: Exit) -> str:
     """How a script ended whose exit status is not 0, one sentence."""
-    if outcome.ending == "raised":
-        error = (outcome.error or "an exception").rstrip(".")
-        return f"The script raised {error}."
-    if outcome.ending == "interrupted":
-        return "The script was interrupted."
-    if outcome.ending == "killed":
-        return "The process ended without a word."
-    if outcome.ending == "hung":
-        return "The script made no progress and was ended."
-    return f"The script ended with exit status {outcome.exit_status}."
-
-
-def drop_buffers() -> None:
-    """Write no more of what the script has printed than it has flushed, but let us print."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        _DROPPED.append(getattr(sys, name))
-        stream = None
-        with suppress(OSError):
-            stream = os.fdopen(os.dup(number), "w", encoding="utf-8", errors="replace")
-        setattr(sys, name, stream)
+    error = (outcome.error or "an exception").rstrip(".")
+    return {
+        "raised": f"The script raised {error}.",
+        "interrupted": "The script was interrupted.",
+        "terminated": "The script was ended by SIGTERM.",
+        "killed": "The process ended without a word.",
+        "hung": "The script made no progress and was ended.",
+    }.get(outcome.ending, f"The script ended with exit status {outcome.exit_status}.")
 
 
 def leave_hanging(
@@ -204,14 +190,6 @@ def leave_hanging(
         on_hang(info)
     finally:
         leave_now(HUNG)
-
-
-def leave_now(status: int) -> None:
-    """End this process with this status, and no more than what is printed so far."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    _exit(status)
 
 
 def tell_of_exec(patches: Patches, guard: Guard, folder: Path, so_far: Callable[[], None]) -> None:
@@ -390,7 +368,7 @@ def observe(
     program: Callable[[Callable[[BaseException], None]], Exit],
     *,
     on_hang: Callable[[RunInfo], None] = lambda _: None,
-    on_exit: Callable[[RunInfo], None] = lambda _: None,
+    on_exit: Callable[[RunInfo], None] | None = None,
     keep: Callable[[RunInfo], bool] = lambda _: True,
     waits: Callable[[], bool] = lambda: False,
     is_left: Callable[[], bool] = lambda: False,
@@ -419,14 +397,9 @@ def observe(
         SystemExit: In a process that the script forked and that has come to the program's end: it
             ends as it would without us.
     """
-    guard = guard or Guard()
+    guard, exits = guard or Guard(), on_exit or (lambda _: None)
     _forget_in_forked_processes()
-    plan = Plan(
-        warmup=options.warmup,
-        timing=options.timing_steps,
-        steps=options.steps,
-        fidelity=options.fidelity,
-    )
+    plan = options.plan
     probe = Probe(Path.cwd(), guard)
     counter = StepCounter()
     gauges = Gauges(guard) if options.measure else None
@@ -450,13 +423,10 @@ def observe(
 
     def leave_waiting() -> None:
         try:
-            on_exit(conclude(Exit("stopped", 0), waits=True))
+            exits(conclude(Exit("stopped", 0), waits=True))
         finally:
             leave_with_children(0)
 
-    # Runs that measure a change: their reader has the answer.
-    special = bool(options.removals or options.arms or options.measure or options.switching)
-    special = special or options.without_checkpointing
     recorder = Recorder(
         plan,
         folder,
@@ -471,8 +441,9 @@ def observe(
         on_kept=so_far,
         guard=guard,
         follow=events.boundary,
-        counting=None if special else probe.comparison,
+        counting=None if options.is_special else probe.comparison,
         tell=events.progress,
+        logs=not options.is_special,
     )
     graphs = CompiledGraphs(folder, lambda: recorder.ranks.rank, guard)
     guard.on_failure, guard.settle = recorder.give_up, recorder.settle
@@ -486,8 +457,19 @@ def observe(
     if options.switching:
         alternation = Alternation(bypass, recorder, plan.warmup)
     stopping = Stopping(lambda: recorder.ranks.world_size == 1, leave_waiting)
+
+    def terminated(at_step: bool) -> None:
+        drop_buffers()  # as the signal does
+        if at_step:
+            close()
+        else:
+            recorder.abandon()
+        exits(conclude(Exit("terminated", TERMINATED)))
+
+    termination = Termination(lambda: recorder.kept.phase is Phase.TRACE, terminated)
     boundaries = _Boundaries(
-        guard, recorder, probe, graphs, alternation, gauges, stopping, keeps_probe=bypassing
+        *(guard, recorder, probe, graphs, alternation, gauges, stopping, termination),
+        keeps_probe=bypassing,
     )
     hooks = StepHooks(counter, boundaries, guard)
     unstepped = Unstepped(counter, guard)
@@ -511,7 +493,13 @@ def observe(
         leave_hanging(folder, info, watchdog.patience_s, on_hang)
 
     def close() -> None:
-        ends_with = [watchdog.stop, hooks.remove, recorder.finish, recorder.others.remove]
+        ends_with = [
+            termination.remove,
+            watchdog.stop,
+            hooks.remove,
+            recorder.finish,
+            recorder.others.remove,
+        ]
         ends_with += [gauges.remove] if gauges is not None else []
         for one in (
             *ends_with,
@@ -561,12 +549,13 @@ def observe(
     def leave(status: int) -> None:
         if os.getpid() != process:
             _exit(status)
+        termination.begin_to_end()
         try:
             drop_buffers()  # as `os._exit` does
             if status:
                 failed(SystemExit(status))
             close()
-            on_exit(conclude(Exit("exited", status & 0xFF)))
+            exits(conclude(Exit("exited", status & 0xFF)))
         finally:
             leave_now(status)
 
@@ -578,12 +567,21 @@ def observe(
     process = os.getpid()
     patches = Patches()
     watchdog = Watchdog(folder, options.timeout_s, lambda: counter.steps, hung, idles, guard)
-    takes_out = [hooks.remove, recorder.others.remove, bypass.remove, probe.remove, patches.undo]
+    takes_out = [
+        termination.remove,
+        hooks.remove,
+        recorder.others.remove,
+        bypass.remove,
+        probe.remove,
+        patches.undo,
+    ]
     takes_out += [graphs.remove, unstepped.remove, *([gauges.remove] if gauges is not None else [])]
     active = process, [*takes_out, watchdog.forget, removes]
     _ACTIVE.append(active)
+    reported_here = on_exit is not None and rank_facts().world_size == 1
     installs = [
         stopping.install,
+        lambda: termination.install(alone=reported_here),
         lambda: events.boundary(recorder.kept.phase, 0, recorder.ranks.rank),
         unstepped.install,
         graphs.install,
@@ -605,6 +603,7 @@ def observe(
     finally:
         if os.getpid() == process:
             watchdog.let_leave()
+            termination.begin_to_end()
             stopping.remove()
             close()
             if outcome is None:  # there was no script
@@ -651,14 +650,17 @@ class _Boundaries(Struct, frozen=True):
     alternation: Alternation | Rehearsing | None
     gauges: Gauges | None
     stopping: Stopping
+    termination: Termination
     keeps_probe: bool
 
     def restart(self) -> None:
         self.guard.run(self.recorder.restart, otherwise=None)
 
     def boundary(self) -> None:
+        self.termination.hold()
         try:
             self.guard.run(self._boundary, otherwise=None)
+            self.termination.at_step()
         except StopRecording:
             self.guard.run(self.stopping.at_step, otherwise=None)
             if self.stopping.here:

@@ -9,6 +9,7 @@ seconds, and what works on, such as a checkpoint that is being written, for long
 from __future__ import annotations
 
 import _thread
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from contextlib import suppress
 from os import _exit
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from msgspec import Struct
 
@@ -43,6 +45,12 @@ _JOINS = {
     ("multiprocessing.util", "_exit_function"),
 }
 _END_S = 1.0
+# How long a process that SIGTERM ends may wait for the end of a step whose trace it records:
+# most schedulers kill after 30 s.
+_STEP_S = 10.0
+TERMINATED = 143
+# Streams of a script that has left by `os._exit`: who is deleted is flushed.
+_DROPPED: list[Any] = []
 # What the process would end with.
 _STATUS = [0]
 
@@ -178,6 +186,118 @@ class Stopping:
             self._end()
 
 
+class Termination:
+    """Lets a process that is alone report before SIGTERM ends it, as a scheduler's limit does.
+
+    The script finds no handler: the one that is here is below Python's, and goes where the script
+    sets its own. What a launcher ends is ended at once: it waits for all of them.
+
+    Args:
+        may_wait: Whether the step that goes on is worth the time until it ends.
+        report: Keeps what there is and reports; called once, with whether a step has just ended in
+            the thread that it is called in.
+    """
+
+    def __init__(self, may_wait: Callable[[], bool], report: Callable[[bool], None]) -> None:
+        self._may_wait = may_wait
+        self._report = report
+        self._process = os.getpid()
+        self._pipe: tuple[Any, Any] | None = None
+        self._one = threading.Lock()
+        self.asked = self._ends = False
+
+    def install(self, *, alone: bool) -> None:
+        """Begin to listen, where the signal would end the process."""
+        free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if not (alone and free and hasattr(faulthandler, "register")):
+            return
+        ends = os.pipe()
+        os.set_blocking(ends[1], False)
+        self._pipe = ends[0], os.fdopen(ends[1], "wb", buffering=0)
+        faulthandler.register(signal.SIGTERM, file=self._pipe[1], all_threads=False)
+        _thread.start_new_thread(self._listen, ())
+
+    def remove(self) -> None:
+        """The script is over, or this is a process that it has forked."""
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            with suppress(Exception):
+                faulthandler.unregister(signal.SIGTERM)
+                pipe[1].close()
+
+    def hold(self) -> None:
+        """A step has ended: nothing more is done where the process is being ended."""
+        if self._ends:
+            _wait_for_the_end()
+
+    def at_step(self) -> None:
+        """The step is kept: where the process is to end, it does so here."""
+        if self.asked:
+            self._end(True)
+
+    def begin_to_end(self) -> None:
+        """The script has ended by itself, unless it is being ended."""
+        if not self._one.acquire(blocking=False):
+            _wait_for_the_end()
+
+    def _listen(self) -> None:
+        pipe = self._pipe
+        with suppress(OSError):  # a script may close all that it has not opened
+            if pipe is None:
+                return
+            reader = pipe[0]
+            self.asked = bool(os.read(reader, 1)) and self._pipe is not None
+            os.close(reader)
+        if not self.asked:
+            return
+        deadline = time.monotonic() + _STEP_S
+        while self._may_wait() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        self._end(False)
+
+    def _end(self, at_step: bool) -> None:
+        if os.getpid() != self._process:
+            return
+        self.begin_to_end()
+        self._ends = True
+        try:
+            with suppress(Exception):
+                self._report(at_step)
+        finally:
+            flush()
+            self.remove()
+            os.kill(self._process, signal.SIGTERM)
+            _wait_for_the_end()
+
+
+def _wait_for_the_end() -> None:
+    while True:
+        time.sleep(_WORKS_S)
+
+
+def drop_buffers() -> None:
+    """Write no more of what the script has printed than it has flushed, but let us print."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        _DROPPED.append(getattr(sys, name))
+        stream = None
+        with suppress(OSError):
+            stream = os.fdopen(os.dup(number), "w", encoding="utf-8", errors="replace")
+        setattr(sys, name, stream)
+
+
+def flush() -> None:
+    """Write what is printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+
+
+def leave_now(status: int) -> None:
+    """End this process with this status, and no more than what is printed so far."""
+    flush()
+    _exit(status)
+
+
 def ends_with(status: int) -> None:
     """The process is about to end with this status."""
     _STATUS[0] = status
@@ -223,7 +343,4 @@ def leave(status: int) -> None:
             time.sleep(_LOOK_S / 5)
         for one in children:
             one.kill()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    _exit(status)
+    leave_now(status)

@@ -1,25 +1,20 @@
-"""Where steps end, and which of them are recorded.
-
-Where one training step ends and the next begins, learned from the optimizers' steps.
+"""Where one training step ends and the next begins, and which of them are recorded.
 
 A loop may step several optimizers in one iteration (a GAN's two; five times the critic, once
 the generator), or one for each parameter while backward runs. The step then ends with the
 optimizer that steps least often, and among equals with the one first seen last.
-
-They are timed without a profiler: the honest times.
-
-What to record, in which ranks, and in words what of it could not be had.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -30,7 +25,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recompute_scan import _step
 from recompute_scan.errors import UsageError
+from recompute_scan.intervals import median_interval
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
+from recompute_scan.units import plural
 
 _HAS_CONTEXT: Callable[[int], bool] = getattr(
     torch._C, "_cuda_hasPrimaryContext", lambda device: device == torch.cuda.current_device()
@@ -87,11 +84,16 @@ class StepTimer:
         """Steps timed so far."""
         return len(self._events or self._times) - 1
 
-    def milliseconds(self) -> tuple[float, ...]:
-        """Duration of each step in ms, in order. Waits for the GPU."""
+    def milliseconds(self, *, wait: bool = True) -> tuple[float, ...]:
+        """Duration of each step in ms, in order. Waits for the GPU, or leaves out what it has still
+        to do.
+        """
         if self._cuda:
             events = self._events
-            events[-1].synchronize()
+            if wait:
+                events[-1].synchronize()
+            else:
+                events = [event for event in events if event.query()]
             return tuple(float(begin.elapsed_time(end)) for begin, end in pairwise(events))
         times = self._times
         return tuple((end - begin) * 1e3 for begin, end in pairwise(times))
@@ -365,6 +367,11 @@ def chosen(text: str, world_size: int) -> frozenset[int]:
     return frozenset(rank for rank in found if rank < world_size)
 
 
+# Steps longer than this warm up once. Timing ends when the interval of the median is no wider than
+# this share of it, or after so long.
+LONG_S, NARROW, ENOUGH_S = 2.0, 0.02, 60.0
+
+
 class Plan(Struct, frozen=True):
     """How many optimizer steps each phase takes.
 
@@ -374,12 +381,17 @@ class Plan(Struct, frozen=True):
         steps: Steps profiled without stacks; 0 to time steps and profile none.
         fidelity: Whether one more step is compared, where any is profiled, or nothing else is
             done.
+        stacks: Whether one more is profiled, with Python stacks.
+        fewest: Warm-up and timed steps that are made at least; fewer than all where long steps
+            warm up once, and timing ends as soon as the median is known.
     """
 
     warmup: int
     timing: int
     steps: int
     fidelity: bool = False
+    stacks: bool = True
+    fewest: tuple[int, int] | None = None
 
     @property
     def lead(self) -> int:
@@ -396,9 +408,35 @@ class Plan(Struct, frozen=True):
     @property
     def wanted(self) -> int:
         """Steps that a complete recording takes, those with stacks and compared included."""
+        return self.warmup + self.timing + self.after_timing
+
+    @property
+    def after_timing(self) -> int:
+        """Steps behind the timed ones."""
         if not self.steps:
-            return self.warmup + self.timing + self.only_compares
-        return self.warmup + self.timing + self.lead + self.steps + 1 + self.fidelity
+            return int(self.only_compares)
+        return self.lead + self.steps + self.stacks + self.fidelity
+
+    @property
+    def least(self) -> int:
+        """Steps that a complete recording takes at least."""
+        return sum(self.fewest or (self.warmup, self.timing)) + self.after_timing
+
+    def left_s(self, made: int, step_s: float) -> float:
+        """What is left after so many steps, where a step takes so long."""
+        warmup, timing = self.fewest or (self.warmup, self.timing)
+        if step_s <= LONG_S:
+            warmup = self.warmup
+        timing = max(timing, min(self.timing, math.ceil(ENOUGH_S / max(step_s, 1e-3))))
+        return step_s * max(1, warmup + timing + self.after_timing - made)
+
+    def is_timed(self, times_ms: Sequence[float]) -> bool:
+        """Are these timed steps enough?"""
+        fewest = self.timing if self.fewest is None else self.fewest[1]
+        if not fewest <= len(times_ms) < self.timing:
+            return len(times_ms) >= self.timing
+        low, high = median_interval(times_ms)
+        return high - low <= NARROW * low or sum(times_ms) >= 1e3 * ENOUGH_S
 
 
 class Seen(Struct, frozen=True):
@@ -420,7 +458,7 @@ class Wording(Struct, frozen=True):
     Attributes:
         who: Who made the steps, such as ``The script``.
         no_step: What is said where no step was made.
-        fits: What to ask for instead, with ``{steps}`` in it.
+        fits: What to ask for instead, which takes the fewest steps.
     """
 
     who: str
@@ -430,26 +468,25 @@ class Wording(Struct, frozen=True):
 
 COMMAND = Wording(
     who="The script",
-    no_step="The script made no optimizer step, so no training step could be told from the next. "
+    no_step="The script made no optimizer step, so it is not known where a training step ends. "
     "In a loop without a torch.optim optimizer, call recompute_scan.step() at the end of each "
     "step.",
-    fits="--warmup 1 --timing-steps 0 --steps {steps}",
+    fits="--quick",
 )
 
 
 def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
-    """One or two sentences on what is missing and what would fit; ``None`` when nothing is."""
-    if seen.profiled >= plan.steps and (seen.stacks or not plan.steps):
-        enough = plan.steps or seen.made >= plan.wanted
-        return None if enough else _too_few(plan, seen, wording)
+    """Two or three sentences on what is missing and what would fit; ``None`` when nothing is."""
     if seen.made == 0:
         return wording.no_step
-    if seen.profiled >= plan.steps:
-        return (
-            f"{wording.who} made {_steps(seen)}; one more was wanted, to record the Python stacks "
-            "of the checkpoint calls. Everything else is there."
-        )
-    made = f"{wording.who} made {_steps(seen)}; {_wanted(plan)} were wanted."
+    profiled = seen.profiled >= plan.steps
+    whole = seen.stacks or not plan.stacks if plan.steps else seen.made >= plan.least
+    if profiled and whole:
+        return None
+    made = plural(seen.made, "step" if seen.explicit else "optimizer step")
+    made = f"{wording.who} made {made}; {plan.least} were wanted."
+    if plan.steps and profiled:
+        return f"{made} All but the Python stacks of the checkpoint calls is there."
     if seen.profiled:
         made += f" {seen.profiled} of {plan.steps} could be profiled."
     if seen.waited and seen.made >= plan.wanted:
@@ -457,27 +494,4 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
             f"{made} The script runs a torch profiler of its own, and torch runs one at a time: "
             "it left too few steps in a row. Try the script without its profiler."
         )
-    if seen.made == 1:
-        return f"{made} Try a longer run: at least 2 steps."
-    fits = wording.fits.format(steps=max(1, min(plan.steps, seen.made - 2)))
-    return f"{made} Try {fits}, or a longer run."
-
-
-def _too_few(plan: Plan, seen: Seen, wording: Wording) -> str:
-    more = "1 to compare" if plan.only_compares else f"{plan.timing} timed"
-    return f"{wording.who} made {_steps(seen)}; {plan.warmup} for warm-up and {more} were wanted."
-
-
-def _steps(seen: Seen) -> str:
-    kind = "step" if seen.explicit else "optimizer step"
-    return f"{seen.made} {kind}{'' if seen.made == 1 else 's'}"
-
-
-def _wanted(plan: Plan) -> str:
-    parts = [f"{plan.warmup} for warm-up"]
-    if plan.timing:
-        parts.append(f"{plan.timing} timed")
-    if plan.lead:
-        parts.append("1 to warm the profiler up")
-    parts.append(f"{plan.steps} profiled")
-    return f"{', '.join(parts)} and 1 with stacks"
+    return f"{made} Try {wording.fits}, or a longer run."

@@ -1,13 +1,9 @@
 """The watchdog: no progress, and what every rank was doing.
 
-Ends a run that makes no progress, and keeps where every rank stood.
-
 A thread looks at the main thread now and then. Progress is a step, or another place of the main
 thread in its Python code; in a single process also the use of the processor, since such a
 process cannot wait for another. Each rank writes into the run's folder whether it moves. A run
 hangs when no rank moves: one that loads data while the others wait for it keeps the run alive.
-
-What a failing process still knows: the exception, where it is, its models, its memory.
 """
 
 from __future__ import annotations

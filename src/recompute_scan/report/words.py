@@ -189,6 +189,10 @@ MEANING = (
         ),
     ),
     Said(
+        "Work outside of these blocks was not counted.",
+        lambda r: r.verdict in ("partial", "full") and r.evidence_level == "hooks",
+    ),
+    Said(
         "No checkpoint needs a change.",
         lambda r: (
             _in_blocks(r)
@@ -214,7 +218,8 @@ MEANING = (
 # What is said of a number that is not known.
 UNKNOWN_NOTE = (
     Said("these logs cannot tell", _of_graphs),
-    Said("the trace cannot tell", lambda r: not _of_graphs(r)),
+    Said("the trace cannot tell", lambda r: not _of_graphs(r) and r.evidence_level != "hooks"),
+    Said("hooks count and time nothing", lambda r: r.evidence_level == "hooks"),
 )
 # What is said of the number of recomputes: the first that is true.
 RECOMPUTES_NOTE = (
@@ -288,6 +293,7 @@ EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "kernels were counted by their names; operators do not show the model",
     "graphs": "compiled code was counted from the compiler's own graphs alone",
+    "hooks": "runs of checkpointed blocks were counted by hooks in one step, without a trace",
 }
 PART_WORDS = {
     "forward": "Forward pass",

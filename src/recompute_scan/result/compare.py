@@ -116,7 +116,9 @@ def _device_name(result: Result) -> str | None:
 def _other_work(before: Result, after: Result) -> str | None:
     """How the forward passes differ; empty where they don't, ``None`` where it cannot be told."""
     results = before, after
-    if any(r.verdict == "inconclusive" or r.evidence_level == "kernels" for r in results):
+    if any(
+        r.verdict == "inconclusive" or r.evidence_level in ("kernels", "hooks") for r in results
+    ):
         return None
     one, other = _model_work(before), _model_work(after)
     differing = [

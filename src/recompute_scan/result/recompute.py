@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 # Who asked: a checkpoint in the compiled code, the compiler of its own accord, or its budget.
 Why = Literal["checkpoint", "compiler", "budget"]
 Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
-EvidenceLevel = Literal["annotated", "autograd", "kernels", "graphs"]
+EvidenceLevel = Literal["annotated", "autograd", "kernels", "graphs", "hooks"]
 Level = Literal["high", "medium", "low"]
 Variant = Literal["reentrant", "non-reentrant"]
 # The code of what is found where the verdict is doubled; the check asks for it.

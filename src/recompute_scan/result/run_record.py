@@ -151,6 +151,42 @@ class Measurements(Struct, frozen=True):
     bypassed_functions: tuple[str, ...] = ()
 
 
+class Counted(Struct, frozen=True):
+    """How often checkpointed blocks ran in one step, counted by hooks and without a profiler.
+
+    Attributes:
+        step: Which of all steps it was, 1-based.
+        runs: For each block, its runs in the forward pass and those in the backward pass.
+        others: Modules of the same classes without a checkpoint.
+    """
+
+    step: int
+    runs: tuple[tuple[int, int], ...]
+    others: int = 0
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """How often each block ran again for each run in the forward pass."""
+        return tuple(again / forward for forward, again in self.runs if forward > 0)
+
+    @property
+    def described(self) -> str:
+        """What was counted, in words that begin small and end without a stop."""
+        ratios = self.ratios
+        if not ratios:
+            return "no checkpoint was seen (counted by hooks)"
+        most = max(ratios)
+        many = sum(ratio == most for ratio in ratios)
+        which = f"{many} of {len(ratios)} checkpointed blocks"
+        if many == len(ratios):
+            which = f"all {many} checkpointed blocks" if many > 1 else "the checkpointed block"
+        if not most:
+            return f"{which} did not run again (counted by hooks)"
+        times = {1.0: "once", 2.0: "twice"}.get(most, f"{most:g} times")
+        runs = "runs" if many == 1 else "run"
+        return f"{which} {runs} again {times} in each backward pass (counted by hooks)"
+
+
 def step_has_fix(number: int) -> bool:
     """Whether a run that switches the fix on and off has it in this timed step, counted from 0.
 
@@ -193,6 +229,7 @@ class RunInfo(Struct, frozen=True):
             step was compared.
         policies: What policies of selective checkpoints decided in one step; ``None`` where
             nobody looked.
+        counted: How often checkpointed blocks ran in an early step; ``None`` where no step ended.
     """
 
     rank: int
@@ -218,6 +255,7 @@ class RunInfo(Struct, frozen=True):
     bug: str | None = None
     fidelity: Fidelity | None = None
     policies: Policies | None = None
+    counted: Counted | None = None
     schema: str = RUN_SCHEMA
 
 
