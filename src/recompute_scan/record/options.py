@@ -1,16 +1,7 @@
-"""What a run is asked to do, and its folder.
-
-What a run is asked to do, and its one encoding for the processes that it is handed on to.
-
-Processes that the script starts get the text, and decode it only where they have imported torch.
-
-The folder that a recording goes to: what can be said against it before anything runs, and what
-it holds once all is analysed.
+"""What a run is asked to do, the folder that it writes to, and its run record.
 
 A run that fails replaces no result of one that succeeded: where the folder holds one, a run
 records beside it, and what it left takes the place of the earlier once there is a new result.
-
-One rank's run record of its recording, with what it ran on, once that is over.
 """
 
 from __future__ import annotations
@@ -53,6 +44,7 @@ from recompute_scan.result.run_record import (
     so_far_name,
     stacks_text_name,
 )
+from recompute_scan.run_folders import is_run, make_newest, newest_run
 
 if TYPE_CHECKING:
     from recompute_scan.record.origins import Origin, Variant
@@ -221,10 +213,15 @@ def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
     Args:
         folder: What was asked for, absolute.
         plans: Whether a plan is to come of it.
+
+    Raises:
+        UsageError: A file in it that a recording would replace is of no recording (``E206``).
     """
+    _refuse_others(folder)
     earlier = _result_in(folder)
     if earlier is not None and plans and earlier.get("plan") is None:
         folder = _named(folder, "plan")
+        _refuse_others(folder)
         earlier = _result_in(folder)
     if earlier is None:
         return folder, None
@@ -233,6 +230,19 @@ def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
         number += 1
         place = _named(folder, f"failed-{number}")
     return place, folder
+
+
+def _refuse_others(folder: Path) -> None:
+    if any(folder.glob("run-rank*.json")) or any(folder.glob("so-far-rank*.json")):
+        return
+    ours = (*(f"{kind}-rank*.json*" for kind in _KINDS), "result.json", "report.html", PATCH)
+    for one in sorted(one for name in ours for one in folder.glob(name)):
+        raise UsageError(
+            "E206",
+            f"Cannot write to the output folder {folder}.",
+            why=f"{one.name} in it would be replaced, and no recording of `run` has left it",
+            hint="name another folder",
+        )
 
 
 def _named(folder: Path, ending: str) -> Path:
@@ -271,13 +281,25 @@ def take_place(recorded: Path, folder: Path) -> None:
         for name in _BELOW:
             if (folder / name).is_symlink():
                 (folder / name).unlink()
-            shutil.rmtree(folder / name, ignore_errors=True)
+            for one in (folder / name).glob("*-*/output.txt"):
+                shutil.rmtree(one.parent, ignore_errors=True)
+            with suppress(OSError):  # somebody else's things are in it
+                (folder / name).rmdir()
         (folder / PATCH).unlink(missing_ok=True)
         for one in recorded.iterdir():
             one.replace(folder / one.name)
         recorded.rmdir()
     except OSError as error:
         raise cannot_write(folder, error) from None
+
+
+def came_to_an_end(run: Path, *, well: bool) -> None:
+    """A run is over: from now on its script's folder stands for it, if it is a run's own.
+
+    One that failed does not take the place of one that succeeded.
+    """
+    if is_run(run) and (well or not _result_in(Path(newest_run(str(run.parent))))):
+        make_newest(run)
 
 
 def cannot_write(folder: Path, error: OSError) -> UsageError:
