@@ -41,6 +41,17 @@ def test_the_transcripts_are_what_is_printed(tmp_path: Path) -> None:
             assert shown in page, f"{one.command}: run python docs/transcripts.py"
 
 
+def test_an_answer_has_at_most_15_lines() -> None:
+    """Behind what the script printed and what was said while it ran."""
+    transcripts = module_at(DOCS / "transcripts.py")
+    page = transcripts.PAGE.read_text(encoding="utf-8")
+    for one in transcripts.TRANSCRIPTS:
+        said = page.partition(f"$ {one.command}\n")[2].partition("\n```")[0]
+        beginning = re.search("^(Verdict: |Run: |Plan for |Keep what )", said, re.MULTILINE)
+        answer = said[beginning.start() :] if beginning else said
+        assert one.full or 0 < len(answer.splitlines()) <= transcripts.MOST_LINES, one.command
+
+
 def test_the_generated_pages_are_true(generator: ModuleType) -> None:
     assert {"commands.md", "result-fields.md", "findings/RS101.md"} <= set(generator.PAGES)
     for page, write in generator.PAGES.items():

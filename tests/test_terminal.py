@@ -12,8 +12,8 @@ import pytest
 from recompute_scan.cli import main
 from recompute_scan.pages import messages, page, titles
 from recompute_scan.report.blocks import Page
+from recompute_scan.report.finding_words import sheet
 from recompute_scan.report.render import render_text
-from recompute_scan.report.sheet import sheet
 from recompute_scan.terminal import colored, links, width
 from tests.report.sample_results import HOSTILE, doubled, hostile
 
@@ -115,7 +115,7 @@ def test_explain_knows_messages_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "E299"]) == 2
     error = capsys.readouterr().err
     assert "There is no message E299. [E214]" in error
-    assert "are spelt alike" in error
+    assert "did you mean E" in error
     assert main(["explain"]) == 0
     listed = capsys.readouterr().out
     assert "RS001  doubled-checkpoint" in listed

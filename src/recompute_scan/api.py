@@ -48,6 +48,7 @@ from recompute_scan.result import (
 )
 from recompute_scan.result.compare import Comparison
 from recompute_scan.result.compare import compare as compare_results
+from recompute_scan.run_folders import newest_run
 from recompute_scan.trace.calls import find_steps, nest, step_of
 from recompute_scan.trace.columns import KIND_NAMES, Ints, Trace
 from recompute_scan.workers import Workers
@@ -213,7 +214,7 @@ def analyze(
         UsageError: The scheduler does not answer (``E219``), or Dask is not installed (``E201``).
     """
     paths = [traces] if isinstance(traces, (str, os.PathLike)) else list(traces)
-    found = tuple(os.fspath(path) for path in paths)
+    found = tuple(newest_run(os.fspath(path)) for path in paths)
     return Scan(analyse(found, workers=Workers(workers, dask)), found)
 
 
@@ -244,7 +245,7 @@ def load_result(path: PathLike) -> Scan:
 def _named(name: str, given: PathLike | Scan) -> tuple[Result, str]:
     if isinstance(given, Scan):
         return given.result, name
-    return result_at(os.fspath(given)), os.fspath(given)
+    return result_at(newest_run(os.fspath(given))), os.fspath(given)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""What a project's ``pyproject.toml`` says of ``lint`` and ``check``."""
+"""What a project's ``pyproject.toml`` says of ``lint``, ``check`` and ``run``."""
 
 from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from recompute_scan.errors import UsageError, how_to_add
 from recompute_scan.files import content
@@ -47,7 +47,8 @@ def refuse_long_keys(text: str) -> None:
             dots = 0
 
 
-class LintSettings(Struct, frozen=True):
+@dataclass(frozen=True)
+class LintSettings:
     """``[tool.recompute-scan.lint]``.
 
     Attributes:
@@ -71,7 +72,8 @@ class LintSettings(Struct, frozen=True):
         )
 
 
-class CheckSettings(Struct, frozen=True):
+@dataclass(frozen=True)
+class CheckSettings:
     """``[tool.recompute-scan.check]``, as the options of ``check`` would say it."""
 
     fail_on: str | None = None
@@ -123,6 +125,24 @@ def check_settings(start: Path) -> CheckSettings:
     )
 
 
+def run_settings(start: Path, names: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the options of ``run`` that the project around a folder sets, by parameter.
+
+    Args:
+        start: The folder.
+        names: The parameter of each option, by its name without dashes.
+
+    Raises:
+        UsageError: A key is no option, or its value is no text, number or truth (``E240``).
+    """
+    file, table = _table(start, "run")
+    _known(file, "run", table, set(names))
+    for key, value in table.items():
+        if not isinstance(value, str | int | float | bool):
+            raise _wrong(file, "run", key, "what the option takes")
+    return {names[key]: value for key, value in table.items()}
+
+
 def _table(start: Path, command: str) -> tuple[Path, dict[str, Any]]:
     """The nearest file above a folder that has our table, and the command's part of it."""
     absolute = start.absolute()
@@ -139,11 +159,11 @@ def _table(start: Path, command: str) -> tuple[Path, dict[str, Any]]:
             continue
         tools = _parsed(file, data).get("tool", {})
         ours = tools.get("recompute-scan", {}) if isinstance(tools, dict) else {}
-        if not isinstance(ours, dict) or set(ours) - {"lint", "check"}:
+        if not isinstance(ours, dict) or set(ours) - {"lint", "check", "run"}:
             raise UsageError(
                 "E240",
                 f"[tool.recompute-scan] in {file} holds what is not known.",
-                hint="[tool.recompute-scan.lint] and [tool.recompute-scan.check] are read",
+                hint="its tables lint, check and run are read",
             )
         part = ours.get(command, {})
         if not isinstance(part, dict):

@@ -129,6 +129,8 @@ def _plan_arm(r: Result) -> object:
 
 
 CONDITIONS: dict[str, Condition] = {
+    "The profiler slows these steps down": lambda r: r.cost.step_source == "trace",
+    "; no saving is predicted": lambda r: r.verdict == "doubled" and not _saves(r),
     "The recording has whole steps with an annotation": _no_verdict,
     "HFU is {} times MFU": lambda r: r.flops.hfu_over_mfu is not None,
     "Of a step of {}, {} are {}": lambda r: r.cost.recompute_ms > 0,

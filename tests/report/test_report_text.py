@@ -8,12 +8,13 @@ import click
 import pytest
 from msgspec import structs
 
-from recompute_scan.report.blocks import WIDTH, columns, wrap
-from recompute_scan.report.render import render_text
+from recompute_scan.report.blocks import WIDTH, columns, printed, wrap
+from recompute_scan.report.render import render_answer, render_text
+from recompute_scan.report.sections.answer import MOST_LINES
 from recompute_scan.report.templating import sentence, visible
 from recompute_scan.result import CrossCheck, PlainCount, Result
 from recompute_scan.result.run_record import NextCommand
-from tests.report.pages import recorded
+from tests.report.pages import RESULTS, recorded, traced
 from tests.report.sample_results import (
     DIFF,
     HOSTILE,
@@ -26,6 +27,7 @@ from tests.report.sample_results import (
     partial,
     verified,
 )
+from tests.report.test_sentences import results
 
 CASES = [doubled, verified, full, clean, partial, inconclusive, lambda: many(200)]
 
@@ -39,6 +41,42 @@ def test_fits_a_terminal(case: Callable[[], Result]) -> None:
         to_copy = to_copy or "  recompute-scan " in line
         assert columns(line) <= WIDTH or to_copy, line
         assert not any(unicodedata.category(char) in ("Cc", "Cf", "Cs") for char in line)
+
+
+def test_the_answer_has_at_most_15_lines_of_80_columns() -> None:
+    """Of every kind of result, also of such as no analysis gives; `-v` is there for the rest."""
+    kinds = (*results(), *(case() for case in (*CASES, *RESULTS.values())))
+    for result in (*kinds, *map(hostile, HOSTILE)):
+        written = render_answer(result, color=False, report="out/train/report.html", folder="t")
+        lines = written.splitlines()
+        assert len(lines) <= MOST_LINES, written
+        copied: tuple[str, ...] = (
+            "  record ",
+            "  compare ",
+            "  measure ",
+            "  gradients ",
+            "  plan ",
+        )
+        copied = ("    ",) if result.plan is not None else copied  # code
+        assert all(columns(line) <= WIDTH or line.startswith(copied) for line in lines), written
+        coloured = render_answer(result, color=True, report="out/train/report.html", folder="t")
+        assert printed(coloured) == written
+
+
+def test_the_answer_has_what_to_do() -> None:
+    """The two steps, both call sites, the line to delete, what to look at and the next command."""
+    written = render_answer(traced("doubled_llama_fsdp"), color=False, report="r.html", folder="t")
+    for wanted in (
+        "Verdict: doubled. Every block runs its forward 2 more times",
+        "A step takes 281.0 ms, with the fix about 225.9 ms (likely 215.4 to 236.4 ms).",
+        "  examples/doubled_llama_fsdp.py:79  non-reentrant: PyTorch's checkpoint wrapper\n",
+        "  examples/doubled_llama_fsdp.py:95  reentrant: Hugging Face's gradient_",
+        "    - model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={",
+        "  Risk: look before you apply it. Keep use_cache=False",
+        "  report   r.html\n  see      recompute-scan fix t\n",
+    ):
+        assert wanted in written, written
+    assert "confidence" not in written
 
 
 def _commands(measure: str, record: str, compare: str) -> tuple[NextCommand, ...]:

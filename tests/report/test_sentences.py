@@ -13,8 +13,17 @@ from msgspec import structs
 
 from recompute_scan.bundle.issue import issue_text
 from recompute_scan.report import words
-from recompute_scan.report.compared import render_comparison_html, render_comparison_text
-from recompute_scan.report.render import render_html, render_markdown, render_text
+from recompute_scan.report.compared import (
+    render_comparison_answer,
+    render_comparison_html,
+    render_comparison_text,
+)
+from recompute_scan.report.render import (
+    render_answer,
+    render_html,
+    render_markdown,
+    render_text,
+)
 from recompute_scan.report.words import Said
 from recompute_scan.result import (
     Attention,
@@ -126,7 +135,8 @@ def bare(region: object) -> object:
 def printed(number: int) -> str:
     """What terminal and Markdown say of a result."""
     one = results()[number]
-    return plain(render_text(one, color=False) + "\n" + render_markdown(one))
+    texts = render_text(one, color=False), render_answer(one, color=False), render_markdown(one)
+    return plain("\n".join(texts))
 
 
 @cache
@@ -246,7 +256,7 @@ def test_a_comparison_says_what_is_true() -> None:
     said, denied, untrue = set(), set(), set()
     for number, one in enumerate(comparisons()):
         shown = html.unescape(re.sub(r"<[^>]*>", "", render_comparison_html(one)))
-        text = plain(render_comparison_text(one) + shown)
+        text = plain(render_comparison_text(one) + render_comparison_answer(one) + shown)
         for phrase, pattern in patterns.items():
             try:
                 true = bool(sentences.COMPARED[phrase](one))
@@ -329,6 +339,7 @@ def test_what_the_result_denies_is_not_said(result: Result, said: str) -> None:
     )
     renderings = (
         render_text(result, color=False),
+        render_answer(result, color=False),
         render_markdown(result),
         html.unescape(re.sub(r"<[^>]*>", "", shown)),
         issue_text(result, (), ()) if result.verdict != "inconclusive" else "",

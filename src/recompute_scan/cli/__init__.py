@@ -16,7 +16,7 @@ import click
 
 from recompute_scan._version import __version__
 from recompute_scan.cli.event_stream import ended, failed
-from recompute_scan.cli.output import tell
+from recompute_scan.cli.output import PREFIX, tell
 from recompute_scan.errors import InputError, ScanError, UsageError
 from recompute_scan.terminal import inert
 
@@ -25,20 +25,14 @@ _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 # A disk or a quota that is full, a file as large as the system lets it be, a device that fails.
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# Each in a module of its name, in the order in which help lists them.
-NAMES = (
-    "run",
-    "plan",
-    "analyze",
-    "report",
-    "fix",
-    "compare",
-    "explain",
-    "bundle",
-    "check",
-    "lint",
-    "doctor",
-)
+# Under which headings help lists the commands, each in a module of its name.
+_GROUPS = {
+    "Record a script": ("run", "plan"),
+    "Read what was recorded": ("analyze", "report", "compare", "explain"),
+    "Repair, and keep it so": ("fix", "check", "lint"),
+    "Housekeeping": ("runs", "bundle", "doctor", "completion"),
+}
+NAMES = tuple(name for names in _GROUPS.values() for name in names)
 
 
 class _Commands(click.Group):
@@ -50,9 +44,37 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in NAMES:
             return None
-        command = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
+        if cmd_name not in ("run", "plan"):
+            # numpy's linear algebra starts idle threads that cost more than reading a small trace.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        module = "doctor" if cmd_name == "completion" else cmd_name
+        command = getattr(import_module(f"{__name__}.{module}"), cmd_name)
         assert isinstance(command, click.Command)
+        for option in (one for one in command.params if isinstance(one, click.Option)):
+            if option.opts[-1].startswith("--") and not option.hidden:
+                name = f"{PREFIX}_{cmd_name}_{option.opts[-1][2:]}"
+                option.envvar = name.upper().replace("-", "_")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in NAMES and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], NAMES, n=1)
+            meant = f" Did you mean '{near[0]}'?" if near else ""
+            ctx.fail(f"No such command '{args[0]}'.{meant}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        wide = max(map(len, NAMES))
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                found = [(name, self.get_command(ctx, name)) for name in names]
+                formatter.write_dl(
+                    [(f"{name:<{wide}}", one.get_short_help_str(80)) for name, one in found if one]
+                )
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _status(arguments: list[str]) -> int:
     try:
         status = cli.main(
-            arguments, prog_name="recompute-scan", standalone_mode=False, obj=arguments
+            arguments,
+            prog_name="recompute-scan",
+            standalone_mode=False,
+            obj=arguments,
         )
     except click.exceptions.Abort:
         return 130

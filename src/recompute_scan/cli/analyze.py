@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from recompute_scan.cli.event_stream import events_option, follow, progressing, told_result
-from recompute_scan.cli.options import machine_options
+from recompute_scan.cli.options import Grouped, machine_options
 from recompute_scan.cli.output import (
-    Format,
+    Answer,
+    answer_options,
     clear,
     debug_option,
+    files,
     force_option,
+    newest,
     output_option,
-    print_text,
     progress,
     put,
-    rendered,
-    say,
     tell,
 )
 from recompute_scan.errors import UsageError
@@ -58,17 +61,10 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     return Limits(**{name.removeprefix("max_"): n for name, n in given.items() if n is not None})
 
 
-@click.command(short_help="Say what recorded traces show.")
-@click.argument("traces", nargs=-1, required=True)
+@click.command(cls=Grouped, short_help="Say what recorded traces show.")
+@click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json", "markdown"]),
-    default="text",
-    show_default=True,
-    help="What to print.",
-)
+@answer_options("text", "json", "markdown")
 @output_option
 @click.option(
     "--perfetto",
@@ -90,7 +86,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
 def analyze(
     traces: tuple[str, ...],
     html: Path | None,
-    style: Format,
+    answer: Answer,
     output: Path | None,
     perfetto: Path | None,
     force: bool,
@@ -99,21 +95,27 @@ def analyze(
     workers: int | None,
     dask: str | None,
     events: str,
-    debug: bool,
     **limits: int | None,
 ) -> int:
     """Find what runs again in TRACES: files of torch.profiler, or folders of one a rank.
 
-    A trace is Kineto's JSON (plain, .gz, .zst, .zip), Nsight Systems' SQLite export, or a remote
-    address such as s3://bucket/run/. Needs neither torch nor the script that made them.
+    A trace is Kineto's JSON (plain, .gz, .zst, .zip), Nsight Systems' SQLite export, a remote
+    address such as s3://bucket/run/, or - for standard input. Needs neither torch nor the
+    script that made them.
     """
     follow(events, command="analyze")
-    # numpy's linear algebra starts idle threads that cost more than reading a small trace.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with paused():  # no module leaves garbage behind when it is loaded
         from recompute_scan.analysis.pipeline import analyse
         from recompute_scan.workers import AUTOMATIC, Workers
 
+    read_from = traces[0] if len(traces) == 1 and Path(traces[0]).exists() else ""
+    if "-" in traces:
+        given = click.get_current_context().with_resource(
+            NamedTemporaryFile(prefix="stdin-")  # noqa: SIM115 - the context closes it
+        )
+        shutil.copyfileobj(sys.stdin.buffer, given)
+        given.flush()
+        traces = tuple(given.name if one == "-" else one for one in traces)
     _refuse_scripts(traces)
     for target in (html, output, perfetto):
         if target is not None:
@@ -125,7 +127,6 @@ def analyze(
         from recompute_scan.analysis.tracks import add_tracks
 
         add_tracks(traces, perfetto, force=force, limits=lifted(limits))
-    read_from = traces[0] if len(traces) == 1 and Path(traces[0]).exists() else ""
     from recompute_scan.report.summary import with_next_steps
 
     result = with_next_steps(result, folder=read_from)
@@ -134,13 +135,12 @@ def analyze(
 
         write(html, render_html(result, folder=read_from), force=force)
         _write_fix(result, html.with_name("fix.patch"), force=force)
+    shown = result, str(html) if html else None, None, read_from
     if output is not None:
-        put(rendered(result, style, html, read_from), output, style, force=force)
-    elif style == "text":
-        print_text(result, report=str(html) if html else None, folder=read_from)
+        put(answer.of(*shown), output, answer.style, force=force)
     else:
-        say(rendered(result, style, html, read_from), style)
-    told_result(result, output if style == "json" else None, html)
+        answer.say(*shown)
+    told_result(result, output if answer.style == "json" else None, html)
     return 0
 
 

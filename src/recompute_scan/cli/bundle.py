@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from recompute_scan.cli.analyze import lifted, limit_options
-from recompute_scan.cli.output import clear, debug_option, force_option, progress, say, tell
+from recompute_scan.cli.output import (
+    clear,
+    debug_option,
+    files,
+    force_option,
+    newest,
+    progress,
+    say,
+    tell,
+)
 from recompute_scan.errors import UsageError
 from recompute_scan.files import refuse_existing, written
 from recompute_scan.terminal import inert
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Pack a cleaned archive for a bug report.")
-@click.argument("traces", nargs=-1, required=True)
+@click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @click.option(
     "-o",
     "--output",
@@ -48,7 +56,6 @@ def bundle(
     show: bool,
     size: int | None,
     force: bool,
-    debug: bool,
     **limits: int | None,
 ) -> int:
     """Pack what TRACES show into one archive that a stranger may have.
@@ -58,7 +65,6 @@ def bundle(
     source lines. What goes in is listed before the archive is written. TRACES are as for
     `analyze`; `recompute-scan analyze FILE.zip` gives the same answer from the archive.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.bundle import GITHUB_LIMIT, pack
     from recompute_scan.bundle.pack import listing
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,9 @@ from recompute_scan.cli.output import (
     Number,
     ci_format_option,
     debug_option,
+    files,
     force_option,
+    newest,
     output_option,
     progress,
     put,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Refuse doubled checkpointing, in CI.")
-@click.argument("traces", nargs=-1, required=True)
+@click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @click.option(
     "--fail-on",
     metavar="WHAT,…",
@@ -70,7 +71,6 @@ def check(
     style: str,
     output: Path | None,
     force: bool,
-    debug: bool,
     **limits: int | None,
 ) -> int:
     """Refuse TRACES that show what this project does not want.
@@ -80,7 +80,6 @@ def check(
     checkpointing is refused. [tool.recompute-scan.check] of a project's pyproject.toml may say the
     same; options given here go before it.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.check import judge
     from recompute_scan.check.formats import RENDERINGS
     from recompute_scan.check.policy import baseline_json, parse_baseline, parse_thresholds

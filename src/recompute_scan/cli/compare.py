@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 import click
 
-from recompute_scan.cli.output import clear, debug_option, force_option, progress, say
+from recompute_scan.cli.output import (
+    clear,
+    debug_option,
+    files,
+    force_option,
+    newest,
+    progress,
+    say,
+    verbose_option,
+)
 from recompute_scan.files import refuse_existing, write
 
 
 @click.command(short_help="Set two runs side by side.")
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", callback=newest, shell_complete=files)
+@click.argument("after", callback=newest, shell_complete=files)
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page.")
 @click.option(
     "--format",
@@ -25,6 +33,7 @@ from recompute_scan.files import refuse_existing, write
     help="What to print.",
 )
 @force_option
+@verbose_option
 @debug_option
 def compare(
     before: str,
@@ -32,13 +41,12 @@ def compare(
     html: Path | None,
     style: Literal["text", "json"],
     force: bool,
-    debug: bool,
+    verbose: bool,
 ) -> int:
     """Say what differs between BEFORE and AFTER: counts, step time, findings, checkpoints.
 
     Each is a folder that `run` wrote, a trace or a folder of traces, or a result.json.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.analysis.pipeline import result_at
     from recompute_scan.result import compare
 
@@ -54,8 +62,9 @@ def compare(
     if style == "json":
         text = compare.to_json(comparison)
     else:
-        from recompute_scan.report.compared import render_comparison_text
+        from recompute_scan.report import compared
 
-        text = render_comparison_text(comparison)
+        in_full, in_short = compared.render_comparison_text, compared.render_comparison_answer
+        text = (in_full if verbose else in_short)(comparison)
     say(text, style)
     return 0

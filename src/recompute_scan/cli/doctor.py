@@ -1,4 +1,4 @@
-"""``recompute-scan doctor``: what is installed here, and what that allows."""
+"""``recompute-scan doctor`` and ``completion``: what is installed here, and the shell's part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 80
 
 @click.command(short_help="Say what is installed, and what that allows.")
 @debug_option
-def doctor(debug: bool) -> int:
+def doctor() -> int:
     """Look at what is installed: torch and its GPUs, launchers, the optional packages.
 
     A line that begins with `missing` names something that only some uses need.
@@ -39,4 +39,25 @@ def doctor(debug: bool) -> int:
         say(f"{state}{line.purpose:<{wide}}  {first}\n", codes=color)
         for each in more:
             say(f"{' ' * margin}{each}\n")
+    return 0
+
+
+@click.command(short_help="Print what completes commands in a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print a script by which SHELL completes commands, options and files.
+
+    \b
+    bash:  recompute-scan completion bash >> ~/.bashrc
+    zsh:   recompute-scan completion zsh >> ~/.zshrc
+    fish:  recompute-scan completion fish > ~/.config/fish/completions/recompute-scan.fish
+    """  # noqa: D301 - \\b is the character by which click keeps lines as they are
+    from click.shell_completion import ShellComplete, get_completion_class
+
+    from recompute_scan.cli import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(cli, {}, "recompute-scan", "_RECOMPUTE_SCAN_COMPLETE")
+    say(ShellComplete.source(made) + "\n")  # bash's own would start bash to ask for its version
     return 0

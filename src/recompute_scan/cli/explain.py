@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option, say
+from recompute_scan.cli.output import debug_option, files, say, verbose_option
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.files import opened
 from recompute_scan.terminal import colored, width
@@ -17,9 +17,10 @@ _CODE = re.compile(r"(RS|E)\d{3}", re.IGNORECASE)
 
 
 @click.command(short_help="Say what a finding means, or what a traceback shows.")
-@click.argument("what", required=False)
+@click.argument("what", required=False, shell_complete=files)
+@verbose_option
 @debug_option
-def explain(what: str | None, debug: bool) -> int:
+def explain(what: str | None, verbose: bool) -> int:
     """Explain WHAT: a code (of a finding: RS101, of a message: E202), a log file, or - for text
     on standard input.
 
@@ -30,7 +31,7 @@ def explain(what: str | None, debug: bool) -> int:
     if what is None:
         return _list_codes()
     if _CODE.fullmatch(what) and not Path(what).exists():
-        return _explain_code(what)
+        return _explain_code(what, verbose=verbose)
     from recompute_scan.diagnose.outcome import diagnose_log, finding_of, lines_of, read_log
     from recompute_scan.report.finding_words import explanation
 
@@ -68,10 +69,10 @@ def explain(what: str | None, debug: bool) -> int:
     return 0
 
 
-def _explain_code(code: str) -> int:
+def _explain_code(code: str, *, verbose: bool) -> int:
     from recompute_scan.pages import message, page
     from recompute_scan.report.blocks import Page
-    from recompute_scan.report.sheet import sheet
+    from recompute_scan.report.finding_words import sheet, sheet_in_short
 
     finding = code.upper().startswith("RS")
     text = page(code) if finding else message(code)
@@ -79,8 +80,11 @@ def _explain_code(code: str) -> int:
         kind = "finding" if finding else "message"
         raise UsageError("E214", f"There is no {kind} {code.upper()}.", hint=_nearest(code))
     color = colored(sys.stdout)
-    shown = sheet(text, Page(color, width(sys.stdout)), folder="findings/" if finding else "")
-    say(shown, codes=color)
+    page_of, folder = Page(color, width(sys.stdout)), "findings/" if finding else ""
+    show = sheet if verbose or not finding else sheet_in_short
+    say(show(text, page_of, folder=folder), codes=color)
+    if show is sheet_in_short:
+        say(f"\n  more    recompute-scan explain -v {code.upper()}\n")
     return 0
 
 
@@ -95,12 +99,13 @@ def _list_codes() -> int:
 
 
 def _nearest(code: str) -> str:
-    """Codes that there are, those spelt alike first."""
+    """Codes that may be meant, and how to see all."""
     from recompute_scan.pages import messages, titles
 
     known = [*titles()] if code.upper().startswith("RS") else [*messages()]
     import difflib
 
-    near = difflib.get_close_matches(code.upper(), known, n=3, cutoff=0.6)
-    like = f"{', '.join(near)} are spelt alike; " if near else ""
+    near = [one for one in known if one.startswith(code.upper()[:-1])]
+    near = near or difflib.get_close_matches(code.upper(), known, cutoff=0.75)
+    like = f"did you mean {' or '.join(near[:3])}? " if near else ""
     return f"{like}without an argument recompute-scan explain lists all"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recompute_scan.cli.output import clear, debug_option, progress, say
+from recompute_scan.cli.output import (
+    clear,
+    debug_option,
+    files,
+    progress,
+    say,
+    verbose_option,
+)
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.terminal import colored, inert, width
 
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show the fix, apply it, measure it, or take it back.")
-@click.argument("folder")
+@click.argument("folder", shell_complete=files)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--apply", "wanted", flag_value="apply", help="Change the files, and keep copies.")
 @click.option("--revert", "wanted", flag_value="revert", help="Put back what --apply changed.")
@@ -37,9 +43,15 @@ if TYPE_CHECKING:
     default=".",
     help="Change files below this folder only.  [default: the current one]",
 )
+@verbose_option
 @debug_option
 def fix(
-    folder: str, args: tuple[str, ...], wanted: str | None, yes: bool, root: Path, debug: bool
+    folder: str,
+    args: tuple[str, ...],
+    wanted: str | None,
+    yes: bool,
+    root: Path,
+    verbose: bool,
 ) -> int:
     """Show the fix of FOLDER as a diff, or do with it what an option says.
 
@@ -47,14 +59,17 @@ def fix(
     recorded: only files below the current folder are changed, none through a link, and none that
     was changed since the recording. With --verify, ARGS after two dashes go to the script.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from recompute_scan.result import patch
+    from recompute_scan.run_folders import newest_run, runs_of
 
     if args and wanted != "verify":
         raise click.UsageError(f"Got unexpected extra argument ({inert(args[0])})")
+    given, folder = folder, newest_run(folder)
     kept_in, root = Path(folder), root.absolute()
     kept_in = kept_in if kept_in.is_dir() else kept_in.parent
     if wanted == "revert":
+        if folder != given:  # recorded again since: the copies are in the run that had the fix
+            kept_in = next(filter(patch.has_copies, reversed(runs_of(Path(given)))), kept_in)
         for name in patch.revert(kept_in, root):
             say(f"put back {inert(name)}\n")
         return 0
@@ -68,7 +83,7 @@ def fix(
     from recompute_scan.report.summary import commands_of, with_next_steps
 
     page = _new_page()
-    _show(page, result)
+    _show(page, result, verbose=verbose)
     if wanted is None:
         if _say_state(page, result, kept_in, root):
             steps = with_next_steps(result, folder=folder).next_steps
@@ -100,7 +115,7 @@ def _print(page: Page) -> None:
     say("\n".join(page.written).strip("\n") + "\n", codes=page.color)
 
 
-def _show(page: Page, result: Result) -> None:
+def _show(page: Page, result: Result, *, verbose: bool) -> None:
     """What the fix is, what to look at before, and the diff.
 
     Raises:
@@ -120,7 +135,7 @@ def _show(page: Page, result: Result) -> None:
         )
     for one in chosen:
         page.prose(f"{one.code}: {one.title}", "", bold=True)
-        fix_text(page, one)
+        fix_text(page, one, verbose=verbose)
         page.written.append("")
 
 

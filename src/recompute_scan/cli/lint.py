@@ -32,7 +32,6 @@ def lint(
     style: str,
     output: Path | None,
     force: bool,
-    debug: bool,
 ) -> int:
     """Say which checkpoints PATHS will switch on twice, without running anything.
 

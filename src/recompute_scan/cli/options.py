@@ -1,4 +1,4 @@
-"""Options that several commands share: the recording and the machine."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,80 @@ from click.core import ParameterSource
 from recompute_scan.cli.output import Number
 from recompute_scan.errors import UsageError
 
+# Under which headings help lists options, by parameter; all others come last.
+_GROUPS = {
+    "Recording": "steps warmup timing_steps quick device fidelity timeout_s keep_going guard "
+    "memory step_time_ms is_module",
+    "Processes": "nproc_per_node ranks workers dask",
+    "Measuring the fix": "verify without_checkpointing",
+    "Output": "output html style verbose quiet perfetto events open_page force",
+}
+
+
+class Grouped(click.Command):
+    """A command whose help lists its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        records = {one.name: one.get_help_record(ctx) for one in options}
+        groups = {title: names.split() for title, names in _GROUPS.items()}
+        named = {name for names in groups.values() for name in names}
+        groups["Other options"] = [name for name in records if name and name not in named]
+        for title, names in groups.items():
+            if found := [record for name in names if (record := records.get(name))]:
+                with formatter.section(title):
+                    formatter.write_dl(found)
+
+
+class Configured(Grouped):
+    """A command whose options a project's ``pyproject.toml`` may set."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], *others: Any, **extra: Any
+    ) -> click.Context:
+        if args[:1] not in (["-h"], ["--help"]):  # which is at once there
+            from recompute_scan.project_file import run_settings
+
+            names = {
+                option.removeprefix("--"): str(param.name)
+                for param in self.params
+                if isinstance(param, click.Option) and not param.hidden
+                for option in param.opts
+                if option.startswith("--")
+            }
+            extra["default_map"] = run_settings(Path.cwd(), names)
+        return super().make_context(info_name, args, *others, **extra)
+
+
 # What has no meaning where a step is compared and none is timed or profiled.
 _NOT_ALONE = ("steps", "timing_steps", "verify", "guard")
 # What `--quick` makes of the others' steps: one is profiled, and nothing else is done.
 _QUICK = {"steps": 1, "warmup": 1, "timing_steps": 0, "fidelity": False, "stacks": False}
 _FEWEST_TIMED = 3
 
+output_folder = click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for traces and report.  [default: a new one below recompute-scan-out]",
+)
+processes_option = click.option(
+    "--nproc-per-node", type=int, help="Start that many processes with torchrun."
+)
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    default=600.0,
+    show_default=True,
+    type=Number(0),
+    help="Seconds without progress after which a hanging run is ended; 0 for never.",
+)
+module_option = click.option(
+    "-m",
+    "is_module",
+    is_flag=True,
+    help="SCRIPT is a module, as with `python -m`.",
+)
 _OPTIONS = (
     click.option("--steps", default=5, show_default=True, help="Steps to profile."),
     click.option(
@@ -37,12 +105,7 @@ _OPTIONS = (
         is_flag=True,
         help="Warm up once and profile one step: the verdict and the fix, without times.",
     ),
-    click.option(
-        "-o",
-        "--output",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder for traces and report.  [default: recompute-scan-out/NAME]",
-    ),
+    output_folder,
     click.option(
         "--device",
         type=click.Choice(["auto", "cpu", "cuda"]),
@@ -50,7 +113,7 @@ _OPTIONS = (
         show_default=True,
         help="What to record.",
     ),
-    click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun."),
+    processes_option,
     click.option(
         "--ranks",
         metavar="0|all|LIST",
@@ -80,15 +143,8 @@ _OPTIONS = (
         help="Instead of recording, watch the whole training for recomputes that change.",
     ),
     click.option("--keep-going", is_flag=True, help="Let the script run on after the last step."),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        default=600.0,
-        show_default=True,
-        type=Number(0),
-        help="Seconds without progress after which a hanging run is ended; 0 for never.",
-    ),
-    click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`."),
+    timeout_option,
+    module_option,
     # From the process that started this one's launcher: it has read all the others.
     click.option("--handed-on", hidden=True),
 )
@@ -104,12 +160,13 @@ def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[s
     quick, recorded = recorded["quick"], {**recorded}
     del recorded["quick"]
     if not (quick or recorded["fidelity"]):
-        warmup = recorded["warmup"] if _given(context, "warmup") else 1
+        chosen = context.get_parameter_source("warmup") is not ParameterSource.DEFAULT
+        warmup = recorded["warmup"] if chosen else 1
         if recorded["timing_steps"] > _FEWEST_TIMED:
             recorded["fewest"] = (min(warmup, recorded["warmup"]), _FEWEST_TIMED)
         return {**recorded, "fidelity": recorded["fidelity"] is None}
     alone = (*_NOT_ALONE, "warmup", "fidelity") if quick else _NOT_ALONE
-    others = [name for name in alone if _given(context, name)]
+    others = [name for name in alone if typed(context, name)]
     if others:
         name, does, hint = "--fidelity", "compares", "the step is compared after the profiled ones"
         if quick:
@@ -123,7 +180,8 @@ def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[s
     return {**recorded, **(_QUICK if quick else {"steps": 0, "timing_steps": 0})}
 
 
-def _given(context: click.Context, name: str) -> bool:
+def typed(context: click.Context, name: str) -> bool:
+    """Whether an option was given on the command line."""
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 

@@ -1,8 +1,4 @@
-"""Where commands print: results and progress.
-
-What every command prints and writes with: results, progress, notes to the person.
-
-What goes on, on a terminal: a line before each long piece of work, a bar where that takes long.
+"""What every command prints and writes with: results, progress, notes to the person.
 
 The bar is drawn by a thread, below the line, from two seconds on; whatever is printed next takes it
 away first (:func:`clear`). Nothing of this is written to anything but a terminal.
@@ -10,25 +6,32 @@ away first (:func:`clear`). Nothing of this is written to anything but a termina
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 import click
 
-from recompute_scan.files import write
+from recompute_scan.files import read, write
 from recompute_scan.progress import how_far
 from recompute_scan.terminal import colored, fresh_line, inert, links, printable, width
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from recompute_scan.result import Result
     from recompute_scan.result.run_record import NextCommand
 
 
+# Of variables that set options: RECOMPUTE_SCAN_RUN_STEPS=3.
+PREFIX = "RECOMPUTE_SCAN"
 _AFTER_S = 2.0
 _EVERY_S = 0.2
 _CELLS = 30
@@ -52,6 +55,7 @@ class Bar:
         self._began: float | None = None
         self._drawn = 0
         self._thread: threading.Thread | None = None
+        self.silent = False
 
     def begin(self) -> None:
         """A piece of work begins now."""
@@ -102,7 +106,7 @@ def clear() -> None:
 
 def announce(message: str) -> None:
     """Say what begins, without a bar: what follows writes to the terminal itself."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty() and not _BAR.silent:
         clear()
         sys.stderr.write(f"{fresh_line(sys.stderr)}recompute-scan: {inert(message)}\n")
         sys.stderr.flush()
@@ -111,7 +115,7 @@ def announce(message: str) -> None:
 def progress(message: str) -> None:
     """Say what begins, and show how far it is where it takes long."""
     announce(message)
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty() and not _BAR.silent:
         _BAR.begin()
 
 
@@ -143,8 +147,12 @@ class Number(click.FloatRange):
         return number
 
 
+# `main` looks for it.
 debug_option = click.option(
-    "--debug", is_flag=True, help="Show a traceback for errors of recompute-scan itself."
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    help="Show a traceback for errors of recompute-scan itself.",
 )
 
 
@@ -192,41 +200,115 @@ def put(text: str, output: Path | None, style: str = "text", *, force: bool) -> 
         write(output, harmless(text, style), force=force)
 
 
-def rendered(result: Result, style: Format, html: Path | None, folder: str) -> str:
-    if style == "json":
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print all of it.")
+
+
+class Answer(NamedTuple):
+    """How the answer is printed: as what, and, as text, how much of it."""
+
+    style: Format = "text"
+    verbose: bool = False
+    quiet: bool = False
+
+    def of(
+        self,
+        result: Result,
+        report: str | None,
+        after: Sequence[NextCommand] | None = None,
+        folder: str = "",
+        *,
+        on: TextIO | None = None,
+    ) -> str:
+        """The answer, for a stream or, without one, for a file; arguments as of ``render_text``."""
+        from recompute_scan.report.render import render_answer, render_markdown, render_text
         from recompute_scan.result import to_json
 
-        return to_json(result)
-    if style == "markdown":
-        from recompute_scan.report.render import render_markdown
+        if self.style == "json":
+            return to_json(result)
+        if self.style == "markdown":
+            return render_markdown(result, after, folder)
+        if self.quiet:
+            return render_answer(result, color=False, width=4096).partition("\n")[0] + "\n"
+        render = render_text if self.verbose else render_answer
+        return render(
+            result,
+            color=on is not None and colored(on),
+            report=report,
+            after=after,
+            folder=folder,
+            width=width(on),
+            links=links(on),
+        )
 
-        return render_markdown(result, folder=folder)
-    from recompute_scan.report.render import render_text
+    def say(self, *args: Any) -> None:
+        """Print it."""
+        text = self.of(*args, on=sys.stdout)
+        say(text, self.style, codes=self.style == "text" and colored(sys.stdout))
 
-    report = str(html) if html else None
-    return render_text(result, color=False, report=report, folder=folder)
+
+# What standard output was before a script got standard error in its place.
+_kept: list[int] = []
 
 
-def print_text(
-    result: Result,
-    *,
-    report: str | None,
-    after: Sequence[NextCommand] | None = None,
-    folder: str = "",
-) -> None:
-    from recompute_scan.report.render import render_text
+def hand_on(answer: Answer, *, launched: bool) -> None:
+    """Let the processes that this one starts print as it does, and no script print beside JSON.
 
-    color = colored(sys.stdout)
-    text = render_text(
-        result,
-        color=color,
-        report=report,
-        after=after,
-        folder=folder,
-        width=width(sys.stdout),
-        links=links(sys.stdout),
-    )
-    say(text, codes=color)
+    What is to be read by a program has standard output for itself; scripts write to standard error.
+    """
+    for name in ("verbose", "quiet") if launched else ():
+        if getattr(answer, name):
+            os.environ[f"{PREFIX}_RUN_{name.upper()}"] = "1"
+    if answer.style == "json":
+        os.environ.update({f"{PREFIX}_RUN_FORMAT": "json"} if launched else {})
+        with suppress(OSError):  # it is closed
+            sys.stdout.flush()
+            _kept.append(os.dup(1))
+            os.dup2(2, 1)
+
+
+def _give_back() -> None:
+    if _kept:
+        with suppress(Exception):  # the script's own object may be there, or none
+            sys.stdout.flush()
+        os.dup2(_kept[0], 1)
+        os.close(_kept.pop())
+
+
+def print_document(*folders: Path | None) -> None:
+    """Print the result that is in the first of these folders that has one."""
+    _give_back()
+    for folder in folders:
+        if folder is not None and (folder / "result.json").is_file():
+            say(read(folder / "result.json").decode(), "json")
+            return
+
+
+def answer_options(
+    *styles: Format,
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """The options for how to print the answer, as one argument: ``answer``."""
+
+    def add(command: Callable[..., int]) -> Callable[..., int]:
+        @verbose_option
+        @click.option("-q", "--quiet", is_flag=True, help="Print one line, and no progress.")
+        @click.option(
+            "--format",
+            "style",
+            type=click.Choice(styles),
+            default="text",
+            show_default=True,
+            help="What to print.",
+        )
+        @functools.wraps(command)
+        def with_answer(
+            *args: Any, style: Format, verbose: bool, quiet: bool, **others: Any
+        ) -> int:
+            _BAR.silent = quiet
+            return command(*args, answer=Answer(style, verbose, quiet), **others)
+
+        return with_answer
+
+    return add
 
 
 open_option = click.option(
@@ -255,35 +337,34 @@ def print_report(
     result: Result,
     after: Sequence[NextCommand] | None = None,
     *,
+    answer: Answer,
     open_page: bool = False,
+    silent: bool = False,
 ) -> None:
-    """Print the summary, and the commands that come next where there is something to do."""
+    """Print the answer, and the commands that come next where there is something to do."""
     page = folder / "report.html"
     there = page.exists()
     clear()
-    _print(fresh_line(sys.stdout))  # the script may have left a line unfinished
-    print_text(result, report=str(seen_from_here(page)) if there else None, after=after)
+    if not silent:
+        _give_back()
+        _print(fresh_line(sys.stdout))  # the script may have left a line unfinished
+        answer.say(result, str(seen_from_here(page)) if there else None, after)
     if open_page and there:
         show_page(page)
 
 
-def print_plan(folder: Path, result: Result, _after: Sequence[NextCommand] | None = None) -> None:
-    """Print the plan, or, where the script failed, what is known of that."""
-    if result.plan is None:
-        print_report(folder, result)
-        return
-    from msgspec.structs import replace
+def files(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What shells complete arguments with: files and folders."""
+    from click.shell_completion import CompletionItem
 
-    from recompute_scan.report.blocks import Page
-    from recompute_scan.report.render import next_steps
-    from recompute_scan.report.sections.plan import PLANNED_CHECKPOINTS as SECTION
+    return [CompletionItem(begun, type="file")]
 
-    page = Page(colored(sys.stdout), width(sys.stdout), links(sys.stdout))
-    SECTION.text(page, result)
-    next_steps(page, str(seen_from_here(folder / "report.html")), replace(result, next_steps=()))
-    clear()
-    _print(fresh_line(sys.stdout))
-    say("\n".join(page.written) + "\n", codes=page.color)
+
+def newest(_context: click.Context, _parameter: click.Parameter, given: Any) -> Any:
+    """A callback of arguments: folders of runs stand for their newest run."""
+    from recompute_scan.run_folders import newest_run
+
+    return tuple(map(newest_run, given)) if isinstance(given, tuple) else newest_run(given)
 
 
 force_option = click.option(

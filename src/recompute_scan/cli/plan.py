@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,30 @@ from recompute_scan.cli.event_stream import (
     showing,
     telling,
 )
-from recompute_scan.cli.output import Number, announce, debug_option, print_plan, progress, tell
-from recompute_scan.cli.run import check_script, default_folder, set_early
+from recompute_scan.cli.options import (
+    Grouped,
+    module_option,
+    output_folder,
+    processes_option,
+    timeout_option,
+)
+from recompute_scan.cli.output import (
+    Answer,
+    Number,
+    announce,
+    answer_options,
+    debug_option,
+    files,
+    print_report,
+    progress,
+    tell,
+)
+from recompute_scan.cli.run import check_script, script_folder, set_early
+from recompute_scan.run_folders import new_run, remove_if_empty
 
 
 @click.command(
+    cls=Grouped,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Say which layers to checkpoint within a memory limit, and prove it.",
 )
@@ -46,25 +66,14 @@ from recompute_scan.cli.run import check_script, default_folder, set_early
     "--timing-steps", default=10, show_default=True, help="Steps to time of each arrangement."
 )
 @click.option("--steps", default=3, show_default=True, help="Steps to profile.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for traces and report.  [default: recompute-scan-out/NAME-plan]",
-)
-@click.option("--nproc-per-node", type=int, help="Start that many processes with torchrun.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    default=600.0,
-    show_default=True,
-    type=Number(0),
-    help="Seconds without progress after which a hanging run is ended; 0 for never.",
-)
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@output_folder
+@processes_option
+@timeout_option
+@module_option
+@answer_options("text", "json")
 @events_option
 @debug_option
-@click.argument("script")
+@click.argument("script", shell_complete=files)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def plan(
     script: str,
@@ -76,7 +85,7 @@ def plan(
     output: Path | None,
     nproc_per_node: int | None,
     events: str,
-    debug: bool,
+    answer: Answer,
     **recorded: Any,
 ) -> int:
     """Find the fastest way to checkpoint SCRIPT's layers within a memory limit.
@@ -87,12 +96,13 @@ def plan(
     """
     from recompute_scan.cost.plan import read_wish
 
-    folder = output or default_folder(script, args, launched=False, ending="-plan")
-    folder = folder.absolute()
-    follow(events, command="plan", folder=folder)
+    folder = output or script_folder(script, args, launched=False, ending="-plan")
     wish = read_wish(memory, step_time_ms)
     if not is_module:
         check_script(click.get_current_context().obj, script, args)
+    folder = (output or new_run(folder)).absolute()
+    click.get_current_context().call_on_close(partial(remove_if_empty, folder))
+    follow(events, command="plan", folder=folder)
     announce(f"starting {script}")
     if nproc_per_node is None and not is_module:
         set_early(Path(script))
@@ -115,7 +125,7 @@ def plan(
         UNKNOWN_MACHINE,
         None,
         launched=False,
-        show=showing(print_plan),
+        show=showing(partial(print_report, answer=answer)),
         tell=telling(tell),
         progress=progressing(progress),
         leaving=ended,

@@ -6,13 +6,21 @@ from pathlib import Path
 
 import click
 
-from recompute_scan.cli.output import debug_option, force_option, open_option, say, show_page
+from recompute_scan.cli.output import (
+    debug_option,
+    files,
+    force_option,
+    newest,
+    open_option,
+    say,
+    show_page,
+)
 from recompute_scan.files import read, write
 from recompute_scan.terminal import inert
 
 
 @click.command(short_help="Make the HTML report again from a result.")
-@click.argument("result", type=click.Path(path_type=Path))
+@click.argument("result", callback=newest, shell_complete=files)
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -21,15 +29,17 @@ from recompute_scan.terminal import inert
 @force_option
 @open_option
 @debug_option
-def report(result: Path, html: Path | None, force: bool, open_page: bool, debug: bool) -> int:
-    """Make the HTML report again from RESULT, the JSON that `run` or `analyze` wrote."""
+def report(result: str, html: Path | None, force: bool, open_page: bool) -> int:
+    """Make the HTML report again from RESULT: a run's folder, or the JSON that `analyze` wrote."""
     from recompute_scan.report.render import render_html
     from recompute_scan.result import from_json
 
-    text = read(result, held=True)
-    target = html or result.with_name("report.html")
+    source = Path(result)
+    source = source / "result.json" if source.is_dir() else source
+    text = read(source, held=True)
+    target = html or source.with_name("report.html")
     # The page beside a result is ours to make again.
-    known = result.parent if result.name == "result.json" else result
+    known = source.parent if source.name == "result.json" else source
     page = render_html(from_json(text), folder=str(known))
     write(target, page, force=force or html is None)
     say(f"{inert(str(target))}\n")

@@ -1,4 +1,4 @@
-"""`run`: record a few steps of a script and report.
+"""``recompute-scan run``: record a few steps of a script and report, or guard all of them.
 
 Under ``run`` torch is imported before the script begins, so that ``os.environ["OMP_NUM_THREADS"] =
 "1"`` at its top would come too late: other numbers of threads add floats up in another order.
@@ -31,11 +31,22 @@ from recompute_scan.cli.event_stream import (
     telling,
     told_change,
 )
-from recompute_scan.cli.options import machine_options, recording_options, with_fidelity
+from recompute_scan.cli.options import (
+    Configured,
+    machine_options,
+    recording_options,
+    typed,
+    with_fidelity,
+)
 from recompute_scan.cli.output import (
+    Answer,
     announce,
+    answer_options,
     debug_option,
+    files,
+    hand_on,
     open_option,
+    print_document,
     print_report,
     progress,
     seen_from_here,
@@ -43,6 +54,7 @@ from recompute_scan.cli.output import (
 )
 from recompute_scan.errors import UsageError
 from recompute_scan.files import content
+from recompute_scan.run_folders import HOME, is_run, new_run, remove_if_empty
 from recompute_scan.units import plural
 
 if TYPE_CHECKING:
@@ -152,15 +164,15 @@ def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None
     raise cannot_open(script, "No such file or directory")
 
 
-def default_folder(script: str, args: Sequence[str], *, launched: bool, ending: str = "") -> Path:
-    """Where the output goes unless something else is said: a folder named after the script.
+def script_folder(script: str, args: Sequence[str], *, launched: bool, ending: str = "") -> Path:
+    """The folder of a script's runs, named after it.
 
     Raises:
         UsageError: A link is there, which nobody who started the command has named (``E206``).
     """
     if launched:
         script = next((one for one in args if one.endswith(".py")), script)
-    folder = Path("recompute-scan-out") / (Path(script).stem.replace("/", "-") + ending)
+    folder = HOME / (Path(script).stem.replace("/", "-") + ending)
     for one in (folder.parent, folder):
         if one.is_symlink():
             what = f"Cannot write to the output folder {folder}."
@@ -180,9 +192,11 @@ _LONGEST = 1 << 22
 def set_early(script: Path) -> None:
     """Set what the script's first lines set, in the order in which they do.
 
-    These are the lines up to the first that is neither an import from the standard library nor a
-    constant nor a variable of the environment that is given one: nothing can have looked at the
-    environment in between. Others are left to the script, and so is a script that cannot be read.
+    Under ``run`` torch, which reads some of it when it is imported, is there before the script
+    begins: ``os.environ["OMP_NUM_THREADS"] = "1"`` would come too late. These lines end at the
+    first that is neither an import from the standard library nor a constant nor a variable of the
+    environment that is given one: nothing can have looked at the environment in between. Others are
+    left to the script, and so is a script that cannot be read.
     """
     with suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         text = content(script, _LONGEST)
@@ -256,12 +270,14 @@ def commands_after(
 
     begin, *rest = words
     before = seen_from_here(folder)
-    after = f"{before}{_AFTER}"
+    own = output is None and is_run(folder, alone=True)  # and so has the next run
+    after = str(before.parent) if own else f"{before}{_AFTER}"
     measuring = _recording(rest, script)
+    again = rest if own else _into(rest, output, after)
     found = [
         NextCommand("see", _command("fix", [str(before)])),
         NextCommand("apply", _command("fix", [str(before), "--apply"])),
-        NextCommand("record", _command(begin, _recording(_into(rest, output, after), script))),
+        NextCommand("record", _command(begin, _recording(again, script))),
         NextCommand("compare", _command("compare", [str(before), after])),
     ]
     if verify:
@@ -307,15 +323,17 @@ def _ending(script: str, args: Sequence[str], *, launched: bool) -> str:
 
 
 @click.command(
+    cls=Configured,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Run a training script for a few steps and report on it.",
 )
 @recording_options
+@answer_options("text", "json")
 @events_option
 @machine_options
 @open_option
 @debug_option
-@click.argument("script")
+@click.argument("script", shell_complete=files)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     script: str,
@@ -328,9 +346,9 @@ def run(
     without_checkpointing: bool,
     handed_on: str | None,
     events: str,
+    answer: Answer,
     machine: Machine,
     open_page: bool,
-    debug: bool,
     **recorded: Any,
 ) -> int:
     """Run SCRIPT unchanged for a few steps, find what runs again, and report on it.
@@ -341,13 +359,19 @@ def run(
     A launcher goes after two dashes: recompute-scan run -- torchrun --nproc-per-node 4 train.py.
     The scripts that it starts are recorded.
     """
-    whole: list[str] = click.get_current_context().obj
+    context = click.get_current_context()
+    whole: list[str] = context.obj
     launcher = launcher_in(whole, script, args)
-    folder = output or default_folder(script, args, launched=launcher is not None)
-    follow(events, command="run", folder=folder)
+    if "RANK" in os.environ and not typed(context, "nproc_per_node"):
+        nproc_per_node = None  # a setting for whoever starts processes, not for each of them
+    folder = output or script_folder(script, args, launched=launcher is not None)
     if launcher is None and not is_module:
         check_script(whole, script, args)
-    recorded = with_fidelity(click.get_current_context(), recorded)
+    recorded = with_fidelity(context, recorded)
+    if output is None and handed_on is None and not guard:  # a guard goes on from run to run
+        folder = new_run(folder.absolute(), several=launcher is None and "RANK" in os.environ)
+        context.call_on_close(partial(remove_if_empty, folder))
+    follow(events, command="run", folder=folder)
     if handed_on is None and os.environ.get("RANK", "0") == "0":
         announce(f"starting {script}")  # before torch is imported, which takes seconds
     if launcher is None and nproc_per_node is None and not is_module:
@@ -365,7 +389,9 @@ def run(
     from recompute_scan.record.finish import Handed, Reporting, Way, run_and_report
     from recompute_scan.record.options import RunOptions, beside, decode
 
+    starts = launcher is not None or nproc_per_node is not None
     if handed_on is not None:
+        nproc_per_node, verify, without_checkpointing = None, False, False
         try:
             handed = decode(handed_on, Handed)
         except ValueError:
@@ -397,14 +423,17 @@ def run(
             takes_place_of=earlier,
             **recorded,
         )
+        hand_on(answer, launched=starts)
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     way.check(options)
+    # One process prints the document: of several, the one that started the others.
+    by_another = answer.style == "json" and (starts or handed_on is not None)
     reporting = Reporting(
         options.output,
         machine,
         after,
         launched=handed_on is not None,
-        show=showing(partial(print_report, open_page=open_page)),
+        show=showing(partial(print_report, answer=answer, open_page=open_page, silent=by_another)),
         tell=telling(tell),
         progress=progressing(progress),
         leaving=ended,
@@ -412,4 +441,7 @@ def run(
         arguments=_ending(script, args, launched=launcher is not None),
         root=Path.cwd(),
     )
-    return run_and_report(way, options, reporting, ["--debug"] * debug)
+    status = run_and_report(way, options, reporting, ["--debug"] * ("--debug" in whole))
+    if by_another and handed_on is None:
+        print_document(options.takes_place_of if status == 0 else None, options.output)
+    return status

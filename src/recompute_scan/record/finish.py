@@ -20,7 +20,13 @@ from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.record.children import record
 from recompute_scan.record.launch import launch, launch_with, rank_facts, wait_for_ranks
-from recompute_scan.record.options import RunOptions, encode, take_place, write_report
+from recompute_scan.record.options import (
+    RunOptions,
+    came_to_an_end,
+    encode,
+    take_place,
+    write_report,
+)
 from recompute_scan.record.shutdown import ends_with
 from recompute_scan.record.steps import chosen
 from recompute_scan.record.trial import run_trial
@@ -214,6 +220,7 @@ class Reporting(Struct, frozen=True):
         result = self._analysed()
         try:
             self._store(result)
+            came_to_an_end(self.takes_place_of or self.folder, well=False)
         finally:  # a full disk keeps nobody from reading it here
             self.show(self.folder, result, None)
             self.stays()
@@ -252,6 +259,7 @@ class Reporting(Struct, frozen=True):
             if self.takes_place_of is not None and status == 0:
                 take_place(folder, self.takes_place_of)
                 folder = self.takes_place_of
+            came_to_an_end(self.takes_place_of or folder, well=status == 0)
         finally:
             self.show(folder, result, self.after)
             self.stays()

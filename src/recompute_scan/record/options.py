@@ -1,4 +1,4 @@
-"""What a run is asked to do, and its folder.
+"""What a run is asked to do, the folder that it writes to, and its run record.
 
 Processes that the script starts get the options as text, and decode it where they have imported
 torch. A run that fails replaces no result of one that succeeded: where the folder holds one, a run
@@ -45,6 +45,7 @@ from recompute_scan.result.run_record import (
     so_far_name,
     stacks_text_name,
 )
+from recompute_scan.run_folders import is_run, make_newest, newest_run
 
 if TYPE_CHECKING:
     from recompute_scan.record.origins import Origin, Variant
@@ -238,10 +239,15 @@ def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
     Args:
         folder: What was asked for, absolute.
         plans: Whether a plan is to come of it.
+
+    Raises:
+        UsageError: A file in it that a recording would replace is of no recording (``E206``).
     """
+    _refuse_others(folder)
     earlier = _result_in(folder)
     if earlier is not None and plans and earlier.get("plan") is None:
         folder = _named(folder, "plan")
+        _refuse_others(folder)
         earlier = _result_in(folder)
     if earlier is None:
         return folder, None
@@ -250,6 +256,19 @@ def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
         number += 1
         place = _named(folder, f"failed-{number}")
     return place, folder
+
+
+def _refuse_others(folder: Path) -> None:
+    if any(folder.glob("run-rank*.json")) or any(folder.glob("so-far-rank*.json")):
+        return
+    ours = (*(f"{kind}-rank*.json*" for kind in _KINDS), "result.json", "report.html", PATCH)
+    for one in sorted(one for name in ours for one in folder.glob(name)):
+        raise UsageError(
+            "E206",
+            f"Cannot write to the output folder {folder}.",
+            why=f"{one.name} in it would be replaced, and no recording of `run` has left it",
+            hint="name another folder",
+        )
 
 
 def _named(folder: Path, ending: str) -> Path:
@@ -288,13 +307,25 @@ def take_place(recorded: Path, folder: Path) -> None:
         for name in _BELOW:
             if (folder / name).is_symlink():
                 (folder / name).unlink()
-            shutil.rmtree(folder / name, ignore_errors=True)
+            for one in (folder / name).glob("*-*/output.txt"):
+                shutil.rmtree(one.parent, ignore_errors=True)
+            with suppress(OSError):  # somebody else's things are in it
+                (folder / name).rmdir()
         (folder / PATCH).unlink(missing_ok=True)
         for one in recorded.iterdir():
             one.replace(folder / one.name)
         recorded.rmdir()
     except OSError as error:
         raise cannot_write(folder, error) from None
+
+
+def came_to_an_end(run: Path, *, well: bool) -> None:
+    """A run is over: from now on its script's folder stands for it, if it is a run's own.
+
+    One that failed does not take the place of one that succeeded.
+    """
+    if is_run(run) and (well or not _result_in(Path(newest_run(str(run.parent))))):
+        make_newest(run)
 
 
 def cannot_write(folder: Path, error: OSError) -> UsageError:

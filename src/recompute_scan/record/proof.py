@@ -126,7 +126,9 @@ def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: Activatio
         ranks = runs.run("proof", (ArmWanted("today"), wanted))
     except RunError:
         return PlanProof("failed")
-    peak = max(taken(arm_of_way(one.arms, "chosen")) for one in ranks)
+    before, peak = (
+        max(taken(arm_of_way(one.arms, way)) for one in ranks) for way in ("today", "chosen")
+    )
     steps = steps_together(ranks)
     pairs = list(zip(steps["today"], steps["chosen"], strict=False))
     today, step = (median(each) for each in zip(*pairs, strict=True))
@@ -141,6 +143,7 @@ def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: Activatio
         peak_bytes=peak,
         predicted_bytes=planner.point(chosen).peak_bytes,
         ranks=len(ranks),
+        today_bytes=before,
     )
     return replace(proof, outcome=_outcome(plan, planner.today, proof))
 

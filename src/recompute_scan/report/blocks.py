@@ -1,26 +1,23 @@
-"""Parts of a document: groups, tables and the terminal's layout.
-
-A page of a terminal: 80 columns or more, with or without colour and links.
-
-Blocks and checkpoints in groups, so that two hundred alike layers are said once.
-"""
+"""A section of the report, the page of a terminal that it writes on, and blocks in groups."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from msgspec import Struct, field
 
 from recompute_scan.report.templating import sentence, visible
-from recompute_scan.result import Checkpoint, Region
+from recompute_scan.result import Checkpoint, Region, Result
 from recompute_scan.units import UNITS
 
 WIDTH = 80
 _COLUMN = 22
+_LINK = re.compile(r"\x1b\]8;;[^\x1b]*\x1b\\\\")
 
 
 class Page(Struct):
@@ -37,11 +34,33 @@ class Page(Struct):
     def title(self, text: str) -> None:
         self.written += ["", self.style(text, bold=True)]
 
-    def prose(self, text: str, indent: str = "  ", first: str | None = None, **how: object) -> None:
-        """Words wrapped to the width; colour goes on whole lines, so that widths stay true."""
-        start = indent if first is None else first
-        for line in wrap(sentence(text, 2000), indent, start, self.width):
-            self.written.append(self.style(line, **how) if how else line)
+    def prose(
+        self,
+        text: str,
+        indent: str = "  ",
+        first: str | None = None,
+        most: int | None = None,
+        **how: Any,
+    ) -> None:
+        """Words wrapped to the width; colour goes on whole lines, so that widths stay true.
+
+        What would take more than ``most`` lines is cut at the end of a word.
+        """
+        start, limit = indent if first is None else first, 2000
+        found = wrap(sentence(text, limit), indent, start, self.width) if text else []
+        while most is not None and len(found) > most:
+            limit = min(limit, most * self.width + 8) - 8
+            found = wrap(sentence(text, limit), indent, start, self.width)
+        self.written += [self.style(line, **how) if how else line for line in found]
+
+    def cut(self, text: str, indent: str, **how: object) -> None:
+        """One line, cut at the width."""
+        self.verbatim(fitted(text.expandtabs(4), self.width - len(indent)), indent, **how)
+
+    def taken(self) -> list[str]:
+        """The lines written so far, which are no longer on the page."""
+        found, self.written = self.written, []
+        return found
 
     def row(self, label: str, value: str, note: str = "", **how: object) -> None:
         head = f"  {label:<{_COLUMN}}"
@@ -57,9 +76,9 @@ class Page(Struct):
         line = indent + text.expandtabs(4)
         self.written.append(self.style(line, **how) if how else line)
 
-    def place(self, site: str, indent: str, **how: object) -> None:
+    def place(self, site: str, indent: str, limit: int = 200, **how: object) -> None:
         """A ``file:line`` to go to, as a link where the terminal can and the file is here."""
-        shown = visible(site, 200)
+        shown = visible(site, limit)
         text = self.style(shown, **how) if how else shown
         self.written.append(indent + (_linked(site, text) if self.links else text))
 
@@ -115,6 +134,17 @@ def _fitting(line: str, width: int) -> int:
         if used > width:
             return max(place, 1)
     return len(line)
+
+
+def fitted(text: str, width: int) -> str:
+    """As much of a text as fits into the width, harmless, and a ``…`` where that is not all."""
+    shown = visible(text, 2 * width)
+    return shown if columns(shown) <= width else shown[: _fitting(shown, width - 1)] + "…"
+
+
+def printed(line: str) -> str:
+    """A line without its colours and links."""
+    return click.unstyle(_LINK.sub("", line))
 
 
 def columns(text: str) -> int:
@@ -232,3 +262,63 @@ def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
         for checkpoints, members in stacks.items()
     ]
     return sorted(found, key=lambda stack: -stack.recomputes)
+
+
+def analysed(result: Result) -> bool:
+    """Whether steps were recorded: a run may fail before its first one, or only compare one."""
+    if of_memory_alone(result):
+        return False
+    return bool(result.steps) or (result.crash is None and result.fidelity is None)
+
+
+def of_memory_alone(result: Result) -> bool:
+    """Whether there is nothing but memory snapshots, which hold no operators."""
+    return bool(result.snapshots) and not result.steps and not result.ranks and not result.crash
+
+
+def always(_result: Result) -> bool:
+    """Whatever the result: such a section says itself what is not known."""
+    return True
+
+
+def _no_values(_result: Result) -> Mapping[str, Any]:
+    return {}
+
+
+def _no_lines(_page: Page, _result: Result) -> None:
+    return
+
+
+def _no_markdown(_result: Result) -> str:
+    return ""
+
+
+class Section(Struct, frozen=True):
+    """One section; the page, the terminal and Markdown each ask it for their part.
+
+    Attributes:
+        anchor: Its ``id`` on the page. Links to it are passed on, so that it never changes.
+        title: Its heading on the page, or what gives it for a result.
+        template: The file beside its module that shows it on the page.
+        present: Whether a result has this section; asked for every rendering.
+        html: What the template shows beside ``result``, ``heading``, ``attachments``, ``words`` and
+            ``units``, which every section's template has.
+        text: Writes its lines for a terminal; none unless given.
+        markdown: Its part of the Markdown; empty for nothing.
+        link: What the page's navigation calls it; without one it is not listed there.
+        help: The line about it under "How to read this page": its name there, and what it says.
+    """
+
+    anchor: str
+    title: str | Callable[[Result], str]
+    template: str
+    present: Callable[[Result], bool] = analysed
+    html: Callable[[Result], Mapping[str, Any]] = _no_values
+    text: Callable[[Page, Result], None] = _no_lines
+    markdown: Callable[[Result], str] = _no_markdown
+    link: str | None = None
+    help: tuple[str, str] | None = None
+
+    def heading(self, result: Result) -> str:
+        """The title for this result."""
+        return self.title if isinstance(self.title, str) else self.title(result)

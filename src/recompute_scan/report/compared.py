@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from recompute_scan import units
 from recompute_scan.frameworks.registry import find_title
-from recompute_scan.report.blocks import wrap
+from recompute_scan.report.blocks import Page, wrap
 from recompute_scan.report.figures import BarPart, stacked
 from recompute_scan.report.templating import fill, visible
 from recompute_scan.report.words import family_words
@@ -212,6 +212,25 @@ def render_comparison_text(comparison: Comparison) -> str:
     if notes := cautions(comparison):
         written += ["", "Worth knowing", *_list(notes)]
     return "\n".join(written) + "\n"
+
+
+def render_comparison_answer(comparison: Comparison) -> str:
+    """What changed, in at most 15 lines."""
+    page = Page(color=False)
+    for label, side in (("Before", comparison.before), ("After", comparison.after)):
+        number = times(side.recompute_per_backward)
+        page.cut(f"{label + ':':<8}{side.name}: {side.verdict}, {number} recomputes per layer", "")
+    page.prose(step_sentence(comparison), "", most=3)
+    said = [*comparison.obstacles, *cautions(comparison)]
+    lists = [*changes(comparison), ComparedChange("Worth knowing", tuple(said))]
+    # What went away and what is new first, then the first doubt.
+    lines = [f"{one.title}: {item}" for one in lists[:-1] for item in one.items]
+    shown = [*lines[: 3 if said else 4], *(f"{lists[-1].title}: {item}" for item in said[:1])]
+    for line in shown:
+        page.prose(line, "    ", "  ", most=2)
+    if left := len(lines) + len(said) - len(shown):
+        page.prose(f"and {left} more (-v)")
+    return "\n".join(page.written) + "\n"
 
 
 def _list(items: Sequence[str]) -> list[str]:

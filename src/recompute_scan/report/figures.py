@@ -1,19 +1,7 @@
 """Bars, timelines and curves as SVG.
 
-The cost as two stacked bars: the step as it is, and the step after the fix.
-
-Positions are per cent of the longer bar; templates draw them.
-
-One block side by side: where each box of the timeline is, and the tables beside it.
-
-Every lane starts at the left edge on one common scale, so that the same operators line
-up. Positions are percentages of the drawing's width; nothing here knows pixels.
-
-The picture of the first screen: the step now and after, and one block run by run.
-
-Positions are per cent of the drawing's width; the template knows pixels.
-
-The curve of step time against memory, with today's script and the plan on it, as it is drawn.
+Positions are per cent of the drawing's width, or of the longer bar. Every lane of a timeline starts
+at the left edge on one common scale, so that the same operators line up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,14 @@
-"""Findings in words: their places on the page, their lines on a terminal, what ``explain`` says."""
+"""Findings in words: their places on the page, their lines on a terminal, what ``explain`` says.
+
+A page of the documentation is shown as far as it uses Markdown: headings, paragraphs, lists,
+tables, fences, bold, code and links, which keep their address where they lead somewhere.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from recompute_scan.report import words
 from recompute_scan.report.blocks import WIDTH, Page
@@ -48,24 +53,27 @@ def finding_text(page: Page, finding: Finding) -> None:
     fix_text(page, finding)
 
 
-def fix_text(page: Page, finding: Finding) -> None:
-    """How it is repaired and what to look at first, with the diff."""
+def fix_text(page: Page, finding: Finding, *, verbose: bool = True) -> None:
+    """How it is repaired and what to look at first, with the diff, or, in short, its changes."""
     fix = finding.fix
     if fix is None:
         return
     _part(page, "Fix", fix.summary, bold=True)
-    _part(page, "Keep", fix.keep)
-    _part(page, "Remove", fix.remove)
+    if verbose:
+        _part(page, "Keep", fix.keep)
+        _part(page, "Remove", fix.remove)
     if not is_crash_finding(finding):
         _part(page, "Risk", words.risk_words(fix))
     if fix.diff:
         page.written.append("")
         for line in diff_lines(fix.diff.rstrip()):
+            if not verbose and (line.kind == "same" or line.text.startswith("--- ")):
+                continue
             colour = _DIFF_COLOUR.get(line.kind)
             page.verbatim(line.text, "    ", **({"fg": colour} if colour else {}))
 
 
-def _part(page: Page, label: str, said: str, **how: object) -> None:
+def _part(page: Page, label: str, said: str, **how: Any) -> None:
     if said:
         page.prose(said, " " * _LABEL, f"  {label:<{_LABEL - 2}}", **how)
 
@@ -128,3 +136,110 @@ def _why(page: Page, finding: Finding, most: int | None = None) -> None:
         page.prose(f"- {visible(item, 400)}", "      ", "    ")
     if left := len(finding.evidence) - len(shown):
         page.prose(f"and {left} more (see the report)", "      ", "    ")
+
+
+_RULE = re.compile(r"[|\s:-]+")
+_HOME = "https://github.com/recompute-scan/recompute-scan/blob/main/docs/"
+_LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]{1,400})\)")
+_BARE = re.compile(r"<(https://[^<>\s]+)>")
+_MARKS = re.compile(r"\*\*|(?<!`)`(?!`)|(?<!\w)\*(?=\w)|(?<=[\w.])\*(?!\w)")
+_ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+# How a page came to be is of no use to whom a run has failed.
+_GENERATED = re.compile(r"(?<!\s)\s*Generated: `[^`]*`\.?")
+
+
+def sheet(markdown: str, page: Page, *, folder: str = "") -> str:
+    """The text, ending in a line end.
+
+    Args:
+        markdown: A page of ours.
+        page: An empty page of the terminal; it gives the width and the colour.
+        folder: Where below ``docs`` the page is, with a slash at its end; relative links are from
+            there.
+    """
+    for block in _blocks(_GENERATED.sub("", markdown)):
+        page.written.append("")
+        _write(block, page, folder)
+    return "\n".join(page.written).strip("\n") + "\n"
+
+
+def sheet_in_short(markdown: str, page: Page, *, folder: str = "") -> str:
+    """The title and the box of a finding's page: symptom, cost, whether the fix is safe, the fix.
+
+    Arguments as of :func:`sheet`.
+    """
+    title, box, *_ = _blocks(markdown)
+    page.prose(_plain(title[0].lstrip("# "), folder), "", bold=True)
+    for row in box:
+        if not _RULE.fullmatch(row):
+            label, _, said = _plain(row.strip("| "), folder).partition(" | ")
+            page.prose(said, " " * _LABEL, f"  {label:<{_LABEL - 2}}", most=3)
+    return "\n".join(page.written) + "\n"
+
+
+def _blocks(markdown: str) -> list[list[str]]:
+    """Lines that belong together: a heading, a fence, a paragraph, an item, a row."""
+    blocks: list[list[str]] = [[]]
+    fenced = False
+    for line in markdown.splitlines():
+        fence = line.startswith("```")
+        alone = not fenced and (line.startswith("#") or (fence and blocks[-1]))
+        if (not line.strip() and not fenced) or alone:
+            blocks.append([])
+        if line.strip() or fenced:
+            blocks[-1].append(line)
+        if fence:
+            fenced = not fenced
+        if not fenced and (fence or line.startswith("#")):
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
+def _write(block: list[str], page: Page, folder: str) -> None:
+    first = block[0]
+    if first.startswith("```"):
+        for line in block[1:-1]:
+            page.verbatim(line, "    ", dim=True)
+    elif first.startswith("#"):
+        page.prose(_plain(first.lstrip("# "), folder), "", bold=True)
+    elif first.startswith("|"):
+        for row in block:
+            if not _RULE.fullmatch(row):
+                cells = [_plain(cell.strip(), folder) for cell in row.strip("|").split(" | ")]
+                between = ": " if len(cells) == 2 else "  "
+                text = between.join(cell.strip() for cell in cells).replace("?: ", "? ")
+                page.prose(text, "      ", "  ")
+    else:
+        for part in _parts(block):
+            item = _ITEM.match(part)
+            text = _plain(part, folder)
+            page.prose(text, "    " if item else "", "  " if item else "")
+
+
+def _parts(block: list[str]) -> list[str]:
+    """A paragraph as one, a list item by item."""
+    parts: list[str] = []
+    for line in block:
+        if not parts or _ITEM.match(line):
+            parts.append(line)
+        else:
+            parts[-1] += f" {line.strip()}"
+    return parts
+
+
+def _plain(text: str, folder: str) -> str:
+    return _MARKS.sub("", _BARE.sub(r"\1", _LINK.sub(lambda link: _link(link, folder), text)))
+
+
+def _link(link: re.Match[str], folder: str) -> str:
+    text, target = link[1], link[2]
+    if target.startswith("#"):
+        return text
+    if re.fullmatch(r"RS\d{3}\.md", target) and text.startswith(target[:5]):
+        return text  # `explain` has it too
+    if not target.startswith("https://"):
+        path = f"{folder}{target}"
+        while re.search(r"(?<![^/])[^/]+/\.\./", path):
+            path = re.sub(r"(?<![^/])[^/]+/\.\./", "", path, count=1)
+        target = f"{_HOME}{path}" if not path.startswith("../") else f"{_HOME[:-5]}{path[3:]}"
+    return f"{text} ({target})"

@@ -1,14 +1,8 @@
-"""The report as text, as Markdown and as a page.
-
-The whole answer as text: in columns for a terminal, and short and inert for an issue tracker.
+"""The report as text, as Markdown, as a page, and as what a notebook shows.
 
 On a terminal only paths, source lines, commands and diffs may be wider than its columns, since they
 are there to be copied. In Markdown nothing from the result can close a fence, start markup, mention
 a person or refer to an issue.
-
-The page: one HTML file that opens offline, asks for nothing, and reads without script.
-
-And what a notebook shows of a scan: a fragment without script and style.
 """
 
 from __future__ import annotations
@@ -17,11 +11,11 @@ import base64
 from collections.abc import Sequence
 
 from markupsafe import Markup
+from msgspec.structs import replace
 
 from recompute_scan.report import summary
-from recompute_scan.report.blocks import WIDTH, Page, checkpoint_stacks
+from recompute_scan.report.blocks import WIDTH, Page, Section, checkpoint_stacks, columns, printed
 from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS, Picture, picture
-from recompute_scan.report.section import Section
 from recompute_scan.report.sections import plan
 from recompute_scan.report.sections.answer import (
     EVERY_RULE,
@@ -30,6 +24,8 @@ from recompute_scan.report.sections.answer import (
     FIRST_SCREEN,
     HOW_TO_CHECK,
     METHOD,
+    MOST_LINES,
+    answer_text,
 )
 from recompute_scan.report.sections.correctness import (
     COMPILED_CODE,
@@ -112,10 +108,68 @@ def render_text(
     """
     page = Page(color, width, links)
     result = summary.with_next_steps(result, after, folder)
-    for section in sections_of(result):
-        section.text(page, result)
+    if _is_plan(result):
+        plan.PLANNED_CHECKPOINTS.text(page, result)
+        result = replace(result, next_steps=())
+    else:
+        for section in sections_of(result):
+            section.text(page, result)
     next_steps(page, report, result)
     return "\n".join(page.written).rstrip("\n") + "\n"
+
+
+def render_answer(
+    result: Result,
+    *,
+    color: bool,
+    report: str | None = None,
+    after: Sequence[NextCommand] | None = None,
+    folder: str = "",
+    width: int = WIDTH,
+    links: bool = False,
+) -> str:
+    """The answer in 15 lines of 80 columns, ending in a line end; arguments as of
+    :func:`render_text`. Only a path or a command that is longer than a line makes more of them.
+    """
+    page = Page(color, width, links)
+    result = summary.with_next_steps(result, after, folder)
+    planned = _is_plan(result)
+    groups = plan.answer_text(page, result) if planned else answer_text(page, result)
+    rows = [("report", report)] if report is not None else []
+    commands = () if planned else result.next_steps
+    steps = [(_LABELS.get(one.purpose, one.purpose), one.text) for one in commands]
+    wide = max((len(label) for label, _ in rows + steps), default=0)
+    if len(steps) == 1 and result.verdict != "inconclusive" and not result.crash:
+        page.prose(result.next_steps[0].what)
+        groups.append(page.taken())
+    for label, text in rows + steps:
+        page.verbatim(f"{label:<{wide}}  {visible(text, 4096)}", "  ")
+    return "\n".join(_fit(groups, page.taken(), len(rows) + 1, width)) + "\n"
+
+
+def _is_plan(result: Result) -> bool:
+    return result.plan is not None and result.crash is None
+
+
+def _fit(
+    groups: list[list[str]], commands: list[str], fewest: int, width: int, most: int = MOST_LINES
+) -> list[str]:
+    """Groups of lines and then commands, as many of these as fit, with blank lines if they do."""
+
+    def taken(lines: Sequence[str]) -> int:
+        return sum(-(-max(columns(printed(line)), 1) // width) for line in lines)
+
+    left = most - sum(map(taken, groups))
+    while len(commands) > fewest and taken(commands) > left:
+        commands = commands[:-1]
+    left -= taken(commands)
+    lines = [*groups[0]]
+    for group in [*groups[1:], commands]:
+        if left > 0 and group:
+            lines.append("")
+            left -= 1
+        lines += group
+    return lines
 
 
 def next_steps(page: Page, report: str | None, result: Result) -> None:
@@ -131,14 +185,15 @@ def next_steps(page: Page, report: str | None, result: Result) -> None:
     list_commands(page, result.next_steps)
 
 
+_LABELS = {"compare-gradients": "gradients"}
+
+
 def list_commands(page: Page, commands: Sequence[NextCommand]) -> None:
     """The commands, a line each behind a word; one alone with its reason."""
     page.title("Next")
     if len(commands) == 1 and commands[0].what:
         page.prose(commands[0].what)
-    labels = [
-        "gradients" if one.purpose == "compare-gradients" else one.purpose for one in commands
-    ]
+    labels = [_LABELS.get(one.purpose, one.purpose) for one in commands]
     for label, one in zip(labels, commands, strict=True):
         page.verbatim(f"{label:<{max(map(len, labels))}}  {visible(one.text, 4096)}", "  ")
 

@@ -1,10 +1,4 @@
-"""The answer in a few sentences, and commands to copy.
-
-What is said in several places: what was measured, three numbers, the step after the fix, ranks.
-
-Reads the result, decides nothing: the verdict and the headline come from it as they are.
-
-What a reader is told to do, as text to copy: commands to run, and diffs to take.
+"""The answer in a few sentences and numbers, and the commands that come next.
 
 A script's name came with the result, and people paste what a report tells them to run: a name that
 a shell would read more into is never repeated.
@@ -23,13 +17,14 @@ from msgspec.structs import replace
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.report import words
-from recompute_scan.report.section import analysed, of_memory_alone
+from recompute_scan.report.blocks import analysed, of_memory_alone
 from recompute_scan.report.templating import lines
 from recompute_scan.result import MEASURED, Breakdown, Result
 from recompute_scan.result.fidelity import is_open
 from recompute_scan.result.patch import fixes
 from recompute_scan.result.recompute import DOUBLED
 from recompute_scan.result.run_record import NextCommand, Purpose
+from recompute_scan.run_folders import HOME, is_run
 from recompute_scan.units import (
     UNKNOWN,
     about,
@@ -43,6 +38,7 @@ from recompute_scan.units import (
     times,
 )
 
+TOO_WIDE = "The step times vary too much to rely on"
 _TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed once, 1.67 twice"
 
 
@@ -166,6 +162,37 @@ def pair_sentence(result: Result) -> str | None:
         return None
     after = f"{'' if step.measured else 'about '}{ms(step.after_ms)}"
     return f"A step takes {ms(step.now_ms)}; with the fix it takes {after}."
+
+
+def step_sentence(result: Result) -> str:
+    """A step now and with the fix, or how much of it is recomputes; empty where that is not known.
+
+    One pair of numbers: the headline has the share that a fix saves.
+    """
+    step, cost = step_after(result), result.cost
+    if step is None or cost is None or result.verdict == "inconclusive":
+        return ""
+    shown = next((r.rank for r in result.ranks if r.verdict == result.verdict), None)
+    whose = "A" if len(result.ranks) < 2 or shown is None else f"On rank {shown} a"
+    said = f"{whose} step takes {ms(step.now_ms)}"
+    if saving(result) is not None:
+        with_fix = f"{ms(step.after_ms)}, measured."
+        if not step.measured:
+            with_fix = f"about {ms(step.after_ms)} (likely {span(step.low_ms, step.high_ms)})."
+        said += f", with the fix {with_fix}"
+    elif result.verdict == "doubled":
+        said += "." if result.verified else "; no saving is predicted."
+    else:
+        spent = cost.breakdown.recompute + cost.breakdown.redundant
+        whole = total(cost.breakdown)
+        note = words.first_true(result, words.SHARE_NOTE)
+        planned = any(one.purpose == "plan" for one in result.next_steps)  # which says the share
+        tells = result.verdict != "none" and spent > 0 and whole > 0
+        tells = tells and not (planned and words.by_checkpoints(result))
+        said += f"; {share(spent / whole)} of it is {note}." if tells else "."
+    if not step.measured and cost.step_source != "timed":
+        said += " The profiler slows these steps down."
+    return said + (f" {TOO_WIDE}." if _varies(result) else "")
 
 
 def _varies(result: Result) -> bool:
@@ -377,7 +404,7 @@ def script_of(result: Result) -> str | None:
 
 def recorded_into(result: Result, suffix: str = "") -> str:
     """The folder that `run` records the script into unless it is given another."""
-    return f"recompute-scan-out/{Path(script_of(result) or _OWN).stem}{suffix}"
+    return f"{HOME}/{Path(script_of(result) or _OWN).stem}{suffix}"
 
 
 def fix_is_measurable(result: Result) -> bool:
@@ -475,6 +502,8 @@ def commands_of(result: Result, folder: str) -> list[NextCommand]:
     a_file = bool(Path(folder).suffix)
     after = recorded_into(result, "-after")
     after = shlex.quote(f"{folder}-after") if folder and not a_file else after
+    own = bool(folder) and is_run(Path(folder), alone=True)  # the next run has a folder of its own
+    after = shlex.quote(str(Path(folder).parent)) if own else after
     measure = run_command(result, verify=True)
     gradients = measure.replace("--verify", "--verify --without-checkpointing", 1)
     found: dict[Purpose, str] = {
@@ -482,7 +511,7 @@ def commands_of(result: Result, folder: str) -> list[NextCommand]:
         "compare-gradients": gradients if script_of(result) else "",
         "see": f"recompute-scan fix {before}" * bool(folder),
         "apply": f"recompute-scan fix {before} --apply" * bool(folder),
-        "record": run_command(result, after),
+        "record": run_command(result, "" if own else after),
         "compare": f"recompute-scan compare {before} {after}",
         "plan": f"recompute-scan plan {script_of(result)}" if script_of(result) else "",
     }
@@ -500,7 +529,7 @@ def _buys_memory(result: Result) -> str:
     whole = total(parts) if parts else 0.0
     if result.verdict == "none":
         return "See which layers to checkpoint, should memory run short."
-    if parts is None or whole <= 0 or not parts.recompute:
+    if parts is None or whole <= 0 or not parts.recompute or not words.by_checkpoints(result):
         return _WHAT["plan"]
     return f"{share(parts.recompute / whole)} of the step buys memory: see whether you need it."
 

@@ -1,18 +1,9 @@
-"""Templates of the page: escaping and attachments.
+"""Templates of the page, names made harmless, and what a reader may take out of it.
 
-Templates filled: every value escaped, and a page that may run nothing but our own.
-
-Style and script are in the page and allowed by their hashes only; everything else is
-refused by the content policy, so that even a name that slipped through could do nothing.
-
-Names out of a trace, made harmless: for a page, a terminal, Markdown and a script block.
-
-A trace is written by somebody else's program, so every name in it may hold markup, terminal
-codes, or characters that reverse the reading direction (the "Trojan Source" trick,
-https://trojansource.codes). Here they become visible text. HTML quoting itself is the
-template engine's work (autoescaping); these functions do what quoting cannot.
-
-What a reader may take out of the page: a table for a spreadsheet, an excerpt for Perfetto.
+Style and script are in the page and allowed by their hashes only; everything else is refused by the
+content policy. Names out of a trace may hold markup, terminal codes, or characters that reverse the
+reading direction (https://trojansource.codes): here they become visible text. HTML quoting itself
+is the template engine's work (autoescaping); these functions do what quoting cannot.
 """
 
 from __future__ import annotations

@@ -415,6 +415,7 @@ class PlanProof(Struct, frozen=True):
         ratio_high: At most this.
         peak_bytes: Most that was saved, or allocated, at once.
         predicted_bytes: What had been worked out.
+        today_bytes: Most that the unchanged script saved, or allocated, at once beside it.
         ranks: How many ranks it was applied to, alike. The one that takes most says what it takes,
             the slowest how long a step is.
     """
@@ -428,6 +429,7 @@ class PlanProof(Struct, frozen=True):
     peak_bytes: int | None = None
     predicted_bytes: int | None = None
     ranks: int = 1
+    today_bytes: int | None = None
 
 
 class ActivationPlan(Struct, frozen=True):

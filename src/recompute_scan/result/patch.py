@@ -403,6 +403,11 @@ def apply(files: Sequence[Changed], folder: Path) -> None:
             part.unlink(missing_ok=True)
 
 
+def has_copies(kept_in: Path) -> bool:
+    """Whether a folder holds what :func:`revert` puts back."""
+    return (kept_in / _RECORD).is_file()
+
+
 def revert(folder: Path, root: Path) -> list[str]:
     """Put back what the last fix from this folder changed; the names of the files.
 

@@ -1,17 +1,4 @@
-"""Sections that answer: first screen, findings, how to check, failures.
-
-The first screen: verdict, headline, the step now and with the fix, and what to change.
-
-Findings and fixes: what to change, as a diff where the line is known.
-
-How to check it: the exact commands that apply the fix, record again and read the verdict.
-
-How a run failed: what was raised or where the ranks hang, and the cause where it is known.
-
-Every rule and what became of it: what was looked for, and what this trace cannot tell.
-
-Method, words and raw data: how the counting works, and the whole result as JSON.
-"""
+"""Sections that answer: first screen, findings, how to check, failures, rules and method."""
 
 from __future__ import annotations
 
@@ -24,7 +11,17 @@ from msgspec import Struct
 
 from recompute_scan.crash import Crash, RankEnd
 from recompute_scan.report import summary, words
-from recompute_scan.report.blocks import Page
+from recompute_scan.report.blocks import (
+    Page,
+    Section,
+    always,
+    analysed,
+    checkpoint_stacks,
+    columns,
+    fitted,
+    of_memory_alone,
+    printed,
+)
 from recompute_scan.report.figures import picture
 from recompute_scan.report.finding_words import (
     UNKNOWN_CAUSE,
@@ -32,7 +29,7 @@ from recompute_scan.report.finding_words import (
     finding_text,
     is_crash_finding,
 )
-from recompute_scan.report.section import Section, always, analysed, of_memory_alone
+from recompute_scan.report.layout import measured_sentences
 from recompute_scan.report.summary import (
     DiffLine,
     diff_lines,
@@ -50,7 +47,8 @@ from recompute_scan.report.templating import (
     visible,
 )
 from recompute_scan.report.words import KIND_WORDS, STATUS_WORDS, plain_count_row, plain_count_table
-from recompute_scan.result import Finding, Fix, Result
+from recompute_scan.result import MEASURED, Finding, Fix, Result
+from recompute_scan.result.recompute import DOUBLED
 from recompute_scan.units import plural
 
 # Lines of the diff on the first screen.
@@ -195,6 +193,107 @@ def _first_screen_text(page: Page, result: Result) -> None:
     else:
         page.written.append("")
         page.prose(words.all_true(result, words.MEANING))
+
+
+# Of the answer on a terminal: lines of 80 columns, and most of each of its parts.
+MOST_LINES = 15
+_MOST_SITES, _MOST_EDITS, _LEAST_BESIDE = 3, 3, 16
+_MORE = "and {} more (-v or the page has them)"
+
+
+def answer_text(page: Page, result: Result) -> list[list[str]]:
+    """The answer in groups of lines: what is so, and where; what to change; what else was found."""
+    if result.crash is None and not analysed(result):
+        page.prose(result.headline, "", most=3)
+        return [page.taken()]
+    cure = _cure(result)
+    groups = []
+    if result.crash is not None:
+        groups.append(_failure_in_short(page, result))
+    if result.crash is None or result.verdict != "inconclusive":
+        sure = "" if result.confidence == "high" else f" ({result.confidence} confidence)"
+        said = result.headline.removeprefix("Checkpointing is doubled: ")
+        said = f"Verdict: {result.verdict}{sure}. {said[:1].upper()}{said[1:]}"
+        page.prose(said, "", most=4, fg=_VERDICT_COLOUR[result.verdict], bold=True)
+        told = result.verified is not None and result.verified.outcome in MEASURED
+        for sentence in measured_sentences(result)[: 2 if told else 1]:
+            page.prose(sentence, most=2)
+        page.prose(summary.step_sentence(result), most=2)
+        groups.append(page.taken())
+    if result.verdict == "inconclusive" and result.crash is None:
+        page.prose(how_to_record(result).why, most=5)
+    elif result.crash is None:
+        groups.append(_sites_in_short(page, result))
+    if cure is not None:
+        one = next(one for one in result.findings if one.fix is cure.fix)
+        if one.code != DOUBLED:  # which the verdict says
+            page.prose(_named(one), most=1)
+        page.prose(f"Fix: {cure.fix.summary}", most=3, bold=True)
+        edits = [line for line in _changed_lines(cure.fix.diff) if line.kind in ("add", "del")]
+        for line in edits[:_MOST_EDITS]:
+            text = f"{line.text[0]} {line.text[1:].strip()}"
+            page.cut(text, "    ", fg="green" if line.kind == "add" else "red")
+        if len(edits) > _MOST_EDITS:
+            page.prose(f"and {plural(len(edits) - _MOST_EDITS, 'more line')}", "    ")
+        if cure.fix.disposition != "safe":
+            page.prose(f"Risk: {words.risk_words(cure.fix)}", most=2)
+    groups += [page.taken(), _also_found(page, result, cure)]
+    return [group for group in groups if group]
+
+
+def _sites_in_short(page: Page, result: Result) -> list[str]:
+    """The call sites of the blocks that run again most often, each in a line."""
+    stacks = checkpoint_stacks(result.regions)
+    for checkpoint in stacks[0].checkpoints[:_MOST_SITES] if stacks else ():
+        page.place(checkpoint.call_site or "place not known", "  ", page.width - 2, fg="cyan")
+        at = page.written.pop()
+        beside = f"{words.variant_words(checkpoint)}: {words.mechanism_words(checkpoint)}"
+        left = page.width - columns(printed(at)) - 2
+        page.written.append(f"{at}  {fitted(beside, left)}" if left > _LEAST_BESIDE else at)
+    more = sum(len(stack.checkpoints) for stack in stacks) - len(page.written)
+    if more:
+        page.prose(_MORE.format(plural(more, "call site")))
+    elif not stacks:
+        page.prose(words.first_true(result, words.NO_CALL_SITES[:1]))
+    return page.taken()
+
+
+def _named(finding: Finding) -> str:
+    sure = "" if finding.confidence == "high" else f" ({finding.confidence} confidence)"
+    return f"{finding.code} {finding.name}{sure}: {finding.title}"
+
+
+def _failure_in_short(page: Page, result: Result) -> list[str]:
+    """How the run failed, why where that is known, and where each rank was."""
+    crash, cause = result.crash, _cause(result)
+    assert crash is not None
+    said = f"Run: {KIND_WORDS[crash.kind]}. {crash.headline}"
+    page.prose(said, "", most=4, fg="red", bold=True)
+    if cause is not None:
+        page.prose(_named(cause), most=2)
+        if cause.fix is not None:
+            page.prose(f"Fix: {cause.fix.summary}", most=3 if len(crash.ranks) > 1 else 5)
+    elif crash.kind != "killed":
+        page.prose(UNKNOWN_CAUSE)
+    ends = crash.ranks if len(crash.ranks) > 1 else ()
+    for end in ends[:_MOST_SITES]:
+        page.cut(_rank_words(end), "  ")
+    if len(ends) > _MOST_SITES:
+        page.prose(_MORE.format(plural(len(ends) - _MOST_SITES, "rank")))
+    return page.taken()
+
+
+def _also_found(page: Page, result: Result, cure: _Cure | None) -> list[str]:
+    """Findings beside the one whose fix is shown, and how many notes there are, in a line."""
+    shown = cure.fix if cure else None
+    others = [f"{one.code} {one.name}" for one in result.findings if one.fix is not shown]
+    others = [] if result.crash else list(dict.fromkeys(others))
+    notes = len(result.warnings) + sum(rule.status == "error" for rule in result.checked)
+    if notes:
+        others.append(plural(notes, "note") + " on the recording")
+    if others:
+        page.cut(f"Also (-v): {', '.join(others)}", "  ")
+    return page.taken()
 
 
 def _first_screen_markdown(result: Result) -> str:

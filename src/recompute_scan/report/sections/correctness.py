@@ -1,19 +1,11 @@
-"""Sections on correctness: fidelity, selective policies, compiled code.
-
-Whether each recompute was the computation of its forward, block by block.
-
-What the policies of selective checkpoints decided, operator by operator.
-
-What compiled code runs again inside its own backward graphs, and why.
-"""
+"""Sections on correctness: fidelity, selective policies, compiled code."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from recompute_scan.report.blocks import Page
-from recompute_scan.report.section import Section
+from recompute_scan.report.blocks import Page, Section
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import CompiledCode, CompiledRecompute, Result
 from recompute_scan.result.decisions import DecidedOperator, Policies, WatchedPolicy

@@ -1,13 +1,4 @@
-"""Sections on cost: the step, the device, the measured fix.
-
-What recomputes cost: where a step's time goes, and how sure the step time is.
-
-How well the device is used: arithmetic, memory, and what fewer checkpoints would take.
-
-What ``run --verify`` measured with the fix applied, beside what had been predicted.
-
-The breakdowns of Holistic Trace Analysis, beside what is counted here of the same trace.
-"""
+"""Sections on cost: the step, the device, the measured fix."""
 
 from __future__ import annotations
 
@@ -17,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from recompute_scan.intervals import is_sure, too_wide
-from recompute_scan.report.blocks import Page
+from recompute_scan.report.blocks import Page, Section, analysed
 from recompute_scan.report.figures import cost_bars
 from recompute_scan.report.layout import (
     measured_sentences,
@@ -26,8 +17,13 @@ from recompute_scan.report.layout import (
     predicted_plan,
     removed_words,
 )
-from recompute_scan.report.section import Section, analysed
-from recompute_scan.report.summary import fix_sentence, predicted_beside, ratio_row, step_after
+from recompute_scan.report.summary import (
+    TOO_WIDE,
+    fix_sentence,
+    predicted_beside,
+    ratio_row,
+    step_after,
+)
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.report.words import device_words
 from recompute_scan.result import Arm, Flops, Hta, Memory, MemoryPlan, Result, Verified
@@ -35,7 +31,6 @@ from recompute_scan.units import UNKNOWN, ms, pct, plural, share, size, span, ti
 
 # Of the longer bar, in per cent; a slice has two decimals.
 _THINNEST = 0.01
-_TOO_WIDE = "The step times vary too much to rely on"
 
 
 def step_time_sentences(result: Result) -> list[str]:
@@ -63,7 +58,7 @@ def step_time_sentences(result: Result) -> list[str]:
         more = (
             "time more of them with --timing-steps" if timed else "time with `recompute-scan run`"
         )
-        found.append(f"{_TOO_WIDE}: {more}, on a machine that does nothing else.")
+        found.append(f"{TOO_WIDE}: {more}, on a machine that does nothing else.")
     return found
 
 

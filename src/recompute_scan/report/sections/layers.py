@@ -1,15 +1,4 @@
-"""Sections on layers: each block, each run, call sites, recomputes by design.
-
-Block by block: how often each ran again, and in which steps.
-
-The proof: one block, its forward pass and each recompute side by side, and the plain count.
-
-Checkpoint call sites: the lines of the script that switched checkpointing on.
-
-Forward work that runs again because the model is written so, without a checkpoint.
-
-Steps and operator families: the counts that everything above is made from.
-"""
+"""Sections on layers: each block, each run, call sites, recomputes by design, families."""
 
 from __future__ import annotations
 
@@ -19,9 +8,16 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from recompute_scan.report import words
-from recompute_scan.report.blocks import BlockGroup, Page, block_groups, checkpoint_stacks, ranges
+from recompute_scan.report.blocks import (
+    BlockGroup,
+    Page,
+    Section,
+    analysed,
+    block_groups,
+    checkpoint_stacks,
+    ranges,
+)
 from recompute_scan.report.figures import family_table, timeline
-from recompute_scan.report.section import Section, analysed
 from recompute_scan.report.templating import markdown_code, markdown_prose, proof_trace, visible
 from recompute_scan.report.words import COLUMNS, HOW, plain_count_table
 from recompute_scan.result import ByDesign, Checkpoint, Region, Result
@@ -152,7 +148,7 @@ def _block_by_block_text(page: Page, result: Result) -> None:
     page.title("Blocks")
     for group in groups[:_MOST_GROUPS_TEXT]:
         more = group.first.recompute_runs_per_backward >= _MORE_THAN_ONCE
-        page.prose(_group_words(group, more=more), "    ", "  ", **({"fg": "red"} if more else {}))
+        page.prose(_group_words(group, more=more), "    ", "  ", fg="red" if more else None)
     if len(groups) > _MOST_GROUPS_TEXT:
         page.prose(f"and {len(groups) - _MOST_GROUPS_TEXT} more kinds of block (see the report)")
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from recompute_scan.report.blocks import Page
+from recompute_scan.report.blocks import Page, Section
 from recompute_scan.report.figures import drawing, recomputed
-from recompute_scan.report.section import Section
 from recompute_scan.report.summary import what_was_measured
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, PlanPoint, Result
@@ -39,7 +38,7 @@ _IN_SHORT: dict[PlanOutcome, str] = {
 }
 _AS_TODAY = "It is what the script does today."
 _PROVEN: tuple[PlanOutcome, ...] = ("helps", "fits")
-_MOST_MODULES = 60
+_MOST_MODULES, _MOST_CODE = 60, 5
 
 
 def _plan_of(result: Result) -> ActivationPlan:
@@ -132,23 +131,30 @@ def _to_set(plan: ActivationPlan) -> bool:
     return _proven(plan) or plan.proof.outcome == "not-tried"
 
 
-def _measured(plan: ActivationPlan) -> tuple[float, float, int] | None:
-    """Step today and with the plan, in ms, and the plan's bytes, where they were measured."""
+def _measured(plan: ActivationPlan) -> tuple[PlanPoint, PlanPoint] | None:
+    """Today's script and the plan, each with the step and the bytes that were measured."""
     proof = plan.proof
     if proof.step_ms is None or not proof.today_step_ms or proof.peak_bytes is None:
         return None
-    return proof.today_step_ms, proof.step_ms, proof.peak_bytes
+    bytes_today = proof.today_bytes
+    return (
+        replace(
+            plan.today,
+            step_ms=proof.today_step_ms,
+            peak_bytes=plan.today.peak_bytes if bytes_today is None else bytes_today,
+        ),
+        replace(plan.plan, step_ms=proof.step_ms, peak_bytes=proof.peak_bytes),
+    )
 
 
 def _gain(plan: ActivationPlan) -> str:
     """What changes against today, measured where it was."""
     if plan.as_today:
         return "nothing changes"
-    predicted = plan.today.step_ms, plan.plan.step_ms, plan.plan.peak_bytes
     measured = _measured(plan)
-    today, step, peak = measured or predicted
-    faster = 100 * (today - step) / today if today > 0 else 0.0
-    more = peak - plan.today.peak_bytes
+    today, then = measured or (plan.today, plan.plan)
+    faster = 100 * (today.step_ms - then.step_ms) / today.step_ms if today.step_ms > 0 else 0.0
+    more = then.peak_bytes - today.peak_bytes
     time = f"{pct(abs(faster))} {'less' if faster >= 0 else 'more'} time per step"
     memory = (
         f"{size(abs(more))} {'more' if more > 0 else 'less'} memory" if more else "the same memory"
@@ -170,15 +176,14 @@ def _proof_words(plan: ActivationPlan) -> str:
     )
 
 
-def _points(plan: ActivationPlan) -> list[tuple[str, str, PlanPoint]]:
-    """Name, measured step and predicted point of what the table compares."""
-    measured = _measured(plan)
-    today, step = (ms(measured[0]), ms(measured[1])) if measured else ("", "")
+def _points(plan: ActivationPlan) -> list[tuple[str, PlanPoint, PlanPoint | None]]:
+    """Name, predicted and measured point of what the table compares."""
+    today, then = _measured(plan) or (None, None)
     return [
-        ("Today", today, plan.today),
-        ("Plan", step, plan.plan),
-        ("Least memory", "", plan.least),
-        ("Nothing recomputed", "", plan.most),
+        ("Today", plan.today, today),
+        ("Plan", plan.plan, then),
+        ("Least memory", plan.least, None),
+        ("Nothing recomputed", plan.most, None),
     ]
 
 
@@ -207,22 +212,9 @@ def _beside(plan: ActivationPlan) -> ActivationPlan:
 
 def _text(page: Page, result: Result) -> None:
     plan = _beside(_plan_of(result))
-    what = f"Plan for {_limit(plan)}: {_headline(plan)}"
-    page.title(what if _to_set(plan) else _title(plan))
-    measured = _measured(plan) is not None
-    head = f"{'measured':>12}" if measured else ""
-    page.written.append(f"  {'':<22}{'predicted':>12}{head}  {_memory_words(plan)}")
-    for name, step, point in _points(plan):
-        shown = f"{step:>12}" if measured else ""
-        line = f"  {name:<22}{ms(point.step_ms):>12}{shown}  {size(point.peak_bytes)}"
-        proven = name == "Plan" and _proven(plan)
-        page.written.append(page.style(line, fg="green", bold=True) if proven else line)
-    page.prose(f"Against today: {_gain(plan)}.")
-    done = [(_done(one), one.module) for one in plan.modules]
-    if len({how for how, _ in done}) > 1 or any(one.parts for one in plan.modules):
-        for how in sorted({how for how, _ in done}, key=lambda how: (how == "keep", how)):
-            names = [name for known, name in done if known == how]
-            page.prose(f"{how[0].upper()}{visible(how[1:])}: {_names(names)}")
+    page.title(_lead(plan))
+    _table(page, plan, _points(plan))
+    _by_module(page, plan)
     page.title("Proof")
     page.prose(_proof_words(plan))
     for remark in plan.remarks:
@@ -240,6 +232,57 @@ def _text(page: Page, result: Result) -> None:
             f"{ms(point.step_ms):>9}",
             recomputed(point, " recomputed"),
         )
+
+
+def answer_text(page: Page, result: Result) -> list[list[str]]:
+    """The plan in groups of lines: what came of it, what it changes, and the setting."""
+    plan = _beside(_plan_of(result))
+    page.prose(_lead(plan), "", most=2, bold=True)
+    page.prose(_AS_TODAY if plan.as_today else _OUTCOMES[plan.proof.outcome], most=3)
+    groups = [page.taken()]
+    _table(page, plan, _points(plan)[:2])
+    groups.append(page.taken())
+    if not _to_set(plan):
+        return groups
+    lines = [line for line in plan.code.splitlines() if line.strip()]
+    if not lines:
+        _by_module(page, plan, most=1)
+    if plan.setting or lines:
+        page.prose(" ".join((f"{_setting_title(plan)}.", *plan.setting)), most=2)
+    for line in lines[:_MOST_CODE]:
+        page.verbatim(visible(line, 4096), "    ")
+    if len(lines) > _MOST_CODE:
+        page.prose(f"and {plural(len(lines) - _MOST_CODE, 'more line')} (-v or the page)", "    ")
+    return [*groups, page.taken()]
+
+
+def _lead(plan: ActivationPlan) -> str:
+    return f"Plan for {_limit(plan)}: {_headline(plan)}" if _to_set(plan) else _title(plan)
+
+
+def _table(
+    page: Page, plan: ActivationPlan, points: list[tuple[str, PlanPoint, PlanPoint | None]]
+) -> None:
+    """Step and memory as predicted and, where that was done, as measured, and what changes."""
+
+    def cells(point: PlanPoint | None) -> str:
+        return f"{ms(point.step_ms):>11}{size(point.peak_bytes):>12}" if point else ""
+
+    head = f"{'measured':>23}" if _measured(plan) else ""
+    page.written.append(f"  {f'({_memory_words(plan)})':<20}{'predicted':>23}{head}")
+    for name, predicted, measured in points:
+        line = f"  {name:<20}{cells(predicted)}{cells(measured)}"
+        proven = name == "Plan" and _proven(plan)
+        page.written.append(page.style(line, fg="green", bold=True) if proven else line)
+    page.prose(f"Against today: {_gain(plan)}.")
+
+
+def _by_module(page: Page, plan: ActivationPlan, most: int | None = None) -> None:
+    done = [(_done(one), one.module) for one in plan.modules]
+    if len({how for how, _ in done}) > 1 or any(one.parts for one in plan.modules):
+        for how in sorted({how for how, _ in done}, key=lambda how: (how == "keep", how)):
+            names = [name for known, name in done if known == how]
+            page.prose(f"{how[0].upper()}{visible(how[1:])}: {_names(names)}", most=most)
 
 
 def _setting_title(plan: ActivationPlan) -> str:
@@ -270,7 +313,7 @@ def _html(result: Result) -> Mapping[str, Any]:
         "left_out": max(0, len(plan.modules) - _MOST_MODULES),
         "memory_words": _memory_words(plan),
         "curve": [(point, recomputed(point)) for point in plan.curve],
-        "points": [(name, step, point, recomputed(point)) for name, step, point in _points(plan)],
+        "points": [(*each, recomputed(each[1])) for each in _points(plan)],
     }
 
 

@@ -1,11 +1,4 @@
-"""Sections on the run: ranks, health of the trace, memory snapshots.
-
-Rank by rank: many ranks in few rows, those whose answers are alike together.
-
-Trace health and environment: what is worth knowing, what was repaired, versions and settings.
-
-Who held the peak, by a memory snapshot of torch's.
-"""
+"""Sections on the run: ranks, health of the trace, memory snapshots."""
 
 from __future__ import annotations
 
@@ -15,8 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from recompute_scan.report.blocks import Page, ranges
-from recompute_scan.report.section import Section, always, analysed
+from recompute_scan.report.blocks import Page, Section, always, analysed, ranges
 from recompute_scan.report.summary import ranks_sentence
 from recompute_scan.report.templating import markdown_code, markdown_prose, visible
 from recompute_scan.result import Rank, Result, Verdict
