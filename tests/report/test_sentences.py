@@ -85,6 +85,10 @@ def results() -> tuple[Result, ...]:
         structs.replace(samples.clean(), regions=samples.regions(8, 0.0, samples.OUTER)),
         structs.replace(samples.full(), findings=samples.doubled().findings),
         structs.replace(samples.doubled(), cost=samples.cost(51.0, 49.6, 49.6, 0.0)),
+        *(
+            structs.replace(one, evidence_level="hooks", cost=None, confidence="medium")
+            for one in (samples.doubled(), samples.full())
+        ),
     ]
     plan = recorded("planned").plan
     assert plan is not None
