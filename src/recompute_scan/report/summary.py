@@ -43,7 +43,7 @@ _TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed
 
 
 class KeyNumber(Struct, frozen=True):
-    """One of the three numbers under the verdict; ``alarming`` only where it shows waste."""
+    """One of the three numbers of the full answer; ``alarming`` only where it shows waste."""
 
     label: str
     value: str
