@@ -356,7 +356,7 @@ def test_the_theme_can_be_turned_and_a_link_opens_its_place(show: Open) -> None:
     page = show(doubled(), color_scheme="light").page
     background = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(background)
-    page.get_by_role("button", name="Dark or light").click()
+    page.get_by_role("button", name="Theme").click()
     assert page.evaluate(background) != before
 
     places = page.eval_on_selector_all("[id]", "all => all.map(place => place.id)")

@@ -144,7 +144,7 @@ ENDS = {"interrupt": 130, "terminate": 143, "end": 0, "raise": 1, "kill": 137}
 EARLY = tuple(
     Fault(
         f"{kind}, {phase}", (*SLOW, *fault(kind, step, "0")), status,
-        r"Checkpointing\s+is\s+doubled", (0,) * (step > "4"), (0,), options=(),
+        DOUBLED, (0,) * (step > "4"), (0,), options=(),
         after=("analyze", "out") if kind == "kill" and step > "5" else (),
     )
     for kind, status in ENDS.items()

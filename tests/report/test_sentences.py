@@ -86,7 +86,7 @@ def results() -> tuple[Result, ...]:
         structs.replace(samples.full(), findings=samples.doubled().findings),
         structs.replace(samples.doubled(), cost=samples.cost(51.0, 49.6, 49.6, 0.0)),
         *(
-            structs.replace(one, evidence_level="hooks", cost=None, confidence="medium")
+            structs.replace(one, evidence_level="hooks", cost=None, regions=())
             for one in (samples.doubled(), samples.full())
         ),
     ]

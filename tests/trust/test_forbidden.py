@@ -27,6 +27,8 @@ COMMANDS = {
     "fix": ["fix", "PROJECT"],
     "explain": ["explain", "RS001"],
     "lint": ["lint", "PROJECT", "--format", "sarif"],
+    "runs": ["runs"],
+    "completion": ["completion", "bash"],
 }
 MORE = [
     ["analyze", "PROJECT/trace-rank0.json.gz", "--format", "markdown", "--output", "out.md"],

@@ -209,7 +209,6 @@ _SAYS = (
 _ONLY_COMPARED = (
     "No step was profiled: recomputes were compared with their forward, and not counted."
 )
-_TWICE = 2
 _ONLY_COUNTED = (
     "The run ended before a step was profiled whole. Hooks had counted the runs of checkpointed "
     "blocks in step {step}. The cost is not known, nor whether other work runs again."
@@ -285,7 +284,7 @@ def result_by_hooks(info: RunInfo) -> Result | None:
         verdict: Verdict = "full" if set(ratios) == {1.0} and not counted.others else "partial"
         if not most or not all(ratio.is_integer() for ratio in ratios):
             verdict = "inconclusive"
-        elif most >= _TWICE:
+        elif most >= 2:
             verdict = "doubled"
         said = f"{DOUBLED}{said}" if verdict == "doubled" else f"{said[0].upper()}{said[1:]}"
         told = verdict != "inconclusive"

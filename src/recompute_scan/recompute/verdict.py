@@ -177,7 +177,10 @@ def judge(
     if designed:
         again = as_designed(counts, alignment)
         return replace(weigh(again, blocks, names), verdict="partial", by_design=True)
-    found = weigh(counts, blocks, names, _ran_otherwise(structure, alignment))
+    # The counts have more places than the trace where compiled code is taken apart.
+    same = len(alignment.forward) == len(counts.runs)
+    otherwise = _ran_otherwise(structure, alignment) if same else None
+    found = weigh(counts, blocks, names, otherwise)
     return _without_others(found, calls, counts, blocks)
 
 

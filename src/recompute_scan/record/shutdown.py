@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import faulthandler
+import functools
 import multiprocessing
 import os
 import signal
@@ -214,13 +215,24 @@ class Termination:
         ends = os.pipe()
         os.set_blocking(ends[1], False)
         self._pipe = ends[0], os.fdopen(ends[1], "wb", buffering=0)
-        faulthandler.register(signal.SIGTERM, file=self._pipe[1], all_threads=False)
+        self.listen_to_it(True)
+        _LISTENING.append(self)
+        _stop_for_forks()
         _thread.start_new_thread(self._listen, ())
+
+    def listen_to_it(self, listens: bool) -> None:
+        """Take the signal, or leave it as it was."""
+        pipe = self._pipe
+        if pipe is not None and listens:
+            faulthandler.register(signal.SIGTERM, file=pipe[1], all_threads=False)
+        elif pipe is not None:
+            faulthandler.unregister(signal.SIGTERM)
 
     def remove(self) -> None:
         """The script is over, or this is a process that it has forked."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
+            _LISTENING.clear()
             with suppress(Exception):
                 faulthandler.unregister(signal.SIGTERM)
                 pipe[1].close()
@@ -268,6 +280,22 @@ class Termination:
             self.remove()
             os.kill(self._process, signal.SIGTERM)
             _wait_for_the_end()
+
+
+# The one of this process; at most one.
+_LISTENING: list[Termination] = []
+
+
+@functools.cache
+def _stop_for_forks() -> None:
+    """Have processes forked without it: what ends such a one is no word to this one."""
+
+    def turn(listens: bool) -> None:
+        for one in _LISTENING:
+            with suppress(Exception):
+                one.listen_to_it(listens)
+
+    os.register_at_fork(before=lambda: turn(False), after_in_parent=lambda: turn(True))
 
 
 def _wait_for_the_end() -> None:

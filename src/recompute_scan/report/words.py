@@ -260,6 +260,10 @@ CHECKING = (
 )
 NO_CALL_SITES = (
     Said(
+        "Hooks counted the runs of blocks, and do not show what checkpoints them.",
+        lambda r: r.evidence_level == "hooks" and not _checkpointed(r),
+    ),
+    Said(
         "The trace does not name the checkpoints. Traces recorded by `recompute-scan run` do, "
         "with file and line.",
         lambda r: by_checkpoints(r) and not _checkpointed(r) and r.evidence_level != "annotated",
