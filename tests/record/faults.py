@@ -194,6 +194,8 @@ def _run(one: Fault, folder: Path, out: Path) -> tuple[int, str]:
             stdout=file,
             stderr=file,
             start_new_session=True,
+            # A shell's background jobs ignore it, and so would what they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
         try:
             if one.act is not None:
