@@ -221,20 +221,22 @@ class Termination:
         _thread.start_new_thread(self._listen, ())
 
     def listen_to_it(self, listens: bool) -> None:
-        """Take the signal, or leave it as it was."""
-        pipe = self._pipe
-        if pipe is not None and listens:
-            faulthandler.register(signal.SIGTERM, file=pipe[1], all_threads=False)
-        elif pipe is not None:
+        """Take the signal, or leave it as it was; a handler of the script's stays."""
+        if self._pipe is None or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        if listens:
+            faulthandler.register(signal.SIGTERM, file=self._pipe[1], all_threads=False)
+        else:
             faulthandler.unregister(signal.SIGTERM)
 
     def remove(self) -> None:
         """The script is over, or this is a process that it has forked."""
-        pipe, self._pipe = self._pipe, None
+        pipe = self._pipe
         if pipe is not None:
             _LISTENING.clear()
             with suppress(Exception):
-                faulthandler.unregister(signal.SIGTERM)
+                self.listen_to_it(False)
+                self._pipe = None
                 pipe[1].close()
 
     def hold(self) -> None:
