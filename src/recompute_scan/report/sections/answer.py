@@ -229,7 +229,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
         if one.code != DOUBLED:  # which the verdict says
             page.prose(_named(one), most=1)
         page.prose(f"Fix: {cure.fix.summary}", most=3, bold=True)
-        edits = [line for line in _changed_lines(cure.fix.diff) if line.kind in ("add", "del")]
+        edits = [line for line in diff_lines(cure.fix.diff or "") if line.kind in ("add", "del")]
         for line in edits[:_MOST_EDITS]:
             text = f"{line.text[0]} {line.text[1:].strip()}"
             page.cut(text, "    ", fg="green" if line.kind == "add" else "red")
