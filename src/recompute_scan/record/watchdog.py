@@ -323,8 +323,7 @@ class Watchdog:
         another has failed, and its stacks tell that it was not the one.
         """
         if self._file is not None:
-            with suppress(Exception):
-                faulthandler.unregister(signal.SIGTERM)
+            _let_go_of_sigterm()
             self._file.close()
             self._file = None
         ranks = rank_facts()
@@ -339,8 +338,7 @@ class Watchdog:
         self._stopped.set()
         self._leaving = threading.Event()
         if self._file is not None:
-            with suppress(Exception):
-                faulthandler.unregister(signal.SIGTERM)
+            _let_go_of_sigterm()
 
     def _keep_stacks_when_terminated(self) -> None:
         # A launcher ends the other ranks with SIGTERM when one has failed; then this is all that
@@ -483,3 +481,9 @@ def _last_collectives() -> tuple[str, ...]:
 
 def _beat_path(folder: Path, rank: int) -> Path:
     return folder / f".alive-rank{rank}"
+
+
+def _let_go_of_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else the script's own is in its place
+        with suppress(Exception):
+            faulthandler.unregister(signal.SIGTERM)
