@@ -15,7 +15,7 @@ from recompute_scan.errors import UsageError
 
 # Under which headings help lists options, by parameter; all others come last.
 _GROUPS = {
-    "Recording": "steps warmup timing_steps quick device fidelity timeout_s keep_going guard "
+    "Recording": "steps warmup timing_steps quick device fidelity work timeout_s keep_going guard "
     "memory step_time_ms is_module",
     "Processes": "nproc_per_node ranks workers dask",
     "Measuring the fix": "verify without_checkpointing",
@@ -59,7 +59,7 @@ class Configured(Grouped):
 
 
 # What has no meaning where a step is compared and none is timed or profiled.
-_NOT_ALONE = ("steps", "timing_steps", "verify", "guard")
+_NOT_ALONE = ("steps", "timing_steps", "verify", "work", "guard")
 # What `--quick` makes of the others' steps: one is profiled, and nothing else is done.
 _QUICK = {"steps": 1, "warmup": 1, "timing_steps": 0, "fidelity": False, "stacks": False}
 _FEWEST_TIMED = 3
@@ -136,6 +136,11 @@ _OPTIONS = (
         default=None,
         help="Only compare one step's recomputes with their forward, or leave that step out.  "
         "[default: compare it after the profiled ones]",
+    ),
+    click.option(
+        "--work",
+        is_flag=True,
+        help="Watch two steps more for work done twice or for nobody, and memory kept for nobody.",
     ),
     click.option(
         "--guard",

@@ -42,6 +42,7 @@ from recompute_scan.result import (
 from recompute_scan.result.decisions import Policies, WatchedPolicy
 from recompute_scan.result.fidelity import ComparedGradients, ComparedRegion, Fidelity
 from recompute_scan.result.run_record import Source, SwitchedOn
+from recompute_scan.result.work import WatchedStep
 
 
 class CodeEvidence(Struct, frozen=True):
@@ -83,6 +84,7 @@ class RunEvidence(Struct, frozen=True):
         sources: Statements at call sites.
         gradients: Gradients with and without the checkpoints; ``None`` where nobody looked.
         confidence: It was seen, and not inferred from a trace.
+        watched: What each operator of a step was good for; ``None`` where nobody looked.
     """
 
     fidelity: Fidelity | None
@@ -90,6 +92,7 @@ class RunEvidence(Struct, frozen=True):
     sources: Mapping[str, Source]
     gradients: ComparedGradients | None = None
     confidence: Level = "high"
+    watched: WatchedStep | None = None
 
     @property
     def no_comparison(self) -> str | None:
@@ -126,6 +129,7 @@ class Evidence(Struct, frozen=True, dict=True):
         fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
         graphs: Compiled code; ``None`` where there is none, or its graphs are not here.
         policies: What policies of selective checkpoints decided; ``None`` where nobody looked.
+        watched: What each operator of a step was good for; ``None`` where nobody looked.
     """
 
     _facts: RecomputeFacts
@@ -140,6 +144,7 @@ class Evidence(Struct, frozen=True, dict=True):
     fidelity: Fidelity | None = None
     graphs: CompiledCode | None = None
     policies: Policies | None = None
+    watched: WatchedStep | None = None
 
     @property
     def code(self) -> CodeEvidence | None:
@@ -151,7 +156,7 @@ class Evidence(Struct, frozen=True, dict=True):
     @property
     def of_run(self) -> RunEvidence:
         """What rules on what the run itself saw may look at."""
-        return RunEvidence(self.fidelity, self.untrained, self.sources)
+        return RunEvidence(self.fidelity, self.untrained, self.sources, watched=self.watched)
 
     # The trace
 

@@ -31,6 +31,7 @@ _MODULES = (
     "memory",
     "fidelity",
     "policies",
+    "work",
 )
 
 
@@ -74,7 +75,7 @@ def _check_each(
 
 def settle(result: Result, gradients: ComparedGradients, sources: Mapping[str, Source]) -> Result:
     """The result, once gradients were compared with those without checkpoints."""
-    evidence = RunEvidence(result.fidelity, None, sources, gradients)
+    evidence = RunEvidence(result.fidelity, None, sources, gradients, watched=result.watched)
     findings = list(result.findings)
     for rule in RULES:
         if rule.wrong_gradients and rule.check_run is not None and rule.needs == "comparison":

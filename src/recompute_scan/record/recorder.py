@@ -49,7 +49,9 @@ from recompute_scan.record.torch_versions import compiled_something, stacks_cras
 from recompute_scan.result.decisions import Policies
 from recompute_scan.result.fidelity import Fidelity
 from recompute_scan.result.run_record import Counted
+from recompute_scan.result.work import WatchedStep
 from recompute_scan.units import plural
+from recompute_scan.work import StepWatch, watched_step
 
 
 class Phase(Enum):
@@ -61,6 +63,7 @@ class Phase(Enum):
     TRACE = auto()
     STACKS = auto()
     COMPARING = auto()
+    WATCHING = auto()
     COUNTING = auto()  # on a rank that is not to record
     DONE = auto()
 
@@ -79,6 +82,7 @@ class Phase(Enum):
             Phase.TRACE: f"profiling {plural(plan.steps, 'step')}",
             Phase.STACKS: "profiling one step with stacks",
             Phase.COMPARING: "comparing recomputes with their forward",
+            Phase.WATCHING: "watching two steps for work that nobody needs",
             Phase.COUNTING: f"other ranks record {plural(plan.wanted, 'step')}",
         }.get(self)
 
@@ -98,6 +102,7 @@ class RecordedSoFar(Struct):
         fidelity: What comparing a step has shown, once it was.
         policies: What policies of selective checkpoints decided in a step, once it was seen.
         counted: How often checkpointed blocks ran in the last step in which they were counted.
+        watched: What each operator of one step was good for, once two were watched.
         warnings: What the person should know.
         failure: Why recording had to be given up.
     """
@@ -113,6 +118,7 @@ class RecordedSoFar(Struct):
     fidelity: Fidelity | None = None
     policies: Policies | None = None
     counted: Counted | None = None
+    watched: WatchedStep | None = None
     warnings: list[str] = field(default_factory=list)
     failure: str | None = None
 
@@ -183,8 +189,7 @@ class Tracing:
         stacks = self._kept.trace is not None
         foreign = self._membership.chosen and self.others.running()
         if not foreign:
-            needed = (0 if stacks else lead + self._plan.steps) + self._plan.stacks
-            needed += self._plan.fidelity
+            needed = (0 if stacks else lead + self._plan.steps) + self._plan.behind_profiled
             self._membership.last_step.settle(self._counter.steps, needed)
         if not self._membership.chosen:
             self._kept.phase = Phase.COUNTING
@@ -351,6 +356,9 @@ _COMPILED = Fidelity(
 )
 
 
+_COMPILED_WORK = "Part of the step is compiled, and operators of compiled code cannot be watched."
+
+
 def _hidden() -> Fidelity | None:
     """Why nothing can be compared, where something is compiled."""
     return _COMPILED if compiled_something() else None
@@ -383,7 +391,10 @@ class Recorder:
         counting: ComparedRegions | None = None,
         tell: Callable[[str], None] = lambda _: None,
         logs: bool = False,
+        watching: Callable[[bool], StepWatch] | None = None,
     ) -> None:
+        self._make_watch = watching if plan.watched else None
+        self._watch: StepWatch | None = None
         self._follow = follow
         self._tell = tell
         self._first_word = FirstWord(counting, plan, self._say) if counting else None
@@ -512,6 +523,7 @@ class Recorder:
         with without_own_warnings():
             self._guard.run(self._keep_window_or_fail, otherwise=None)
             self._guard.run(self._end_comparison, otherwise=None)
+            self._guard.run(self._end_watching, otherwise=None)
         if self._has_times:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times()
@@ -523,6 +535,8 @@ class Recorder:
         """A bug of ours has shown, or the GPU has failed: what is kept is kept, and no more is."""
         self.kept.failure = self._guard.failure
         self.kept.phase = Phase.DONE
+        if self._watch is not None:
+            self._watch.on = False  # what it has put into the process goes between two steps
         self._membership.go_on(self._counter.steps)
 
     def settle(self) -> None:
@@ -530,6 +544,8 @@ class Recorder:
         if threading.get_ident() == self._thread and not in_backward():
             with without_own_warnings():
                 self._tracing.drop()
+            if self._watch is not None:
+                self._watch.end()
 
     def abandon(self) -> None:
         """The script hangs in another thread: keep the step times, and touch nothing else."""
@@ -567,10 +583,14 @@ class Recorder:
             self._counter.freeze()  # now, as where a window has begun
         elif self.kept.phase is Phase.COMPARING:
             self._end_comparison()
+        elif self.kept.phase is Phase.WATCHING:
+            self._go_on_watching()
         else:
             self._tracing.step()
         if self.kept.phase is Phase.DONE:
             self._begin_comparison()
+        if self.kept.phase is Phase.DONE:
+            self._begin_watching()
         self._report()
 
     def _begin_comparison(self) -> None:
@@ -593,6 +613,36 @@ class Recorder:
             found = self._comparison.compared()
             # What is compiled in that very step hides its operators as well.
             self.kept.fidelity = _hidden() or found
+            self._on_kept()
+
+    def _begin_watching(self) -> None:
+        """Behind all that is profiled and compared: two more steps are watched, once."""
+        kept = self.kept
+        if self._make_watch is None or kept.trace is None or kept.watched is not None:
+            return
+        if compiled_something():
+            kept.watched = WatchedStep(untold=_COMPILED_WORK)
+            return
+        self._watch = self._make_watch(kept.device == "cuda")
+        if self._watch.begin():
+            kept.phase = Phase.WATCHING
+        else:
+            self._end_watching()
+
+    def _go_on_watching(self) -> None:
+        if self._watch is not None and self._watch.next_step():
+            self._end_watching()
+
+    def _end_watching(self) -> None:
+        """Both steps have ended, or the script has."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self.kept.phase = Phase.DONE
+            watch.end()
+            compiled = compiled_something()
+            self.kept.watched = (
+                WatchedStep(untold=_COMPILED_WORK) if compiled else watched_step(watch)
+            )
             self._on_kept()
 
     def _wait(self) -> None:

@@ -435,6 +435,7 @@ def observe(
         counter=counter,
         begin_annotating=probe.begin,
         comparison=probe.comparison,
+        watching=probe.watch,
         policies=probe.policies,
         memory=gauges.memory if gauges else None,
         recording_ranks=options.ranks,

@@ -41,6 +41,7 @@ from recompute_scan.report.sections.layers import (
     STEPS_AND_FAMILIES,
 )
 from recompute_scan.report.sections.run import MEMORY_SNAPSHOTS, RANK_BY_RANK, TRACE_HEALTH
+from recompute_scan.report.sections.work import EARNS
 from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
     Attachments,
@@ -72,6 +73,7 @@ SECTIONS: tuple[Section, ...] = (
     COMPILED_CODE,
     FINDINGS_AND_FIXES,
     SAME_COMPUTATION,
+    EARNS,
     SELECTIVE_POLICIES,
     MEMORY_SNAPSHOTS,
     HOW_TO_CHECK,

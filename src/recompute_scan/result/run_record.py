@@ -41,6 +41,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import content, encodable, is_file, write_whole
 from recompute_scan.result.decisions import Policies
 from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.work import WatchedStep
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.
@@ -230,6 +231,7 @@ class RunInfo(Struct, frozen=True):
         policies: What policies of selective checkpoints decided in one step; ``None`` where
             nobody looked.
         counted: How often checkpointed blocks ran in an early step; ``None`` where no step ended.
+        watched: What each operator of one step was good for; ``None`` where no step was watched.
     """
 
     rank: int
@@ -256,6 +258,7 @@ class RunInfo(Struct, frozen=True):
     fidelity: Fidelity | None = None
     policies: Policies | None = None
     counted: Counted | None = None
+    watched: WatchedStep | None = None
     schema: str = RUN_SCHEMA
 
 
