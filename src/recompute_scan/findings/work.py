@@ -69,13 +69,14 @@ def _kept(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Kept) ->
             "recomputes and gradients. No operator runs more often for it.",
         ),
     }[one.kind]
+    called = f"; {one.module_class} is called" if one.kind == "between" else ", the largest made"
     held = (f"held by {one.holder}",) if one.holder else ()
     return rule.finding(
         evidence,
         title=title,
         detail=detail,
         evidence=(
-            f"{plural(one.tensors, 'tensor')}, the largest made{place(one.line)}",
+            f"{plural(one.tensors, 'tensor')}{called}{place(one.line)}",
             *held,
             f"the step's own tensors took at most {size(watched.peak_bytes)}, in the "
             f"{watched.peak_in} pass",

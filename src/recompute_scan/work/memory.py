@@ -116,24 +116,23 @@ def _between(ledger: Ledger) -> list[Kept]:
         and (call.parent is None or calls[call.parent].phase != "recompute")
     }
 
-    def is_recomputed(index: int) -> bool:
-        """A recomputed module, or a wrapper around nothing else."""
+    def part(index: int) -> str | None:
+        """The class of a recomputed module, or of one in wrappers; ``None`` of others."""
         while calls[index].module not in recomputed:
             inside = inner[index]
             if len(inside) != 1:
-                return False
+                return None
             index = inside[0]
-        return True
+        return calls[index].class_name
 
     held = sorted(_held(ledger), key=lambda one: one.born)
     layers: dict[str, list[tuple[ModuleCall, list[Memory]]]] = defaultdict(list)
     for index, call in enumerate(calls):
         if call.phase != "forward" or call.module in recomputed or call.last > ledger.steps[-1]:
             continue
-        parts = [one for one in inner[index] if is_recomputed(one)]
-        kinds = {calls[one].class_name for one in parts}
+        parts = [name for one in inner[index] if (name := part(one)) is not None]
         # A list of equal layers has results between them as well: those are a checkpoint's inputs.
-        if len(parts) < 2 or 2 * len(parts) <= len(inner[index]) or len(kinds) < 2:
+        if 2 * len(parts) <= len(inner[index]) or len(set(parts)) < 2:
             continue
         inside = [one for one in held if call.first <= one.born < call.last]
         if len(inside) > 1:
@@ -141,13 +140,12 @@ def _between(ledger: Ledger) -> list[Kept]:
     found = []
     for class_name, same in layers.items():
         memories = [one for _, inside in same for one in inside]
-        line = same[0][1][0].line
         found.append(
             Kept(
                 kind="between",
                 bytes=sum(one.bytes for one in memories),
                 tensors=len(memories),
-                line=ledger.site(line),
+                line=ledger.site(same[0][0].line),
                 module_class=class_name,
                 layers=len(same),
             )

@@ -94,11 +94,13 @@ def _is_closed(file: str) -> bool:
     return file.startswith(_CLOSED)
 
 
-def line_outside_torch(frame: FrameType | None) -> Line | None:
+def line_outside_torch(frame: FrameType | None, *, by_itself: bool = True) -> Line | None:
     """The innermost line that is neither torch's nor ours.
 
-    ``None`` for what torch does by itself, as in an optimizer: no line of the program can change
-    it.
+    Args:
+        frame: Where to begin.
+        by_itself: Whether to give ``None`` for what torch does by itself, as in an optimizer: no
+            line of the program can change it.
     """
     for _ in range(_DEEPEST):
         if frame is None:
@@ -106,7 +108,7 @@ def line_outside_torch(frame: FrameType | None) -> Line | None:
         file = frame.f_code.co_filename
         if not _is_library(file):
             return file, frame.f_lineno
-        if _is_closed(file):
+        if by_itself and _is_closed(file):
             return None
         frame = frame.f_back
     return None
@@ -454,7 +456,7 @@ class StepWatch:
         name, class_name = self._name_of(module)
         call = ModuleCall(id(module), name, class_name, stack[-1] if stack else None)
         call.phase = self._phase()
-        call.line = line_outside_torch(sys._getframe(2))
+        call.line = line_outside_torch(sys._getframe(1), by_itself=False)
         call.first = call.last = len(self.ledger.operations)
         call.thread = thread
         stack.append(len(calls))
