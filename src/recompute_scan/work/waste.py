@@ -250,13 +250,19 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
     chosen_of = [0, *accumulate(place in chosen for place in range(end))]
     taken: set[int] = set()
     calls: dict[tuple[str, Line | None], list[ModuleCall]] = defaultdict(list)
+    updates = [any(m.outside for m in one.writes) for one in ledger.first_step]
+    updates_of = [0, *accumulate(updates)]
     reach = 0
     for call in ledger.calls:  # those around come before those inside
         if call.first >= end or call.last > end or call.phase != "forward" or call.first < reach:
             continue
         inside = all_of[call.last] - all_of[call.first]
-        if inside and inside == chosen_of[call.last] - chosen_of[call.first]:
+        whole = inside and inside == chosen_of[call.last] - chosen_of[call.first]
+        # What updates something outside, such as running statistics, may run for that alone.
+        updating = not call.trained and updates_of[call.last] > updates_of[call.first]
+        if whole and not updating:
             calls[call.class_name, _line_of(ledger, call)].append(call)
+        if whole or updating:
             taken.update(range(call.first, call.last))
             reach = call.last
     found = [

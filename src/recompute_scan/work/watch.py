@@ -62,6 +62,8 @@ _CLOSED = tuple(
 _COMMUNICATION = ("c10d.", "_c10d_functional.", "c10d_functional.", "fsdp.")
 # The results of these are known to the program, or their sizes are.
 _KNOWN_TO_HOST = ("aten._local_scalar_dense", "aten.equal")
+# These write running statistics, their fourth and fifth arguments; their schemas do not say so.
+_UPDATING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
 # By these methods a program reads elements without an operator.
 _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
 _storage_of = torch._C.TensorBase.untyped_storage
@@ -227,6 +229,8 @@ class StepWatch:
             self._add(key, one, kind, memories)
         written = tensors([args[place] for place in kind.written if place < len(args)])
         written += tensors((named["out"],)) if "out" in named else []
+        if kind.name in _UPDATING:
+            written += tensors(args[3:5])
         drawn = Drawn(given, named) if kind.may_draw and not kind.foreign else None
         begun: Any = None
         if self._cuda:
@@ -395,10 +399,11 @@ class StepWatch:
         memory = self._memories.get(key)
         version = 0 if tensor.is_inference() else tensor._version
         if memory is not None and memory.died is None:
-            if version > memory.expected and not new:  # written by what no dispatch shows
+            hidden = version > memory.expected or memory.read_from_outside
+            if hidden and not new:  # written by what no dispatch shows, or perhaps so
                 memory.number = self._fresh()
                 memory.unwritten = False
-                memory.expected = version
+                memory.expected = max(version, memory.expected)
             return memory
         ledger = self.ledger
         memory = Memory(
