@@ -140,7 +140,7 @@ _OPTIONS = (
     click.option(
         "--work",
         is_flag=True,
-        help="Watch two steps more for work done twice or for nobody, and memory kept for nobody.",
+        help="Watch two steps more for repeated and unused work and memory.",
     ),
     click.option(
         "--guard",

@@ -84,7 +84,7 @@ class RunEvidence(Struct, frozen=True):
         sources: Statements at call sites.
         gradients: Gradients with and without the checkpoints; ``None`` where nobody looked.
         confidence: It was seen, and not inferred from a trace.
-        watched: What each operator of a step was good for; ``None`` where nobody looked.
+        watched: The use of each operator of a step; ``None`` where it was not watched.
     """
 
     fidelity: Fidelity | None
@@ -129,7 +129,7 @@ class Evidence(Struct, frozen=True, dict=True):
         fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
         graphs: Compiled code; ``None`` where there is none, or its graphs are not here.
         policies: What policies of selective checkpoints decided; ``None`` where nobody looked.
-        watched: What each operator of a step was good for; ``None`` where nobody looked.
+        watched: The use of each operator of a step; ``None`` where it was not watched.
     """
 
     _facts: RecomputeFacts

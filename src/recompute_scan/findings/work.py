@@ -12,7 +12,7 @@ RS322: nothing reads what operators compute.
 
 RS323: nothing reads the gradients that operators compute.
 
-RS324: a reentrant recompute runs operators whose results nothing reads.
+RS324: nothing reads the last results of a reentrant recompute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recompute_scan.result import Finding
 from recompute_scan.result.work import Kept, KeptKind, WatchedStep, Work, WorkKind
 from recompute_scan.units import ms, pct, plural, size
 
-_NOT_WATCHED = "Only `recompute-scan run --work` watches what a step's operators are good for."
+_NOT_WATCHED = "Only `recompute-scan run --work` watches how a step's results are used."
 
 
 def _watched(evidence: RunEvidence) -> WatchedStep | NotApplicable:
@@ -108,7 +108,7 @@ def _work(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Work) ->
             f"Weights and inputs are the same, so every bit of the results is. {_reuse(one)}",
         ),
         "repeated-rows": (
-            f"{what}{place(one.line)} run for {one.rows[0]} of {one.rows[1]} rows that the "
+            f"{what}{place(one.line)} run for {one.rows} of {one.of_rows} rows that the "
             f"training forward computes, too{place(one.same_as)}",
             "The rows and the weights are the same, nothing is drawn at random, and nothing is "
             "updated. Where each row is computed on its own, as without batch statistics and "
@@ -132,7 +132,7 @@ def _work(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Work) ->
             f"{what} of reentrant recomputes have results that nothing reads",
             "A reentrant checkpoint runs its whole function again, and the last operators' "
             "results are not needed for the backward pass. With use_reentrant=False a recompute "
-            "stops where nothing more is needed; it takes hooks of its own, so measure the step.",
+            "stops where nothing more is needed; its hooks take time, so measure the step.",
         ),
     }[one.kind]
     same = (f"the same as{place(one.same_as)}",) if one.same_as else ()
@@ -148,7 +148,7 @@ def _work(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Work) ->
 
 
 def _reuse(one: Work) -> str:
-    """What it takes to use the other result, and its price."""
+    """How to use the other result, and at which price."""
     if one.needs == "detach":
         return (
             "Use the result of the forward with gradients, detached: it takes no memory more, and "

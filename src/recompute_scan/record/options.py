@@ -110,7 +110,7 @@ class RunOptions(Struct, frozen=True):
         fidelity: Whether to compare the recomputes of one more step with their forward.
         events: File that is told what happens; empty for none.
         stacks: Whether to profile one more step with Python stacks.
-        work: Whether to watch two more steps for work that nobody needs.
+        work: Whether to watch two more steps for unused work.
         fewest: As for :class:`recompute_scan.record.steps.Plan`; ignored in runs that measure a
             change.
     """

@@ -82,7 +82,7 @@ class Phase(Enum):
             Phase.TRACE: f"profiling {plural(plan.steps, 'step')}",
             Phase.STACKS: "profiling one step with stacks",
             Phase.COMPARING: "comparing recomputes with their forward",
-            Phase.WATCHING: "watching two steps for work that nobody needs",
+            Phase.WATCHING: "watching two steps for unused work",
             Phase.COUNTING: f"other ranks record {plural(plan.wanted, 'step')}",
         }.get(self)
 
@@ -102,7 +102,7 @@ class RecordedSoFar(Struct):
         fidelity: What comparing a step has shown, once it was.
         policies: What policies of selective checkpoints decided in a step, once it was seen.
         counted: How often checkpointed blocks ran in the last step in which they were counted.
-        watched: What each operator of one step was good for, once two were watched.
+        watched: The use of each operator of one step, once two were watched.
         warnings: What the person should know.
         failure: Why recording had to be given up.
     """

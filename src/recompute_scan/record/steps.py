@@ -384,7 +384,7 @@ class Plan(Struct, frozen=True):
         fidelity: Whether one more step is compared, where any is profiled, or nothing else is
             done.
         stacks: Whether one more is profiled, with Python stacks.
-        watched: Whether two steps more are watched for work that nobody needs.
+        watched: Whether two steps more are watched for unused work.
         fewest: Warm-up and timed steps that are made at least; fewer than all where long steps
             warm up once, and timing ends as soon as the median is known.
     """

@@ -231,7 +231,7 @@ class RunInfo(Struct, frozen=True):
         policies: What policies of selective checkpoints decided in one step; ``None`` where
             nobody looked.
         counted: How often checkpointed blocks ran in an early step; ``None`` where no step ended.
-        watched: What each operator of one step was good for; ``None`` where no step was watched.
+        watched: The use of each operator of one step; ``None`` where no step was watched.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What a watched training step did twice or for nobody, and what it kept in memory."""
+"""Repeated and unused work of a watched training step, and memory that it kept unused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Work(Struct, frozen=True, omit_defaults=True):
         calls: Module calls that they make up; 0 where they are single operators.
         same_as: ``file:line`` of the others that compute the same.
         needs: What it takes to use the other's result: ``detach``, or to keep its graph.
-        rows: Of ``repeated-rows``: rows of the batch that are computed twice, and all of them.
+        rows: Of ``repeated-rows``: rows of the batch that are computed twice.
+        of_rows: All rows of that batch.
     """
 
     kind: WorkKind
@@ -42,7 +43,8 @@ class Work(Struct, frozen=True, omit_defaults=True):
     calls: int = 0
     same_as: str = ""
     needs: Needs = ""
-    rows: tuple[int, int] = (0, 0)
+    rows: int = 0
+    of_rows: int = 0
 
 
 class Kept(Struct, frozen=True, omit_defaults=True):
@@ -71,7 +73,7 @@ class Kept(Struct, frozen=True, omit_defaults=True):
 
 
 class WatchedStep(Struct, frozen=True, omit_defaults=True):
-    """What each operator of one step was good for.
+    """The use of each operator of one step.
 
     Attributes:
         operators: Operators in the step.
@@ -81,10 +83,10 @@ class WatchedStep(Struct, frozen=True, omit_defaults=True):
         small_ms: Time of further such operators, each group below the floor.
         library_ms: Time of such operators inside installed packages, which the program's author
             cannot change.
-        kept: Memory that was kept for nobody, largest first.
+        kept: Memory that was kept longer than it was needed, largest first.
         peak_bytes: The most that was alive at one moment, without what was there before the step.
         peak_in: Where that moment was: ``forward``, ``recompute`` or ``backward``.
-        hidden: Why it cannot be known what nobody reads; ``None`` where it is known.
+        hidden: Why unread results could not be found; ``None`` where they could.
         untold: Why the step could not be watched; ``None`` where it was.
     """
 

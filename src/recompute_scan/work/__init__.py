@@ -1,4 +1,4 @@
-"""Work that a training step does twice or for nobody, and memory that it keeps for nobody."""
+"""Repeated and unused work of a training step, and memory that it keeps unused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Ledger", "StepWatch", "watched_step"]
 
 
 def watched_step(watch: StepWatch) -> WatchedStep:
-    """What the first of the two steps that were watched was good for.
+    """The use of each operator in the first of the two watched steps.
 
     Args:
         watch: Ended, behind two steps.

@@ -1,4 +1,4 @@
-"""What one training step did, operator by operator, without a tensor.
+"""A training step, operator by operator, without its tensors.
 
 Values have numbers. Two results have the same number where the same operator got the same
 arguments: storages with the same number at the same place, equal sizes, equal constants. A number
@@ -67,7 +67,7 @@ class Memory:
         self.writers: list[int] = []
         self.unwritten = False
         self.expected = 0
-        # A weak reference to the storage, whose callback notes the death.
+        # A weak reference to the storage; its callback notes the end.
         self.reference: object = None
 
 
@@ -86,7 +86,7 @@ class Operation:
         makes: The memory that it made.
         writes: The memory that it wrote, which existed before.
         node: Number of its autograd node; -1 where there is none.
-        behind: Number of the autograd node in whose evaluation it ran; -1 outside.
+        behind: Number of the autograd node that ran it; -1 outside of a backward pass.
         in_function: Whether it ran in an autograd function written in Python.
         repeats: Place of the operation with the same result before it in the step.
         draws: Whether it drew random numbers.
@@ -209,7 +209,7 @@ class Ledger:
         steps: Place of the first operation of each step.
         holders: What kept recomputed memory alive at the end of a backward pass: a description,
             the line of its function, the bytes.
-        hidden: Why it cannot be known what nobody reads; ``None`` where it can.
+        hidden: Why unread results cannot be found; ``None`` where they can.
         site_of: Names a line for people.
         is_installed: Whether a file belongs to an installed package.
     """

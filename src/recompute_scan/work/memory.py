@@ -13,7 +13,7 @@ SHARE, LEAST_BYTES = 0.03, 1 << 19
 
 
 def kept_of(ledger: Ledger) -> tuple[Kept, ...]:
-    """Memory of the first step that was kept for nobody, largest first."""
+    """Memory of the first step that was kept longer than it was needed, largest first."""
     peak, _ = peak_of(ledger)
     floor = max(SHARE * peak, LEAST_BYTES)
     found = [*_between(ledger), *_after_backward(ledger), *_never_read(ledger)]
@@ -48,7 +48,7 @@ def _forwards(ledger: Ledger) -> list[tuple[int, BackwardPass]]:
 
 
 def _held(ledger: Ledger) -> list[Memory]:
-    """What the forward made and the backward pass behind it found alive."""
+    """Memory that the forward made and that is alive as its backward pass begins."""
     held = []
     for begin, run in _forwards(ledger):
         held += [
@@ -64,7 +64,7 @@ def _held(ledger: Ledger) -> list[Memory]:
 
 
 def _never_read(ledger: Ledger) -> list[Kept]:
-    """What is alive throughout a backward pass that does not read it, nor a recompute in it."""
+    """Memory that is alive during a backward pass and read neither in it nor later."""
     end = ledger.first_step_ends
     unread = [
         one
@@ -82,7 +82,7 @@ def _never_read(ledger: Ledger) -> list[Kept]:
 
 
 def _after_backward(ledger: Ledger) -> list[Kept]:
-    """What a recompute made and the end of its backward pass found alive."""
+    """Memory that a recompute made and that is alive as its backward pass ends."""
     late = []
     for _, run in _forwards(ledger):
         late += [

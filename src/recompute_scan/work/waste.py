@@ -1,4 +1,4 @@
-"""Operators of a step that it could do without: repeated ones, and those that nobody reads."""
+"""Operators of a step that it could do without: repeated and unread ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Group(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """What was found in one step: groups above the floor, and the time of the others."""
+    """The waste of one step: groups above the floor, and the time of the others."""
 
     work: tuple[Work, ...]
     small_ms: float
@@ -89,7 +89,7 @@ def _repeated(ledger: Ledger, total: float) -> list[tuple[Group, Work]]:
 
 
 def _needs(ledger: Ledger, place: int, kept: int) -> Needs:
-    """What it takes to use the result of one operation in the place of another's."""
+    """How the result of one operation can take the place of another's."""
     trained = ledger.is_trained(ledger.operations[kept])
     if not ledger.is_trained(ledger.operations[place]):
         return "detach" if trained else ""
@@ -112,7 +112,7 @@ def _asked(ledger: Ledger, place: int, group: Group) -> Line | None:
 def _repeated_rows(
     ledger: Ledger, total: float, covered: Collection[int]
 ) -> list[tuple[Group, Work]]:
-    """Forwards without gradients whose rows a forward with gradients computes, too.
+    """Forwards without gradients that share rows with a forward with gradients.
 
     Only where each row is computed from itself: nothing is drawn, and nothing outside is written.
     """
@@ -142,21 +142,22 @@ def _repeated_rows(
             _line_of(ledger, call),
         )
         work = _work("repeated-rows", ledger, group, total, part=both / len(call.rows))
-        same_as, rows = ledger.site(_line_of(ledger, others[0])), (both, len(call.rows))
-        found.append((group, replace(work, same_as=same_as, needs="detach", rows=rows)))
+        same_as = ledger.site(_line_of(ledger, others[0]))
+        rows = {"rows": both, "of_rows": len(call.rows)}
+        found.append((group, replace(work, same_as=same_as, needs="detach", **rows)))
     return found
 
 
-# For nobody
+# Unread
 
 
 def _unread(
     ledger: Ledger, total: float, covered: Collection[int]
 ) -> tuple[list[tuple[Group, Work]], float]:
-    """Operators whose results nobody reads, and the time of those that nobody can take out.
+    """Operators with unread results, and the time of those that must stay.
 
-    In a recompute that stops early nothing can be left out: what it runs for nobody lies before
-    what somebody reads.
+    A recompute that stops early can leave nothing out: its unread results come before others that
+    are read.
     """
     if ledger.hidden is not None:
         return [], 0.0
@@ -194,7 +195,7 @@ def _unread(
 
 
 def _live(ledger: Ledger) -> set[int]:
-    """Places of the operations whose effect somebody sees."""
+    """Places of the operations that have an effect."""
 
     def is_seen(one: Operation) -> bool:
         kept = any(m.died is None or m.read_from_outside for m in (*one.makes, *one.writes))
@@ -258,7 +259,7 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
             continue
         inside = all_of[call.last] - all_of[call.first]
         whole = inside and inside == chosen_of[call.last] - chosen_of[call.first]
-        # What updates something outside, such as running statistics, may run for that alone.
+        # A call may run only to update something outside, such as running statistics.
         updating = not call.trained and updates_of[call.last] > updates_of[call.first]
         if whole and not updating:
             calls[call.class_name, _line_of(ledger, call)].append(call)

@@ -70,7 +70,7 @@ _storage_of = torch._C.TensorBase.untyped_storage
 
 
 class Patching(Protocol):
-    """What replaces attributes and puts them back."""
+    """Replaces attributes and puts them back."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until :meth:`undo`."""
@@ -154,7 +154,7 @@ class StepWatch:
     def begin(self) -> bool:
         """The first step begins; ``False`` where this version of torch cannot be watched."""
         if torch._C._len_torch_dispatch_stack():
-            self.untold = "The script runs its steps below a dispatch mode of its own."
+            self.untold = "The script runs its steps below another dispatch mode."
         elif not _ends_are_seen() or not hasattr(torch.autograd, "_engine_run_backward"):
             self.untold = f"torch {torch.__version__} does not show when memory is given back."
         if self.untold is not None:
@@ -217,7 +217,7 @@ class StepWatch:
     # Operators
 
     def before(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> _Given | None:
-        """What a call gets, as it is now; ``None`` of a view, which computes nothing."""
+        """The input of a call, as it is now; ``None`` of a view, which computes nothing."""
         kind = kind_of(func)
         if not (kind.computes or kind.writes or kind.leaves_open or _communicates(kind)):
             return None
@@ -542,7 +542,7 @@ class StepWatch:
 
 
 class _Given:
-    """What one call gets: its kind, tensors, number, memory, and the moment at which it begins."""
+    """The input of one call: its kind, tensors, number, memory, and the moment at which it begins."""
 
     __slots__ = ("begun", "drawn", "first_bytes", "key", "kind", "memories", "tensors", "written")
 

@@ -1,4 +1,4 @@
-"""What the operators and the memory of one step were good for."""
+"""The use of each operator and of the memory of one step."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ def _lead(watched: WatchedStep) -> str:
     kept = sum(one.bytes for one in watched.kept)
     said = [
         f"{plural(watched.operators, 'operator')} of one step took {ms(watched.ms)}: "
-        f"{ms(watched.recomputed_ms)} in recomputes, {ms(spare)} done twice or for nobody."
+        f"{ms(watched.recomputed_ms)} in recomputes, {ms(spare)} repeated or unused."
     ]
     if watched.work or watched.kept:
         said.append(f"The step's own tensors took at most {size(watched.peak_bytes)}.")
     if kept:
-        said.append(f"{size(kept)} were kept longer than anything read them.")
+        said.append(f"{size(kept)} were kept longer than they were read.")
     if watched.small_ms + watched.library_ms >= 0.01 * watched.ms:
         said.append(
             f"Not listed: {ms(watched.small_ms)} in small pieces and {ms(watched.library_ms)} "
             "inside installed packages."
         )
     if watched.hidden is not None:
-        said.append(f"What nobody reads is not known: {watched.hidden}")
+        said.append(f"Unread results could not be found: {watched.hidden}")
     return " ".join(said)
 
 
 def _bars(watched: WatchedStep) -> list[tuple[str, float, str]]:
     """The step's time in parts: name, share in percent, time."""
     twice = sum(one.ms for one in watched.work if one.kind.startswith("repeated"))
-    nobody = sum(one.ms for one in watched.work) - twice
+    unused = sum(one.ms for one in watched.work) - twice
     tail = sum(one.ms for one in watched.work if one.kind == "unread-recompute")
     again = max(watched.recomputed_ms - tail, 0.0)
-    needed = max(watched.ms - twice - nobody - again, 0.0)
+    needed = max(watched.ms - twice - unused - again, 0.0)
     parts = (
         ("needed", needed),
         ("recomputed", again),
         ("repeated", twice),
-        ("for nobody", nobody),
+        ("unused", unused),
     )
     total = watched.ms or 1.0
     return [(name, 100 * part / total, ms(part)) for name, part in parts if part > 0]
@@ -119,7 +119,7 @@ EARNS = Section(
     link="Work",
     help=(
         _TITLE,
-        "follows each result of one step to its readers: work that is done twice or for nobody, "
-        "and memory that is kept for nobody.",
+        "follows each result of one step to its readers: repeated and unused work, and memory "
+        "that is kept unused.",
     ),
 )
