@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         hidden = F.gelu(self.up(self.norm(x)))
         return x + self.down(hidden)  # WASTE: recompute_tail
 
@@ -148,7 +148,7 @@ def accuracy_by_a_second_forward() -> Step:
     net = Net()
     train = _trained(net)
 
-    def step() -> float:
+    def step() -> object:
         x, y = _x(), _y()
         loss = F.cross_entropy(net(x), y)
         with torch.no_grad():
@@ -235,9 +235,9 @@ class Kept(torch.autograd.Function):
     """Keeps its result as an attribute: a cycle that only the garbage collector breaks."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
         ctx.kept = x.sin()
-        return ctx.kept  # type: ignore[no-any-return]
+        return ctx.kept
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -250,7 +250,7 @@ def cycle() -> Step:
     train = _trained(net)
 
     def run(layer: nn.Module, x: torch.Tensor) -> Any:
-        return Kept.apply(layer(x)).sin()  # type: ignore[no-untyped-call]
+        return Kept.apply(layer(x)).sin()
 
     def step() -> None:
         x = _x(2048)
@@ -266,7 +266,7 @@ def logits_in_a_variable() -> Step:
     net = Net(2048)
     train = _trained(net)
 
-    def step() -> float:
+    def step() -> object:
         x, y = _x(1024), torch.randint(0, 2048, (1024,))
         logits = net(x)
         doubled = logits.detach() * 2.0  # WASTE: logits_in_a_variable
@@ -382,9 +382,7 @@ class Swish(torch.autograd.Function):
 def function_that_repeats_its_forward() -> Step:
     one, other = nn.Linear(_WIDTH, 512), nn.Linear(512, 10)
     train = _trained(one, other)
-    return lambda: train(
-        F.cross_entropy(other(Swish.apply(one(_x()))), _y())  # type: ignore[no-untyped-call]
-    )
+    return lambda: train(F.cross_entropy(other(Swish.apply(one(_x()))), _y()))
 
 
 @ordinary

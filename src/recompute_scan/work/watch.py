@@ -25,7 +25,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import recompute_scan
 from recompute_scan.fidelity.operators import OperatorKind, kind_of, tensors
 from recompute_scan.fidelity.state import Drawn, weights
 from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_so_far
@@ -52,7 +51,7 @@ _MOST_ROWS = 4096
 # Less than this is not searched for who holds it.
 _HELD_BYTES = 1 << 20
 _TORCH, _OURS = (
-    f"{Path(file).parent}{os.sep}" for file in (torch.__file__, recompute_scan.__file__)
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
 # Parts of torch that work by themselves.
 _CLOSED = tuple(
@@ -542,7 +541,7 @@ class StepWatch:
 
 
 class _Given:
-    """The input of one call: its kind, tensors, number, memory, and the moment at which it begins."""
+    """The input of one call: kind, tensors, number, memory, and the moment at which it begins."""
 
     __slots__ = ("begun", "drawn", "first_bytes", "key", "kind", "memories", "tensors", "written")
 
@@ -665,7 +664,7 @@ def nodes_below(roots: Any) -> frozenset[int]:
 
 
 def row_numbers(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A number for each row of a tensor, equal where all bits are; none where there are too many.
+    """A number for each row of a tensor, equal where all bits are; none if there are too many.
 
     The bits are summed up as whole numbers, with weights, so that no order of the sum matters.
     """
