@@ -208,7 +208,7 @@ class Parts(nn.Module):
         self.norm, self.block = nn.GroupNorm(8, _WIDTH), Block()
 
     def forward(self, x: torch.Tensor) -> Any:
-        x = checkpoint(self.norm, x, use_reentrant=False)
+        x = checkpoint(self.norm, x, use_reentrant=False)  # WASTE: children_checkpointed
         return checkpoint(self.block, x, use_reentrant=False)
 
 
@@ -220,7 +220,7 @@ class Layers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         for layer in self.layers:
-            x = layer(x)  # WASTE: children_checkpointed
+            x = layer(x)
         return self.head(x)
 
 

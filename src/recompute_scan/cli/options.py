@@ -59,7 +59,7 @@ class Configured(Grouped):
 
 
 # What has no meaning where a step is compared and none is timed or profiled.
-_NOT_ALONE = ("steps", "timing_steps", "verify", "work", "guard")
+_NOT_ALONE = ("steps", "timing_steps", "verify", "guard")
 # What `--quick` makes of the others' steps: one is profiled, and nothing else is done.
 _QUICK = {"steps": 1, "warmup": 1, "timing_steps": 0, "fidelity": False, "stacks": False}
 _FEWEST_TIMED = 3
@@ -170,7 +170,7 @@ def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[s
         if recorded["timing_steps"] > _FEWEST_TIMED:
             recorded["fewest"] = (min(warmup, recorded["warmup"]), _FEWEST_TIMED)
         return {**recorded, "fidelity": recorded["fidelity"] is None}
-    alone = (*_NOT_ALONE, "warmup", "fidelity") if quick else _NOT_ALONE
+    alone = (*_NOT_ALONE, *(("warmup", "fidelity") if quick else ("work",)))
     others = [name for name in alone if typed(context, name)]
     if others:
         name, does, hint = "--fidelity", "compares", "the step is compared after the profiled ones"

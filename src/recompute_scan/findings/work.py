@@ -69,7 +69,7 @@ def _kept(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Kept) ->
             "recomputes and gradients. No operator runs more often for it.",
         ),
     }[one.kind]
-    called = f"; {one.module_class} is called" if one.kind == "between" else ", the largest made"
+    called = "; a part is called" if one.kind == "between" else ", the largest made"
     held = (f"held by {one.holder}",) if one.holder else ()
     return rule.finding(
         evidence,

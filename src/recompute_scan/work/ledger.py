@@ -21,10 +21,12 @@ class Memory:
 
     Attributes:
         number: Number of the value that it holds.
+        sources: Numbers of the values that its elements were copied from, without a change.
         bytes: Its size.
         born: Place of the operation that made it, or that used it first.
         outside: Whether it was there before the watched steps.
         made_in: Phase in which it was made.
+        call: Index of the innermost module call in which it was made.
         line: Line that made it; ``None`` where it came from outside.
         died: Place of the first operation behind its end; ``None`` while it lives.
         last_read: Place of the last operation that read it, or ``born``.
@@ -39,6 +41,7 @@ class Memory:
     __slots__ = (
         "born",
         "bytes",
+        "call",
         "died",
         "expected",
         "last_read",
@@ -49,16 +52,19 @@ class Memory:
         "read_from_outside",
         "read_in_backward",
         "reference",
+        "sources",
         "unwritten",
         "writers",
     )
 
     def __init__(self, number: int, size: int, born: int, *, outside: bool, made_in: Phase) -> None:
         self.number = number
+        self.sources = frozenset((number,))
         self.bytes = size
         self.born = born
         self.outside = outside
         self.made_in: Phase = made_in
+        self.call: int | None = None
         self.line: Line | None = None
         self.died: int | None = None
         self.last_read = born
@@ -147,6 +153,7 @@ class ModuleCall:
         first, last: Places of its operations, as a range.
         trained: Whether its result needs a gradient.
         rows: One number for each row of its first input; of outermost calls in the forward only.
+        sources: Numbers of the values that the rows were copied from.
         weights: Identity and version of all its weights, as one number, of the same calls.
         thread: The thread that it ran in.
     """
@@ -161,6 +168,7 @@ class ModuleCall:
         "parent",
         "phase",
         "rows",
+        "sources",
         "thread",
         "trained",
         "weights",
@@ -176,6 +184,7 @@ class ModuleCall:
         self.first = self.last = 0
         self.trained = False
         self.rows: tuple[int, ...] = ()
+        self.sources: frozenset[int] = frozenset()
         self.weights = 0
         self.thread = 0
 
@@ -241,9 +250,25 @@ class Ledger:
         """A line for people; empty where there is none."""
         return self.site_of(*line) if line is not None else ""
 
+    def own_line(self, line: Line | None, index: int | None) -> Line | None:
+        """The line, or else that of the nearest module call, that is in no installed package.
+
+        Args:
+            line: A line inside a module call.
+            index: That call.
+        """
+        for call in self.calls_from(index):
+            if line is not None and not self.is_installed(line[0]):
+                break
+            line = call.line
+        return line
+
     def calls_around(self, operation: Operation) -> Iterator[ModuleCall]:
         """The module calls around an operation, outward."""
-        index = operation.call
+        return self.calls_from(operation.call)
+
+    def calls_from(self, index: int | None) -> Iterator[ModuleCall]:
+        """A module call and those around it, outward."""
         while index is not None:
             call = self.calls[index]
             yield call

@@ -136,7 +136,7 @@ def _between(ledger: Ledger) -> list[Kept]:
             continue
         inside = [one for one in held if call.first <= one.born < call.last]
         if len(inside) > 1:
-            layers[call.class_name].append((call, inside[:-1]))
+            layers[call.class_name].append((calls[inner[index][0]], inside[:-1]))
     found = []
     for class_name, same in layers.items():
         memories = [one for _, inside in same for one in inside]
@@ -145,12 +145,16 @@ def _between(ledger: Ledger) -> list[Kept]:
                 kind="between",
                 bytes=sum(one.bytes for one in memories),
                 tensors=len(memories),
-                line=ledger.site(same[0][0].line),
+                line=ledger.site(ledger.own_line(same[0][0].line, same[0][0].parent)),
                 module_class=class_name,
                 layers=len(same),
             )
         )
     return found
+
+
+def _own_line(ledger: Ledger, memory: Memory) -> Line | None:
+    return ledger.own_line(memory.line, memory.call)
 
 
 def _by_line(
@@ -160,13 +164,14 @@ def _by_line(
     lines: dict[Line | None, list[Memory]] = defaultdict(list)
     for one in memories:
         if holder is not None or one.line is not None:
-            lines[one.line if holder is None else None].append(one)
+            line = _own_line(ledger, one)
+            lines[line if holder is None else None].append(one)
     return [
         Kept(
             kind=kind,
             bytes=sum(one.bytes for one in same),
             tensors=len(same),
-            line=ledger.site(max(same, key=lambda one: one.bytes).line),
+            line=ledger.site(_own_line(ledger, max(same, key=lambda one: one.bytes))),
             holder=holder or "",
         )
         for same in lines.values()

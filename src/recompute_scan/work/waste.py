@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from recompute_scan.result.work import Needs, Work, WorkKind
 from recompute_scan.work.ledger import Ledger, Line, ModuleCall, Operation
 
-# Less is not worth a change.
-SHARE, LEAST_MS = 0.01, 0.2
+# Less is not worth a change: of the step, in all, and for each operator.
+SHARE, LEAST_MS, LEAST_OPERATOR_MS = 0.01, 0.2, 0.02
 
 
 class Group(Struct, frozen=True):
@@ -48,7 +48,7 @@ def waste_of(ledger: Ledger) -> Found:
     found = [*repeated, *rows, *unread]
     listed, small, library = [], tails_ms, 0.0
     for group, work in found:
-        if work.share < SHARE or work.ms < LEAST_MS:
+        if work.share < SHARE or work.ms < max(LEAST_MS, LEAST_OPERATOR_MS * work.operators):
             small += work.ms
         elif group.line is None or ledger.is_installed(group.line[0]):
             library += work.ms
@@ -128,7 +128,11 @@ def _repeated_rows(
         if any(one.draws or any(m.outside for m in one.writes) for one in inside):
             continue
         others = [
-            one for one in trained if (one.module, one.weights) == (call.module, call.weights)
+            one
+            for one in trained
+            if (one.module, one.weights) == (call.module, call.weights)
+            # Equal rows may be a coincidence, as behind an adapter that begins at zero.
+            and not call.sources.isdisjoint(one.sources)
         ]
         have: Counter[int] = Counter()
         for other in others:
@@ -189,6 +193,7 @@ def _unread(
             ledger,
             of_phase["backward"],
             lambda place: makers.get(ledger.operations[place].behind, place),
+            own=True,
         )
     ]
     return found, tails_ms
@@ -199,12 +204,11 @@ def _live(ledger: Ledger) -> set[int]:
 
     def is_seen(one: Operation) -> bool:
         kept = any(m.died is None or m.read_from_outside for m in (*one.makes, *one.writes))
-        outside = any(m.outside for m in one.writes)
         # Its node passes the gradient on, whether or not anybody reads its result.
         passes = one.phase == "forward" and (
             one.node in ledger.evaluated or (one.in_function and ledger.is_trained(one))
         )
-        return one.needed or kept or outside or passes or not (one.makes or one.writes)
+        return one.needed or kept or passes or not (one.makes or one.writes)
 
     waiting = [place for place, one in enumerate(ledger.operations) if is_seen(one)]
     live: set[int] = set()
@@ -280,24 +284,28 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
 
 
 def _by_line(
-    ledger: Ledger, places: Iterable[int], forward_of: Callable[[int], int]
+    ledger: Ledger, places: Iterable[int], forward_of: Callable[[int], int], *, own: bool = False
 ) -> list[Group]:
-    """Single operations by the line of their forward operation, and its module's class."""
+    """Single operations by the line of their forward operation, and its module's class.
+
+    Args:
+        ledger: The step.
+        places: The operations.
+        forward_of: Gives the place of an operation's forward operation.
+        own: Whether to take the program's line that calls a package, for the package's.
+    """
     found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
     for place in places:
         one = ledger.operations[forward_of(place)]
         around = ledger.calls[one.call].class_name if one.call is not None else ""
-        found[one.line, around].append(place)
+        line = ledger.own_line(one.line, one.call) if own else one.line
+        found[line, "" if own else around].append(place)
     return [Group(tuple(same), (), line) for (line, _), same in found.items()]
 
 
 def _line_of(ledger: Ledger, call: ModuleCall) -> Line | None:
     """Where a module is called: the program's line, where the call is a package's."""
-    line = call.line
-    while line is not None and ledger.is_installed(line[0]) and call.parent is not None:
-        call = ledger.calls[call.parent]
-        line = call.line
-    return line
+    return ledger.own_line(call.line, call.parent)
 
 
 def _work(

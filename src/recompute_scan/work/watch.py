@@ -63,6 +63,10 @@ _COMMUNICATION = ("c10d.", "_c10d_functional.", "c10d_functional.", "fsdp.")
 _KNOWN_TO_HOST = ("aten._local_scalar_dense", "aten.equal")
 # These write running statistics, their fourth and fifth arguments; their schemas do not say so.
 _UPDATING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
+# These copy elements, of so many of their arguments' memories.
+_COPYING = {"aten.cat": 1 << 10, "aten.stack": 1 << 10} | dict.fromkeys(
+    ("aten.index", "aten.index_select", "aten.clone", "aten._to_copy", "aten.repeat"), 1
+)
 # By these methods a program reads elements without an operator.
 _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
 _storage_of = torch._C.TensorBase.untyped_storage
@@ -230,6 +234,8 @@ class StepWatch:
         written += tensors((named["out"],)) if "out" in named else []
         if kind.name in _UPDATING:
             written += tensors(args[3:5])
+        elif _communicates(kind):  # their schemas do not say what they write
+            written = given
         drawn = Drawn(given, named) if kind.may_draw and not kind.foreign else None
         begun: Any = None
         if self._cuda:
@@ -250,19 +256,22 @@ class StepWatch:
         if self._cuda:
             self._timed.append((operation, given.begun, _moment()))
         self._place(operation, given)
-        operation.draws = kind.foreign or (
-            given.drawn is not None and given.drawn.outcome() is not None
+        operation.draws = (
+            kind.foreign
+            or _communicates(kind)
+            or (given.drawn is not None and given.drawn.outcome() is not None)
         )
         operation.number = self._fresh() if operation.draws else self._number_of(given.key)
         operation.needed = kind.name in _KNOWN_TO_HOST or _communicates(kind)
         self._read(operation, given, place)
         for index, memory in enumerate(given.written):
             memory.number = self._number_of((operation.number, "writes", index))
+            memory.sources = frozenset((memory.number,))
             memory.expected += 1
             memory.writers.append(place)
             memory.unwritten = False
         operation.writes = tuple(given.written)
-        operation.makes = tuple(self._made(operation, kind, results, place))
+        operation.makes = tuple(self._made(operation, given, results, place))
         operation.counts = (
             kind.computes and kind.derives and bool(given.memories) and not operation.needed
         )
@@ -296,7 +305,7 @@ class StepWatch:
         reads = [one for one in given.memories if one not in whole or one.bytes > given.first_bytes]
         for memory in reads:
             memory.last_read = place
-            if memory.unwritten and not kind.writes:
+            if memory.unwritten and not (kind.writes or _communicates(kind)):
                 self.ledger.hidden = (
                     f"{kind.name} reads memory that no operator has written: a kernel outside of "
                     "torch's dispatcher is at work."
@@ -306,9 +315,9 @@ class StepWatch:
         operation.reads = tuple(reads)
 
     def _made(
-        self, operation: Operation, kind: OperatorKind, results: Sequence[torch.Tensor], place: int
+        self, operation: Operation, given: _Given, results: Sequence[torch.Tensor], place: int
     ) -> list[Memory]:
-        made: list[Memory] = []
+        kind, made = given.kind, list[Memory]()
         for index, tensor in enumerate(results):
             memory = self._memory(tensor, new=True)
             if memory is None or memory in operation.writes or memory.born < place:
@@ -317,7 +326,13 @@ class StepWatch:
             memory.number = (
                 self._fresh() if open_ else self._number_of((operation.number, "makes", index))
             )
-            memory.line = operation.line
+            copied = kind.name in _COPYING and given.memories
+            memory.sources = (
+                frozenset().union(*(one.sources for one in given.memories[: _COPYING[kind.name]]))
+                if copied
+                else frozenset((memory.number,))
+            )
+            memory.line, memory.call = operation.line, operation.call
             memory.unwritten = kind.leaves_open
             if not kind.leaves_open:
                 memory.writers.append(place)
@@ -484,6 +499,8 @@ class StepWatch:
     def _see_rows(self, call: ModuleCall, module: nn.Module, given: tuple[Any, ...]) -> None:
         for one in tensors(given):
             if one.dim() > 1 and is_plain(one) and one.layout == torch.strided:
+                memory = self._memory(one)
+                call.sources = memory.sources if memory is not None else call.sources
                 call.rows = row_numbers(one)
                 break
         held = weights(module)
