@@ -46,7 +46,7 @@ from msgspec import Struct, field
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, opened
-from recompute_scan.trace.columns import DEFAULT_LIMITS, Int32, Int64, Limits, Trace, refuse_events
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Int32, Int64, Limits, Trace, refuse
 from recompute_scan.trace.kineto.schema import EARLIEST, UNREADABLE, exact_time, nanoseconds
 from recompute_scan.trace.streams import inflate, is_zip
 
@@ -118,7 +118,7 @@ def read_allocations(
         device = args.device if 0 <= args.device < 2**15 else -1
         rows.append((ts + trace.moved, device, args.size, args.allocated, args.reserved))
         if len(rows) > limits.events:
-            raise refuse_events(str(path), limits.events)
+            raise refuse("E313", str(path), limits.events)
     return allocations(rows) if rows else None
 
 
@@ -219,7 +219,7 @@ def read_plain(data: bytes, source: str, limits: Limits) -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)
             few = _few_and_plain(data, 10 * limits.events)
         if not few:
-            raise refuse_events(source, limits.events)
+            raise refuse("E313", source, limits.events)
         file = io.BytesIO(data)
         return _PlainUnpickler(file, encoding="utf-8", errors="replace").load()
     except _Misformed as wrong:
@@ -465,7 +465,7 @@ class _Parsed:
                 raise _Wrong(f"an entry of {what} is no dictionary")
             self._left -= 1
             if self._left < 0:
-                raise refuse_events(self._source, self._limits.events)
+                raise refuse("E313", self._source, self._limits.events)
             yield value
 
 

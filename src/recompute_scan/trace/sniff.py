@@ -15,13 +15,13 @@ import msgspec
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import opened
-from recompute_scan.trace.columns import Limits, refuse_depth
-from recompute_scan.trace.kineto.repair import mend_text
+from recompute_scan.trace.columns import Limits, refuse
 from recompute_scan.trace.kineto.schema import (
     UNREADABLE,
     decode_document,
     decode_events,
     measure_nesting,
+    mend_text,
 )
 
 _LOOKED_AT = 4096
@@ -162,6 +162,24 @@ _LOG = re.compile(
     re.MULTILINE,
 )
 _LOOKS_LIKE_A_LOG = Look("it is the log of a program", "`recompute-scan explain` reads logs")
+
+
+# Nsight Systems' files that only its own programs read.
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
+
+
+def is_sqlite(head: bytes) -> bool:
+    """Whether a file that begins with these bytes (16 or more of them) is an SQLite database."""
+    return head.startswith(b"SQLite format 3\0")
+
+
+def refuse_report(path: Path) -> InputError:
+    """``E323``: Nsight Systems' own report, with the command that makes it readable."""
+    return InputError(
+        "E323",
+        f"{path} is an Nsight Systems report, which only nsys itself can read.",
+        hint=f"nsys export --type sqlite {path.name}, then give the .sqlite file",
+    )
 
 
 # How a pickle of protocol 2 to 5 begins.
@@ -305,7 +323,7 @@ def without_events(
     if health.get("archive_damaged"):
         return broken_archive(source)
     if measure_nesting(data[:_SEARCHED], limits.depth + 1) > limits.depth:
-        return refuse_depth(source, limits.depth)
+        return refuse("E312", source, limits.depth)
     if not whole:
         if data.lstrip()[:1] not in (b"{", b"[", b'"'):
             return no_json(source, data, "it does not begin as JSON does")

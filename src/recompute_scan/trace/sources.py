@@ -20,13 +20,18 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, is_there, opened
 from recompute_scan.garbage import paused
 from recompute_scan.progress import reading
-from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Trace, refuse_event_size
-from recompute_scan.trace.kineto.chunks import CHUNK
-from recompute_scan.trace.kineto.reader import Reader
-from recompute_scan.trace.kineto.schema import Excerpt, Outline
-from recompute_scan.trace.nsys import REPORT_SUFFIXES, is_sqlite, refuse_report
-from recompute_scan.trace.sniff import look_at_folder, look_at_members, look_at_names
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Outline, Trace, refuse
+from recompute_scan.trace.kineto.reader import CHUNK, Reader
+from recompute_scan.trace.sniff import (
+    REPORT_SUFFIXES,
+    is_sqlite,
+    look_at_folder,
+    look_at_members,
+    look_at_names,
+    refuse_report,
+)
 from recompute_scan.trace.streams import (
+    Excerpt,
     Front,
     Stream,
     inflate,
@@ -179,7 +184,7 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     except OSError as error:
         raise _unreadable(path, error) from None
     if len(data) > most:
-        raise refuse_event_size(str(path), most)
+        raise refuse("E315", str(path), most)
     return data
 
 
@@ -365,7 +370,7 @@ def load(
 
     Raises:
         InputError: See :func:`recompute_scan.trace.sources.load_file`,
-            :func:`recompute_scan.trace.nsys.export.load_nsys` and
+            :func:`recompute_scan.trace.nsys.load_nsys` and
             :func:`recompute_scan.trace.streams.open_remote`.
     """
     if isinstance(address, str) and is_remote(address):
@@ -377,7 +382,7 @@ def load(
         with opened(path) as file:
             head = file.read(_HEAD)
         if is_sqlite(head):
-            from recompute_scan.trace.nsys.export import load_nsys  # noqa: PLC0415 - most are JSON
+            from recompute_scan.trace.nsys import load_nsys  # noqa: PLC0415 - most are JSON
 
             return load_nsys(path, limits)
     return load_file(path, python=python, within=within, outline=outline, limits=limits)

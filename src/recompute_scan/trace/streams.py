@@ -41,9 +41,7 @@ from recompute_scan.files import is_file, is_there, opened
 from recompute_scan.trace.columns import (
     DEFAULT_LIMITS,
     Limits,
-    refuse_members,
-    refuse_ratio,
-    refuse_size,
+    refuse,
 )
 from recompute_scan.trace.health import count
 from recompute_scan.trace.sniff import broken_archive
@@ -129,9 +127,9 @@ def check_inflation(given: int, consumed: int, source: str, limits: Limits) -> N
         InputError: Too many bytes (``E310``) or too many for each compressed one (``E311``).
     """
     if given > limits.inflated_bytes:
-        raise refuse_size(source, limits.inflated_bytes)
+        raise refuse("E310", source, limits.inflated_bytes)
     if given > limits.ratio_from and given > limits.ratio * consumed:
-        raise refuse_ratio(source, limits.ratio)
+        raise refuse("E311", source, limits.ratio)
 
 
 class Front:
@@ -274,6 +272,34 @@ class _RawReader(io.RawIOBase):
         return number
 
 
+class Excerpt:
+    """Parts of a file as one stream; each begins with an event, so that they read as a trace.
+
+    Args:
+        file: The file.
+        parts: Begin and end of each, in order; ``None`` for the end of the file.
+    """
+
+    def __init__(self, file: io.RawIOBase, parts: Iterator[tuple[int, int | None]]) -> None:
+        self._file = file
+        self._parts = parts
+        self._left = 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """See :class:`Stream`."""
+        while not self._left:
+            begin, end = next(self._parts, (None, None))
+            if begin is None:
+                return 0
+            self._file.seek(begin)
+            size = self._file.seek(0, io.SEEK_END) if end is None else end
+            self._file.seek(begin)
+            self._left = max(0, size - begin)
+        number = self._file.readinto(buffer[: self._left]) or 0
+        self._left = self._left - number if number else 0
+        return number
+
+
 ZIP = b"PK\x03\x04"
 _DRIVE = re.compile(r"[A-Za-z]:|[/\\]")
 _PIECE = 64 * 1024
@@ -333,7 +359,7 @@ def _open(path: Path, most: int, _: tuple[int, ...]) -> _Opened:
     archive = zipfile.ZipFile(path)
     infos = archive.infolist()
     if len(infos) > most:
-        raise refuse_members(str(path), most)
+        raise refuse("E316", str(path), most)
     for info in infos:
         if why := _unsafe(info):
             raise InputError(
@@ -500,7 +526,7 @@ def list_remote(address: str, limits: Limits = DEFAULT_LIMITS) -> list[str]:
     if not files:
         raise _unreachable(address, FileNotFoundError())
     if len(files) > limits.members:
-        raise refuse_members(shown(address), limits.members)
+        raise refuse("E316", shown(address), limits.members)
     return files
 
 
