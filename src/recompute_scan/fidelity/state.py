@@ -78,7 +78,7 @@ _TORCHS = frozenset(vars(nn.Module()))
 _OWN = "a generator of the script's own"
 
 
-class _Buffer(Struct, frozen=True, eq=False):
+class _Buffer(Struct, frozen=True):
     """A tensor at one moment: a fingerprint, to see whether it changes, and some elements."""
 
     print: Fingerprint
@@ -103,11 +103,6 @@ class _Buffer(Struct, frozen=True, eq=False):
             return cls.of(torch.from_numpy(array.copy()))
         return None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Buffer) and self.print.same_bits(other.print)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __str__(self) -> str:
         """The mean of the elements, or of their sizes where they are complex."""
         some = self.some.abs() if self.some.is_complex() else self.some
@@ -117,6 +112,12 @@ class _Buffer(Struct, frozen=True, eq=False):
 # The text of a plain value, the length of a container, or a tensor, each at one moment.
 _Value = str | _Buffer
 _Values = dict[tuple[str, str], _Value]
+
+
+def _differ(one: _Value, other: _Value) -> bool:
+    if isinstance(one, _Buffer) and isinstance(other, _Buffer):
+        return not one.print.same_bits(other.print)
+    return one is not other and one != other
 
 
 class ModuleState(Struct, frozen=True):
@@ -374,8 +375,8 @@ def changed_again(
             if not (name in old and name in new and name in first):
                 continue
             # An attribute that is set to the same value again, such as a kept result, changes once.
-            changed = old[name] != new[name] and first[name] != last[name]
-            if changed and (is_buffer or new[name] != last[name]):
+            changed = _differ(old[name], new[name]) and _differ(first[name], last[name])
+            if changed and (is_buffer or _differ(new[name], last[name])):
                 attribute = name[0], name[1] if is_buffer else re.split(r"[.\[]", name[1])[0]
                 values = old[name], new[name], last[name]
                 texts = unseen(lambda some: [str(one) for one in some], values)

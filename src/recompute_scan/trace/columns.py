@@ -21,6 +21,10 @@ Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int16 = npt.NDArray[np.int16]
 Int8 = npt.NDArray[np.int8]
+# Rows of a trace and rows of `Calls`: arrays of numbers that must not be mixed up.
+EventRows = Int64
+CallRows = Int64
+
 # Whole numbers of any width.
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -158,7 +162,7 @@ class Limits(Struct, frozen=True):
 DEFAULT_LIMITS = Limits()
 
 
-# What a file beyond a limit does, the option that lifts the limit, and why the limit is there.
+# The fault of a file beyond a limit, the option that lifts the limit, and a reason.
 _REFUSALS = {
     "E310": ("inflates to more than {size}", "--max-inflated-bytes", None),
     "E311": (

@@ -241,7 +241,7 @@ class EventRows(Struct, frozen=True):
         on_device: Which of the two ``place`` is.
         correlation: -1 where there is none.
         stream: -1 on the host.
-        said: Four columns, see ``Said``.
+        texts: Four columns, see ``Said``.
     """
 
     start: Int64
@@ -251,7 +251,7 @@ class EventRows(Struct, frozen=True):
     on_device: Bool
     correlation: Int64
     stream: Int64
-    said: Int64
+    texts: Int64
 
     def __len__(self) -> int:
         return len(self.start)
@@ -418,10 +418,10 @@ class TableReader:
             on_device=np.full(len(start), on_device, np.bool_),
             correlation=_within(columns.get("correlation", none), 0, _LARGEST_NUMBER),
             stream=columns.get("stream", none),
-            said=said,
+            texts=said,
         ).rows(timed)
         if strings is not None and reading is not None:
-            self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events.said))
+            self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events.texts))
         return events
 
     def _columns(self, table: str, wanted: tuple[str, ...]) -> list[Int64]:
@@ -555,7 +555,7 @@ def _one_process(events: EventRows, health: dict[str, int]) -> EventRows:
     # Operators weigh more than any device work, and that more than any call.
     scores = [
         tuple(np.bincount(mine[which], minlength=len(processes)).tolist())
-        for which in (events.said[:, 1] == Kind.OP, events.on_device, np.full(len(mine), True))
+        for which in (events.texts[:, 1] == Kind.OP, events.on_device, np.full(len(mine), True))
     ]
     ranking = list(zip(*scores, strict=True))
     known = [place for place, process in enumerate(processes.tolist()) if process != UNKNOWN]
@@ -572,15 +572,15 @@ def _trace(
 ) -> Trace:
     thread, threads = _threads(events)
     return Trace(
-        name=events.said[:, 0].astype(np.int32),
-        kind=events.said[:, 1].astype(np.int8),
+        name=events.texts[:, 0].astype(np.int32),
+        kind=events.texts[:, 1].astype(np.int8),
         thread=thread,
         ts=events.start - min(0, int(events.start.min(initial=0))),
         dur=events.end - events.start,
-        sequence=events.said[:, 2].copy(),
+        sequence=events.texts[:, 2].copy(),
         correlation=events.correlation,
         stream=events.stream.astype(np.int32),
-        dims=events.said[:, 3].astype(np.int32),
+        dims=events.texts[:, 3].astype(np.int32),
         names=reader.names.names,
         threads=threads,
         signatures=reader.names.signatures,
