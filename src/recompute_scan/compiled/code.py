@@ -67,12 +67,9 @@ def find_parts(
     """
     calls, counts = facts.calls, facts.counts
     function = calls.matching(vocabulary.COMPILED_FUNCTION)[calls.name]
-    region = np.array(
-        [bool(vocabulary.COMPILED_REGION.match(name)) for name in calls.names], np.bool_
-    )
-    again = dict(
-        zip(facts.alignment.original.tolist(), facts.alignment.again.tolist(), strict=True)
-    )
+    region = calls.matching(vocabulary.COMPILED_REGION)
+    ran = facts.alignment
+    again = dict(zip(ran.original.tolist(), ran.again.tolist(), strict=True))
     found: dict[int, Parts] = {}
     unknown: dict[str, None] = {}
     for place in np.flatnonzero(counts.counted).tolist():

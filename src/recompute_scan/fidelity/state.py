@@ -365,7 +365,7 @@ def changed_again(
 
     Of several values in one attribute, the first.
     """
-    found = {}
+    found: dict[tuple[bool, tuple[str, str]], KeptState] = {}
     for is_buffer in (True, False):
         old, new, first, last = (
             state.buffers if is_buffer else state.attributes

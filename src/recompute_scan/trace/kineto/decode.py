@@ -486,10 +486,10 @@ class Builder:
             metadata=metadata,
             health=health,
             left_out=packer.left_out,
-            **{
-                column: _in_range(numbers, health, -1 if column == "sequence" else -(2**31))
-                for column, numbers in self._numbers.items()
-            },
+            sequence=_in_range(self._numbers["sequence"], health, lowest=-1),
+            correlation=_in_range(self._numbers["correlation"], health),
+            stream=_in_range(self._numbers["stream"], health),
+            made_by=_in_range(self._numbers["made_by"], health),
         )
         if cut and not packer.after_python and kind[-1] in _HOST:
             trace = replace(trace, cut_at=int(ts[-1]))
@@ -519,7 +519,7 @@ class Builder:
             count(health, "events_without_args", max(0, packer.without_args - known))
 
 
-def _in_range(column: Numbers, health: dict[str, int], lowest: int) -> Ints:
+def _in_range(column: Numbers, health: dict[str, int], lowest: int = -(2**31)) -> Ints:
     numbers = column.finish()
     odd = numbers < lowest
     if numbers.dtype == np.int64:
