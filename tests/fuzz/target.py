@@ -33,7 +33,7 @@ from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.result.fidelity import read_sampled, sampled_name
 from recompute_scan.result.run_record import Source, parse_run_info, read_rehearsals
 from recompute_scan.trace import Limits, Trace
-from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.nsys import load_nsys
 from recompute_scan.trace.streams import _stays, is_remote, shown
 from recompute_scan.verification import compare_gradients
 from tests.trace.kineto_reading import read

@@ -34,7 +34,7 @@ OPENING = {
 ELSEWHERE = {
     "files.py": "the one place",
     "trace/streams.py": "looked at before, or at an address",
-    "trace/nsys/rows.py": "`sources.load` has opened it before",
+    "trace/database.py": "`sources.load` has opened it before",
     "analysis/tracks.py": "writes its own file",
     "bundle/pack.py": "the archive that it has just written",
     "integrations/follower.py": "the same, in a folder of its own",

@@ -20,8 +20,8 @@ from recompute_scan.errors import UsageError
 from recompute_scan.files import opened, written
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Int64, Limits
-from recompute_scan.trace.kineto.chunks import CHUNK, find_head
 from recompute_scan.trace.kineto.decode import Window
+from recompute_scan.trace.kineto.reader import CHUNK, find_head
 from recompute_scan.trace.streams import inflate
 
 # A process of its own in the viewer, told from those of the trace by not being a number.

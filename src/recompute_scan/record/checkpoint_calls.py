@@ -26,7 +26,7 @@ import wrapt
 from torch import nn
 
 from recompute_scan.annotations import RANDOM_STATE_LEFT
-from recompute_scan.fidelity.passing import Application
+from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.record.attribution import CallSites, Switches
 from recompute_scan.record.isolation import (
