@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recompute_scan.frameworks import accelerate, deepspeed, lightning, llamafactory, registry
+from recompute_scan.frameworks import finetuning, huggingface, parallel, registry, trainers
 from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, truthy
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned
@@ -33,7 +33,7 @@ def script_findings(
     tell which frameworks' functions some script calls, where that is known.
     """
     for section in script.sections if calls is not None else ():
-        for flaw in deepspeed.flaws({setting.path: setting for setting in section}):
+        for flaw in parallel.flaws({setting.path: setting for setting in section}):
             if not (calls or frozenset()).intersection(flaw.unless):
                 yield found_flaw(file, flaw)
     yield from _pairs(file, script, pinned, (*script.switches, *wrappers))
@@ -48,7 +48,7 @@ def script_findings(
         )
     for line in script.two_policies:
         both = {"activation_checkpointing", "activation_checkpointing_policy"}
-        yield from (found_flaw(file, flaw) for flaw in lightning.refused(both, line))
+        yield from (found_flaw(file, flaw) for flaw in trainers.lightning_refuses(both, line))
     for line, keywords in script.arguments:
         config = keywords.get("fsdp_config")
         if (
@@ -82,7 +82,7 @@ def settings_findings(
     tell which frameworks' functions some script calls.
     """
     values = {setting.path: setting for setting in settings}
-    if not llamafactory.is_its_own(settings):
+    if not finetuning.is_llama_factory(settings):
         yield from _trainer(file, values, settings, pinned)
     for flaw in registry.flaws(values):
         if not calls.intersection(flaw.unless):
@@ -234,7 +234,7 @@ def _trainer(
     file: str, values: Values, settings: Sequence[Setting], pinned: Pinned
 ) -> Iterator[Found]:
     own = next((values[path] for path in _OWN if path in values), None)
-    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or accelerate.wrapper_of(
+    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or huggingface.wrapper_of(
         settings
     )
     if own and fsdp and truthy(own.value) and truthy(fsdp.value):

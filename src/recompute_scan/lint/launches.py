@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace as replaced
 
 from recompute_scan.errors import how_to_add
-from recompute_scan.frameworks import accelerate, llamafactory, registry
+from recompute_scan.frameworks import finetuning, huggingface, registry
 from recompute_scan.frameworks.base import RUN, Setting, Variant, truthy, value_of
 from recompute_scan.frameworks.registry import commands
 from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
@@ -303,10 +303,10 @@ def launch_findings(
 ) -> Iterator[Found]:
     """What one command shows; each file comes with its name, settings as far as they were read."""
     plugin = launch.get("fsdp_activation_checkpointing")
-    wrapped = truthy(plugin.value) if plugin else accelerate.wrapper_of(config[1]) is not None
-    if not (wrapped and (launch.get("use_fsdp") is not None or accelerate.is_fsdp(config[1]))):
+    wrapped = truthy(plugin.value) if plugin else huggingface.wrapper_of(config[1]) is not None
+    if not (wrapped and (launch.get("use_fsdp") is not None or huggingface.is_fsdp(config[1]))):
         return
-    if llamafactory.is_its_own(arguments[1]):
+    if finetuning.is_llama_factory(arguments[1]):
         yield from _factory(file, launch, config, arguments)
         return
     own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
@@ -354,9 +354,9 @@ def _script(
             "activation_checkpointing.",
         )
     else:
-        plugin = accelerate.wrapper_of(config[1])
+        plugin = huggingface.wrapper_of(config[1])
         at = f"{config[0]}:{plugin.line}" if plugin else f"{file}:{launch.line}"
-        whole = accelerate.wraps_layers(config[1])
+        whole = huggingface.wraps_layers(config[1])
         wrappers = [
             replaced(prepared, certain=whole and prepared.certain, where=f"FSDP's wrapper ({at})")
             for prepared in read.prepared
@@ -378,13 +378,15 @@ def _factory(
     config: tuple[str, Sequence[Setting]],
     arguments: tuple[str, Sequence[Setting]],
 ) -> Iterator[Found]:
-    own = llamafactory.own_variant(arguments[1], fsdp2=accelerate.is_fsdp2(config[1]))
+    own = finetuning.llama_factory_variant(arguments[1], fsdp2=huggingface.is_fsdp2(config[1]))
     if own is None:
         return
-    plugin = accelerate.wrapper_of(config[1])
+    plugin = huggingface.wrapper_of(config[1])
     name, line = (config[0], plugin.line) if plugin else (file, launch.line)
     where = f"FSDP's wrapper, which {file}:{launch.line} launches with {arguments[0]}"
-    found = llamafactory.doubled(line, own, certain=accelerate.wraps_layers(config[1]), where=where)
+    found = finetuning.llama_factory_doubled(
+        line, own, certain=huggingface.wraps_layers(config[1]), where=where
+    )
     yield found_flaw(name, found)
 
 
@@ -448,15 +450,15 @@ def on_in_settings(
 ) -> Iterator[SwitchInFile]:
     """Those of a configuration file."""
     values = {setting.path: setting for setting in settings}
-    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or accelerate.wrapper_of(
+    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or huggingface.wrapper_of(
         settings
     )
     if wrapper is not None and truthy(wrapper.value):
         named = next((s.value for s in settings if s.path[-1] in _WRAPPED if s.path), None)
         layers = f"each {named}" if named else "the layers that FSDP wraps"
         yield SwitchInFile(file, wrapper.line, "FSDP's wrapper", layers, "non-reentrant")
-    if llamafactory.is_its_own(settings):
-        own = llamafactory.own_variant(settings, fsdp2=accelerate.is_fsdp2(settings))
+    if finetuning.is_llama_factory(settings):
+        own = finetuning.llama_factory_variant(settings, fsdp2=huggingface.is_fsdp2(settings))
         if own is not None:
             yield SwitchInFile(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
     elif (own_switch := values.get(("gradient_checkpointing",))) and truthy(own_switch.value):

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import deepspeed, registry
+from recompute_scan.frameworks import parallel, registry
 from recompute_scan.frameworks.base import Setting
 from recompute_scan.lint.library_calls import HELPERS, LibraryCalls, ScriptNames
 from recompute_scan.lint.rules import CheckpointSwitch, Unreadable
@@ -208,7 +208,7 @@ class _ScriptReader(ast.NodeVisitor):
 
     def visit_Dict(self, node: ast.Dict) -> None:
         keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
-        if "activation_checkpointing" in keys and not keys.isdisjoint(deepspeed.ROOTS):
+        if "activation_checkpointing" in keys and not keys.isdisjoint(parallel.DEEPSPEED_ROOTS):
             self.sections.append(tuple(_entries(node, ())))
         super().generic_visit(node)
 
