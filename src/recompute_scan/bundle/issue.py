@@ -32,7 +32,7 @@ def issue_text(
         "*What did you expect instead, and what does the training script do? (Two sentences.)*",
         "### Versions",
         _versions(result),
-        "### What was found",
+        "### Findings",
         render_markdown(result).rstrip("\n").replace("\n#### ", "\n##### "),
         "### Call sites, relative to their packages",
         _sites(result),
@@ -103,4 +103,4 @@ def _left_out(differences: Sequence[str], dropped: Sequence[str]) -> str:
         return "The archive gives the verdict, the counts and the cost of the original."
     lines = [f"- left out to make the archive small: {prose(phrase)}" for phrase in dropped]
     lines += [f"- differs from the original: {prose(sentence)}" for sentence in differences]
-    return "\n".join(["### What the archive does not tell", "", *lines])
+    return "\n".join(["### Left out, and different", "", *lines])

@@ -1,12 +1,8 @@
-"""A bundle packed, and looked at again.
+"""The archive: packed, analyzed again, packed smaller until it fits, and listed for its sender.
 
-The archive: packed, looked at again, packed smaller until it fits, and listed for its sender.
-
-What is written is analysed as its receiver would, and the answer compared with that on the
-original: whatever differs is said. The result, the page and the bug report in the archive are
-made from what the archive holds, so they can tell no more than it does.
-
-Whether two results say the same: verdict, counts and cost.
+Each archive is analyzed as its receiver would, and every difference between both answers is
+listed. The result, the page and the bug report in the archive are made from the archive, so they
+cannot hold more than it does.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ from recompute_scan.result.run_record import RunInfo, encode_run_info, run_info_
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.columns import Int64
 
-# Fields by name; what names, sites and clocks say may differ.
+# Fields to compare; names, sites and clocks may differ.
 _FIELDS = (
     "verdict",
     "evidence_level",
@@ -72,7 +68,7 @@ _STAY_OUT = ("RS4", "RS5")
 
 
 def differences(before: Result, after: Result) -> Iterator[str]:
-    """What differs between two results, one sentence each; nothing where they agree."""
+    """The differences between two results in verdict, counts and cost, one sentence each."""
     first, second = _plain(before), _plain(after)
     for name in first:
         if _alike(first[name], second[name]):
@@ -84,15 +80,15 @@ def differences(before: Result, after: Result) -> Iterator[str]:
 
 
 def untold(before: Result, after: Result) -> Iterator[str]:
-    """What the original knows beside verdict, counts and cost, and the archive does not."""
+    """Other answers that only the original has, one sentence each."""
     if _who(before) - _who(after):
         yield "Checkpoint call sites were read from Python frames, which stay out."
     if before.fidelity is not None and after.fidelity is None:
-        yield "What was compared of the recomputes with their forward stays out."
+        yield "The comparison of recomputes with their forward stays out."
     if before.policies is not None and before.policies.policies and after.policies is None:
-        yield "What policies of selective checkpoints decided stays out."
+        yield "The decisions of selective checkpoints' policies stay out."
     if before.memory is not None and after.memory is None:
-        yield "The allocations that tell of memory stay out."
+        yield "The allocations behind the answer on memory stay out."
 
 
 def _who(result: Result) -> set[str]:
@@ -137,24 +133,24 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# What GitHub takes as an attachment to an issue, in its smaller reading:
+# GitHub's limit for an attachment to an issue, in its smaller reading:
 # https://docs.github.com/en/get-started/writing-on-github/working-with-advanced-formatting/attaching-files
 GITHUB_LIMIT = 25_000_000
-# The epoch of the format: when an archive was packed is nobody's business.
+# The epoch of the format: the time of packing is private.
 _WHEN = (1980, 1, 1, 0, 0, 0)
-# What the document, the page and the report take at most, kept free for them.
+# Room for the document, the page and the report.
 _DOCUMENTS = 0.2
 
 
 class Archive(Struct, frozen=True):
-    """What an archive holds, for the person who is about to give it away.
+    """The contents of an archive, for the person who is about to share it.
 
     Attributes:
         members: Name, packed and unpacked size in bytes of each file.
         before: The result for the original.
         after: The result for the archive, as its receiver will see it.
         differences: What is not the same in both, one sentence each.
-        untold: What the original knows beside that, and the archive does not.
+        untold: Other answers that only the original has.
         dropped: What was left out to make it small, one phrase each.
         kept: Names that stay and are not torch's own.
         aliases: What was replaced, and by what; not in the archive.
@@ -335,7 +331,7 @@ def listing(contents: Archive, *, every_name: bool) -> Iterator[str]:
         contents: What goes in.
         every_name: Whether to list every name that stays or is replaced, or to count them.
     """
-    yield f"What goes in ({contents.size:,} bytes packed):"
+    yield f"Contents ({contents.size:,} bytes packed):"
     for name, packed, unpacked in contents.members:
         yield f"  {name:20} {packed:>12,} bytes packed {unpacked:>14,} unpacked"
     result = contents.after

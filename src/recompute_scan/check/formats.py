@@ -192,7 +192,7 @@ def xml_text(suite: ElementTree.Element) -> str:
 
 
 def _xml(text: str) -> str:
-    """What a document may hold: https://www.w3.org/TR/xml/#charsets."""
+    """The characters that a document may hold: https://www.w3.org/TR/xml/#charsets."""
     return inert(text, keep="\n\t").translate(_NO_XML)
 
 

@@ -1,6 +1,6 @@
-"""From what files say to findings. What each says was counted or read in the framework's code.
+"""From switches in files to findings, each counted or read in the framework's code.
 
-The counts are those of ``tests/lint/truths.py``: a non-reentrant wrapper around a layer that the
+``tests/lint/truths.py`` holds the counts: a non-reentrant wrapper around a layer that the
 model checkpoints too costs one recompute where the model's own is non-reentrant, and two where
 either is reentrant, in any order.
 """
@@ -29,8 +29,14 @@ def script_findings(
     wrappers: Sequence[CheckpointSwitch] = (),
     calls: frozenset[str] | None = None,
 ) -> Iterator[Found]:
-    """What a script alone shows; ``wrappers`` are those that come from elsewhere, and ``calls``
-    tell which frameworks' functions some script calls, where that is known.
+    """The findings of one script.
+
+    Args:
+        file: Its name.
+        script: Its switches and other facts.
+        pinned: The version of transformers.
+        wrappers: Wrappers that other files put around its model.
+        calls: Frameworks' functions that some script calls; ``None`` where that is not known.
     """
     for section in script.sections if calls is not None else ():
         for flaw in parallel.flaws({setting.path: setting for setting in section}):
@@ -43,7 +49,7 @@ def script_findings(
             line,
             "RS605",
             "preserve_rng_state=False: gradients change where a layer draws random numbers",
-            "The recompute draws numbers of its own, so a dropout's mask differs from its forward.",
+            "The recompute draws new numbers, so a dropout's mask differs from its forward.",
             "Leave preserve_rng_state out, unless no layer draws random numbers.",
         )
     for line in script.two_policies:
@@ -78,8 +84,8 @@ def asks(keywords: dict[str, Any]) -> bool:
 def settings_findings(
     file: str, settings: Sequence[Setting], pinned: Pinned, calls: frozenset[str]
 ) -> Iterator[Found]:
-    """What a configuration file alone shows; ``pinned`` is what is pinned beside it, ``calls``
-    tell which frameworks' functions some script calls.
+    """The findings of one configuration; ``calls`` are frameworks' functions that some script
+    calls.
     """
     values = {setting.path: setting for setting in settings}
     if not finetuning.is_llama_factory(settings):
@@ -90,23 +96,23 @@ def settings_findings(
 
 
 def found_flaw(file: str, flaw: Flaw) -> Found:
-    """What a framework knows of its own settings, as a finding in this file."""
+    """A framework's flaw in its settings, as a finding in this file."""
     return Found(file, flaw.line, flaw.code, flaw.title, flaw.why, flaw.fix, flaw.edit)
 
 
 def _pairs(
     file: str, script: Script, pinned: Pinned, switches: Sequence[CheckpointSwitch]
 ) -> Iterator[Found]:
-    told: set[int] = set()
+    found: set[int] = set()
     for wrapper in switches:
         for model in switches:
-            if (wrapper.kind, model.kind) != ("wrapper", "model") or model.line in told:
+            if (wrapper.kind, model.kind) != ("wrapper", "model") or model.line in found:
                 continue
             if not _meet(script, wrapper, model) or _exclusive(script, wrapper, model):
                 continue
             if model.subject in script.disabled or _replaced(script, wrapper, model):
                 continue
-            told.add(model.line)
+            found.add(model.line)
             yield _pair(file, script, wrapper, model, pinned)
 
 
@@ -154,7 +160,7 @@ def _pair(
     elif script.early_stop_off:
         doubt = "where early stop is off"
     elif own == "default" and wrapper.variant == "non-reentrant":
-        doubt = "if transformers is older than 5, whose default is reentrant"
+        doubt = "if transformers is older than 5, which is reentrant by default"
     elif variants == ("non-reentrant", "non-reentrant"):
         doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
     else:
@@ -164,13 +170,13 @@ def _pair(
         model.line,
         "RS602",
         f"may be checkpointed twice, {doubt}: here, and {where}",
-        f"The file alone does not tell. {RUN}",
+        f"The file alone does not show it. {RUN}",
         _ONE,
     )
 
 
 def _meet(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
-    """Whether the two are for the same layers, as far as their names tell."""
+    """Whether the two are for the same layers, as far as their names show."""
     if wrapper.subject == "*":
         return bool(model.scope) and model.scope[0] in script.modules
     return wrapper.subject == model.subject
@@ -224,7 +230,7 @@ def _exclusive(script: Script, one: CheckpointSwitch, other: CheckpointSwitch) -
 
 
 def _conditions(script: Script, switch: CheckpointSwitch) -> set[str]:
-    """What is true where the switch is reached, as written."""
+    """The conditions that are true where the switch is reached, as written."""
     return {
         script.tests[node] for node, arm in switch.branch if arm == "body" and node in script.tests
     }

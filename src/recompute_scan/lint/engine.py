@@ -1,9 +1,4 @@
-"""The engine of `lint`: files to findings, and what is suppressed.
-
-Which files are read, what of them is suppressed, and the whole answer.
-
-Comments that accept a finding, and those that accept nothing.
-"""
+"""From files to the answer of `lint`, without the findings that comments accept."""
 
 from __future__ import annotations
 
@@ -55,9 +50,9 @@ class Acceptance(Struct, frozen=True):
     """A comment that accepts findings of its line, or of the next where it stands alone.
 
     Attributes:
-        line: The comment's own.
-        at: The line whose findings it accepts.
-        codes: Which; empty for all.
+        line: The line of the comment.
+        at: The line of the findings that it accepts.
+        codes: Their codes; empty for all.
         reason: Why, as written; one is needed.
     """
 
@@ -112,7 +107,7 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 def sorted_out(
     file: str, found: Iterable[Found], accepting: Iterable[Acceptance]
 ) -> tuple[list[Found], list[Found], list[Unused]]:
-    """What is kept of a file's findings, what is accepted, and comments that accept nothing."""
+    """A file's open findings, its accepted ones, and comments that accept nothing."""
     everything = list(found)
     at_line: dict[int, list[Found]] = {}
     for finding in everything:
@@ -282,7 +277,7 @@ def _excluded(path: Path, project: LintSettings) -> bool:
 
 
 class _Inside:
-    """What is below the folders that are asked for, or the working folder."""
+    """The files below the folders that are asked for, or the working folder."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         folders = (path if path.is_dir() else path.parent for path in (*paths, Path()))
@@ -309,7 +304,7 @@ class _Named:
         self._unreadable: set[Path] = set()
 
     def find(self, beside: Path, name: object) -> Path | None:
-        """The file that a command names, from the working folder or from beside the script."""
+        """The file that a command names, in the shell script's folder or the working folder."""
         if not isinstance(name, str) or "\0" in name or "$" in name:
             return None
         for folder in (beside.parent, Path()):
@@ -334,7 +329,7 @@ class _Named:
         return self.configurations[path]
 
     def script(self, path: Path | None) -> Script | None:
-        """What a script says.
+        """The facts of a script.
 
         Raises:
             Unreadable: It is none.
@@ -443,10 +438,10 @@ def encoding_of(path: Path, data: bytes) -> str:
 def _wrappers_from_elsewhere(
     scripts: Mapping[Path, Script],
 ) -> dict[Path, tuple[CheckpointSwitch, ...]]:
-    """The switches of each script, those of imported helpers put where they are called.
+    """The switches of each script; a switch in an imported helper is put where that is called.
 
     A helper is known where exactly one of the scripts that were read defines it in the module, or
-    below the package, that the import names; else the call stays one whose effect is not told.
+    below the package, that the import names; else the effect of the call stays unknown.
     """
     defined: dict[str, list[Path]] = {}
     for path, script in scripts.items():

@@ -1,11 +1,4 @@
-"""Shell scripts and configuration files, and the switches in them.
-
-Launch commands in a shell script, and what each shows with the files that it names.
-
-Configuration files as flat settings with lines: YAML, JSON, TOML.
-
-Which checkpoints files switch on, on which layers and by which variant, doubled or not.
-"""
+"""Shell scripts and configurations (YAML, JSON, TOML), and the checkpoints that they switch on."""
 
 from __future__ import annotations
 
@@ -167,7 +160,7 @@ def read_shell(text: str) -> Iterator[Launch]:
     """The launch commands of a shell script, variables and arrays that it sets itself put in.
 
     A variable that is set in several places has its last value before the command, whatever
-    conditions are around it: what rests on it is said with the caution of the rules.
+    conditions are around it; the rules word their findings with that caution.
 
     Raises:
         Unreadable: The commands, variables put in, are too long.
@@ -301,7 +294,7 @@ def launch_findings(
     script: tuple[str, Script] | None,
     pinned: Pinned,
 ) -> Iterator[Found]:
-    """What one command shows; each file comes with its name, settings as far as they were read."""
+    """The findings of one command; each file comes with its name, and its settings where read."""
     plugin = launch.get("fsdp_activation_checkpointing")
     wrapped = truthy(plugin.value) if plugin else huggingface.wrapper_of(config[1]) is not None
     if not (wrapped and (launch.get("use_fsdp") is not None or huggingface.is_fsdp(config[1]))):
@@ -349,7 +342,7 @@ def _script(
             launch.line,
             "RS602",
             "may fail: FSDP's activation_checkpointing is on, and TRL's default is on too",
-            f"TRL's arguments have gradient_checkpointing=True unless told otherwise. {REFUSES}",
+            f"TRL's arguments have gradient_checkpointing=True by default. {REFUSES}",
             "Pass gradient_checkpointing=False to TRL's configuration, or delete FSDP's "
             "activation_checkpointing.",
         )

@@ -1,10 +1,6 @@
-"""What calls of known libraries switch on.
+"""Calls of known libraries that switch checkpointing on, as read in each library's code.
 
-What the names and expressions of a script stand for, as far as the script itself tells.
-
-What calls of libraries switch on. What each does was read in the library's own code.
-
-The version of transformers that is pinned beside a file, or installed.
+Also the version of transformers that is pinned in a file's folder, or installed.
 """
 
 from __future__ import annotations
@@ -70,7 +66,7 @@ class ScriptNames:
         return ""
 
     def resolved(self, node: ast.expr) -> ast.expr:
-        """What a name stands for, where it is given a value once; anything else as it is."""
+        """The value of a name that is given one once; anything else as it is."""
         return self._values.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def is_layer(self, check: ast.expr | None) -> bool:
@@ -141,7 +137,7 @@ _TORCH = (
     "torch.utils.checkpoint",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
 )
-# As llama-cookbook and what was made from it call their own; what an import does is not known.
+# llama-cookbook and its forks call their own helper so; the effect of an import is not known.
 HELPERS = {"apply_fsdp_checkpointing"}
 
 Scope = tuple[str, ...]
@@ -149,11 +145,11 @@ Branch = tuple[tuple[int, str], ...]
 
 
 class LibraryCalls:
-    """What the calls of one script switch on, as they are met.
+    """The checkpoints that the calls of one script switch on, in their order.
 
     Attributes:
         switches: Switches, with their places.
-        disabled: Expressions whose checkpointing is switched off somewhere.
+        disabled: Expressions that a statement switches checkpointing off for.
         no_rng: Lines where a checkpoint does not restore random numbers.
         arguments: Keywords of Trainer arguments, with the call's line.
         prepared: What ``accelerator.prepare`` is given, as wrappers that a plugin would put there.
@@ -402,7 +398,7 @@ _TRIED = ("4.0", "4.32.99", _REFUSES, "4.99.99", _NON_REENTRANT, "99.0")
 
 
 def installed_version() -> str | None:
-    """The version of transformers that is installed beside this tool; nothing is imported."""
+    """The version of transformers in this environment; nothing is imported."""
     try:
         return version("transformers")
     except PackageNotFoundError:
@@ -410,13 +406,13 @@ def installed_version() -> str | None:
 
 
 def pinned_beside(folder: Path, installed: str | None = None) -> Pinned:
-    """What ``requirements*.txt`` and ``pyproject.toml`` of the folder pin; where they name no
-    version of transformers, the one installed, and the last known where there is none.
+    """The pin in ``requirements*.txt`` and ``pyproject.toml`` of the folder; where they name no
+    version of transformers, the installed one, and the last known where there is none.
 
     Files that contradict each other pin nothing.
     """
     pins = [found[1].split(" --")[0] for text in _texts(folder) for found in _PINNED.finditer(text)]
-    source = "as pinned beside it"
+    source = "as pinned in its folder"
     if not pins and installed is not None:
         pins, source = [f"=={installed}"], f"transformers {installed} being installed"
     defaults: set[Variant] = set()

@@ -164,12 +164,12 @@ def _plain_switch(one: SwitchInFile) -> dict[str, object]:
 
 def listed(report: Report) -> str:
     """Which checkpoints are switched on, a line for each."""
-    told = [
+    lines = [
         f"{line(one.file)}:{one.line}: {one.by}: {line(one.layers)}; {one.variant}"
         + (", under a condition" if one.conditional else "")
         for one in report.switched_on
     ]
-    return "\n".join([*told, f"{len(told)} switched on ({_files_read(report)})"]) + "\n"
+    return "\n".join([*lines, f"{len(lines)} switched on ({_files_read(report)})"]) + "\n"
 
 
 def _files_read(report: Report) -> str:
@@ -192,8 +192,8 @@ def closing(report: Report) -> str:
 def diff(found: Iterable[Found]) -> str:
     """The edits of all findings that have one, file by file; empty where none has.
 
-    A file is read again here. What has changed since, or what an edit of lines cannot do, is left
-    out: a statement among others on its line, a value that the line does not hold.
+    A file is read again here. An edit is left out where the file has changed since, where the line
+    holds another statement, or where it does not hold the value.
     """
     by_file: dict[str, list[Found]] = {}
     for finding in found:

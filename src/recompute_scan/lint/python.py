@@ -21,14 +21,14 @@ from recompute_scan.lint.rules import CheckpointSwitch, Unreadable
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-# What every checkpoint of torch's, and of those who took over its names, is called.
+# The names of torch's checkpoint functions, which other libraries took over.
 CHECKPOINTS = re.compile(
     r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w{0,80}\s*[(=]"
 )
 _DOTTED = re.compile(r"(?<!\w)\w+(?:[\s\\]*\.[\s\\]*\w+)+")
 _MOST_PARTS = 200
 _DEEPEST = 3
-# No person writes so many; what is compared with each other grows with their square.
+# No person writes so many; the number of comparisons grows with their square.
 _MOST_SWITCHES = 200
 
 
@@ -43,11 +43,11 @@ class ImportedCall(Struct, frozen=True):
 
 
 class Script(Struct, frozen=True):
-    """What a script says.
+    """The facts of a script.
 
     Attributes:
-        switches: What it switches on.
-        disabled: Expressions whose checkpointing it switches off somewhere.
+        switches: The checkpoints that it switches on.
+        disabled: Expressions that a statement switches checkpointing off for.
         rebound: Names that it gives another value to, with the line and whether it always does;
             wrapping is none.
         leaves: Lines at which a function may be left early.
@@ -58,8 +58,8 @@ class Script(Struct, frozen=True):
         arguments: Keywords of Trainer arguments that it makes, with the call's line.
         early_stop_off: It switches torch's early stop off.
         parses: It reads Trainer arguments from its command line.
-        trl: It uses TRL, whose arguments switch checkpointing on unless told otherwise.
-        calls: What tells that it calls functions of frameworks.
+        trl: It uses TRL, which switches checkpointing on by default.
+        calls: Words that show calls of frameworks' functions.
         prepared: The wrappers that accelerate's plugin puts there where a configuration asks.
         two_policies: Lines of Lightning's strategies that are given both of their arguments.
         modules: Its classes that are Lightning's modules.
@@ -98,7 +98,7 @@ class Script(Struct, frozen=True):
 
 
 def read_script(text: str) -> Script:
-    """What the script says.
+    """The facts of the script.
 
     Raises:
         Unreadable: It is no Python that this version of Python knows.
@@ -215,7 +215,7 @@ class _ScriptReader(ast.NodeVisitor):
     def visit_With(self, node: ast.With) -> None:
         calls = [item.context_expr for item in node.items]
         names = {ast.unparse(one.func) for one in calls if isinstance(one, ast.Call)}
-        # What a test expects to fail is none of its author's mistakes.
+        # A test expects the calls in it to fail.
         if _EXPECT_FAILURE.isdisjoint(name.rpartition(".")[2] for name in names):
             super().generic_visit(node)
 
@@ -314,7 +314,7 @@ class _ScriptReader(ast.NodeVisitor):
 
 
 def _entries(node: ast.Dict, path: tuple[str, ...]) -> Iterator[Setting]:
-    """What is written out in a dictionary, with its lines."""
+    """The constants of a dictionary, with their lines."""
     for key, value in zip(node.keys, node.values, strict=True):
         if not isinstance(key, ast.Constant):
             continue

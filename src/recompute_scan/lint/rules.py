@@ -1,4 +1,4 @@
-"""What a file says, and what follows from it."""
+"""Switches in files, and the findings that follow from them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class CheckpointSwitch(Struct, frozen=True):
             call of torch's function.
         variant: Which of torch's two, where the file says so.
         line: Where.
-        subject: The expression that is checkpointed, as written; ``None`` where it is not told.
+        subject: The expression that is checkpointed, as written; ``None`` where it is unknown.
         scope: Names of the functions and classes around the statement.
         branch: Conditions and loops around it, each with the arm that it is in.
-        certain: It covers a library's decoder layers whole, as far as the file tells.
+        certain: It covers a library's decoder layers whole, as far as the file shows.
         around: The class that a wrapper is put around, as its ``check_fn`` has it.
         where: For a wrapper that is not in the script, what wraps, in words.
     """
@@ -49,13 +49,13 @@ class CheckpointSwitch(Struct, frozen=True):
 
 
 class Pinned(Struct, frozen=True):
-    """What the version of transformers that is pinned or installed does.
+    """The behavior of the version of transformers that is pinned or installed.
 
     Attributes:
         default: The variant of ``gradient_checkpointing_enable()``: reentrant before 5.
         source: Where the version is from, in words; empty where none is known.
-        refuses: Its Trainer refuses ``gradient_checkpointing`` beside FSDP's own, as it does from
-            4.33 on (read in 4.31, 4.32, 4.33, 4.34, 4.35, 4.57, 5.0 and 5.23).
+        refuses: Its Trainer refuses ``gradient_checkpointing`` together with FSDP's, from 4.33 on
+            (read in 4.31, 4.32, 4.33, 4.34, 4.35, 4.57, 5.0 and 5.23).
     """
 
     default: Variant = "default"

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-# Conditions as they are written, all of which are true, or (False) not all of which are.
+# Conditions as written that are all true, or (False) not all true.
 Condition: TypeAlias = tuple[frozenset[str], bool]
 Conditions: TypeAlias = frozenset[Condition]
 # The values that a name may have, each with its conditions; empty where nothing is known.

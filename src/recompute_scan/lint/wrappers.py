@@ -32,7 +32,7 @@ _MOST_OBJECTS = 50
 
 
 class _Pair:
-    """What is known of two checkpoints, of which the second is met inside the first."""
+    """A checkpoint and another inside it."""
 
     def __init__(self, nested: Nested) -> None:
         self.outer, self.inner = nested.outer, nested.inner
@@ -102,7 +102,7 @@ class _Parts:
     """The functions and methods of a file that checkpoint, or name what does.
 
     Attributes:
-        names: Of each function its name, of each method that of its class and its own.
+        names: The name of each function; of each method the names of its class and itself.
         any: Whether there are any, or other statements that do.
     """
 
@@ -239,7 +239,7 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
             outer.line,
             "RS603",
             f"two checkpoints for one recompute: {what}, and {inside}",
-            "Both are non-reentrant, and the inner one is the last of what the outer one runs: one "
+            "Both are non-reentrant, and the outer one runs nothing after the inner one: one "
             "recompute today. It doubles as soon as either becomes reentrant.",
             fix,
             "delete" if outer.alone else "",
@@ -250,7 +250,7 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
             outer.line,
             "RS602",
             f"may be checkpointed twice, {doubt}: {what}, and {inside}",
-            f"The files alone do not tell. {RUN}",
+            f"The files alone do not show it. {RUN}",
             fix,
         )
     why = (
@@ -272,9 +272,9 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
 
 def _words(conditions: Conditions) -> str:
     """Conditions as a person reads them."""
-    told = sorted(
+    written = sorted(
         " and ".join(sorted(texts)) if holds else f"not ({' and '.join(sorted(texts))})"
         for texts, holds in conditions
     )
-    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
-    return " and ".join(f"`{text}`" for text in told[:3]) + more
+    more = f", and {len(written) - 3} more" if len(written) > 3 else ""
+    return " and ".join(f"`{text}`" for text in written[:3]) + more
