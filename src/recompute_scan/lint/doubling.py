@@ -8,7 +8,9 @@ either is reentrant, in any order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from recompute_scan.frameworks import finetuning, huggingface, parallel, registry, trainers
 from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, truthy
@@ -63,14 +65,10 @@ def script_findings(
             and isinstance(config, dict)
             and config.get("activation_checkpointing") is True
         ):
-            yield Found(
-                file,
-                line,
-                "RS604" if pinned.refuses else "RS602",
-                "gradient_checkpointing and FSDP's activation_checkpointing are both on",
-                REFUSES if pinned.refuses else f"Before transformers 4.33 both were taken. {RUN}",
-                ONE_SETTING,
-            )
+            code = "RS604" if pinned.refuses else "RS602"
+            title = "gradient_checkpointing and FSDP's activation_checkpointing are both on"
+            why = REFUSES if pinned.refuses else f"Before transformers 4.33 both were taken. {RUN}"
+            yield Found(file, line, code, title, why, ONE_SETTING)
 
 
 def asks(keywords: dict[str, Any]) -> bool:
@@ -128,51 +126,34 @@ def _pair(
     variants = (wrapper.variant, own)
     where = wrapper.where or f"line {wrapper.line} wraps the layers of {wrapper.subject}"
     together = _together(script, wrapper, model)
+    edit: Literal["", "delete"] = "delete"
+    both = variants == ("non-reentrant", "non-reentrant")
     if "reentrant" in variants and together:
-        return Found(
-            file,
-            model.line,
-            "RS601",
-            f"checkpointed twice: here, and {where}",
+        code, title = "RS601", "checkpointed twice"
+        why = (
             f"One of the two is reentrant{by}, so each layer's forward runs twice in the backward "
-            "pass.",
-            _ONE,
-            "delete",
+            "pass."
         )
-    if (
-        variants == ("non-reentrant", "non-reentrant")
-        and not script.early_stop_off
-        and wrapper.certain
-    ):
-        return Found(
-            file,
-            model.line,
-            "RS603",
-            f"two switches for one recompute: here, and {where}",
+    elif both and not script.early_stop_off and wrapper.certain:
+        code, title = "RS603", "two switches for one recompute"
+        why = (
             f"Both are non-reentrant{by}, and the inner one finds its work done: one recompute "
-            "today. "
-            "It doubles as soon as either becomes reentrant.",
-            _ONE,
-            "delete",
+            "today. It doubles as soon as either becomes reentrant."
         )
-    if "reentrant" in variants:
-        doubt = "if both run for the same layers"
-    elif script.early_stop_off:
-        doubt = "where early stop is off"
-    elif own == "default" and wrapper.variant == "non-reentrant":
-        doubt = "if transformers is older than 5, which is reentrant by default"
-    elif variants == ("non-reentrant", "non-reentrant"):
-        doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
     else:
-        doubt = "if either is reentrant"
-    return Found(
-        file,
-        model.line,
-        "RS602",
-        f"may be checkpointed twice, {doubt}: here, and {where}",
-        f"The file alone does not show it. {RUN}",
-        _ONE,
-    )
+        if "reentrant" in variants:
+            doubt = "if both run for the same layers"
+        elif script.early_stop_off:
+            doubt = "where early stop is off"
+        elif own == "default" and wrapper.variant == "non-reentrant":
+            doubt = "if transformers is older than 5, which is reentrant by default"
+        elif both:
+            doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
+        else:
+            doubt = "if either is reentrant"
+        code, title, edit = "RS602", f"may be checkpointed twice, {doubt}", ""
+        why = f"The file alone does not show it. {RUN}"
+    return Found(file, model.line, code, f"{title}: here, and {where}", why, _ONE, edit)
 
 
 def _meet(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
@@ -246,13 +227,14 @@ def _trainer(
     if own and fsdp and truthy(own.value) and truthy(fsdp.value):
         certain = pinned.refuses and ("output_dir",) in values and ("base_model",) not in values
         certain = certain and bool(("fsdp",) in values and values["fsdp",].value)
-        yield Found(
-            file,
-            own.line,
-            "RS604" if certain else "RS602",
-            f"{'both are' if certain else 'may fail or double: both are'} on: this, and FSDP's "
-            f"activation_checkpointing in line {fsdp.line}",
-            REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}",
-            ONE_SETTING,
-            "off",
-        )
+        which = f"this, and FSDP's activation_checkpointing in line {fsdp.line}"
+        yield replace(both_on(file, own.line, which, certain=certain), edit="off")
+
+
+def both_on(file: str, line: int, which: str, *, certain: bool) -> Found:
+    """Both switches of the Trainer are on; it refuses them where ``certain``."""
+    code, title = (
+        ("RS604", "both are on") if certain else ("RS602", "may fail or double: both are on")
+    )
+    why = REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}"
+    return Found(file, line, code, f"{title}: {which}", why, ONE_SETTING)

@@ -31,8 +31,8 @@ from recompute_scan.lint.launches import (
     read_shell,
 )
 from recompute_scan.lint.library_calls import pinned_beside
-from recompute_scan.lint.python import ImportedCall, Script, read_script
-from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned, Unreadable
+from recompute_scan.lint.python import Script, read_script
+from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Found, Pinned, Unreadable
 from recompute_scan.lint.wrappers import nested_findings
 from recompute_scan.project_file import LintSettings
 from recompute_scan.result.run_record import source_lines
@@ -315,38 +315,24 @@ class _Named:
         return None
 
     def settings(self, path: Path | None) -> Sequence[Setting]:
-        """Those of a configuration.
-
-        Raises:
-            Unreadable: It is none.
-        """
-        if path is None:
-            return ()
-        if path not in self.configurations:
+        """The settings of a configuration; raises ``Unreadable``."""
+        if path is not None and path not in self.configurations:
             text = self._text(path)
             self.configurations[path] = read_settings(text, path.suffix)
-            self.texts[path] = text
-        return self.configurations[path]
+        return () if path is None else self.configurations[path]
 
     def script(self, path: Path | None) -> Script | None:
-        """The facts of a script.
-
-        Raises:
-            Unreadable: It is none.
-        """
-        if path is None:
-            return None
-        if path not in self.scripts:
-            text = self._text(path)
-            self.scripts[path] = read_script(text)
-            self.texts[path] = text
-        return self.scripts[path]
+        """The facts of a script; raises ``Unreadable``."""
+        if path is not None and path not in self.scripts:
+            self.scripts[path] = read_script(self._text(path))
+        return None if path is None else self.scripts[path]
 
     def _text(self, path: Path) -> str:
         if path in self._unreadable:
             raise Unreadable("it was not read before")
         self._unreadable.add(path)
-        return _text(path)
+        self.texts[path] = text = _text(path)
+        return text
 
 
 def _launches(
@@ -458,27 +444,18 @@ def _wrappers_from_elsewhere(
 
 def _put_in(
     switches: tuple[CheckpointSwitch, ...],
-    call: ImportedCall,
+    call: CalledHelper,
     scripts: Mapping[Path, Script],
     defined: Mapping[str, list[Path]],
 ) -> tuple[CheckpointSwitch, ...]:
-    module, _, name = call.origin.rpartition(".")
+    module, _, name = call.name.rpartition(".")
     named = [path for path in defined.get(name, ()) if _within(path, module)]
     if len(named) != 1:
         return switches
     kept = [switch for switch in switches if switch.line != call.line or switch.kind != "wrapper"]
     for place, switch, certain in scripts[named[0]].helpers[name]:
         if place < len(call.given):
-            kept.append(
-                replace(
-                    switch,
-                    line=call.line,
-                    subject=call.given[place],
-                    scope=call.scope,
-                    branch=call.branch,
-                    certain=certain,
-                )
-            )
+            kept.append(switch.moved(call, call.given[place], certain=certain))
     return tuple(kept)
 
 

@@ -15,9 +15,16 @@ from msgspec.structs import replace as replaced
 
 from recompute_scan.errors import how_to_add
 from recompute_scan.frameworks import finetuning, huggingface, registry
-from recompute_scan.frameworks.base import RUN, Setting, Variant, truthy, value_of
+from recompute_scan.frameworks.base import Setting, Variant, truthy, value_of
 from recompute_scan.frameworks.registry import commands
-from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
+from recompute_scan.lint.doubling import (
+    ONE_SETTING,
+    REFUSES,
+    asks,
+    both_on,
+    found_flaw,
+    script_findings,
+)
 from recompute_scan.lint.python import Script
 from recompute_scan.lint.rules import Found, Pinned, Unreadable
 from recompute_scan.project_file import refuse_long_keys
@@ -305,15 +312,8 @@ def launch_findings(
     own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
     if own is not None and truthy(own.value):
         certain = script is not None and script[1].parses and pinned.refuses
-        yield Found(
-            file,
-            launch.line,
-            "RS604" if certain else "RS602",
-            f"{'both are' if certain else 'may fail or double: both are'} on: "
-            f"--{own.path[0]} and FSDP's activation_checkpointing",
-            REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}",
-            ONE_SETTING,
-        )
+        which = f"--{own.path[0]} and FSDP's activation_checkpointing"
+        yield both_on(file, launch.line, which, certain=certain)
     elif own is None and script is not None:
         yield from _script(file, launch, config, script, pinned)
 
@@ -328,14 +328,11 @@ def _script(
     name, read = script
     said = next((line for line, keywords in read.arguments if asks(keywords)), None)
     if said is not None:
-        yield Found(
-            file,
-            launch.line,
-            "RS604" if pinned.refuses else "RS602",
-            f"both are on: Trainer arguments in {name}:{said}, and FSDP's activation_checkpointing",
-            REFUSES,
-            ONE_SETTING,
+        code = "RS604" if pinned.refuses else "RS602"
+        title = (
+            f"both are on: Trainer arguments in {name}:{said}, and FSDP's activation_checkpointing"
         )
+        yield Found(file, launch.line, code, title, REFUSES, ONE_SETTING)
     elif read.trl and not _switched_off(read):
         yield Found(
             file,

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -211,14 +212,9 @@ class LibraryCalls:
             return ()
         whole = self._plugins[0]
         return tuple(
-            CheckpointSwitch(
-                "wrapper",
-                "non-reentrant",
-                at.line,
-                at.subject,
-                at.scope,
-                at.branch,
-                whole and at.certain,
+            replace(
+                at,
+                certain=whole and at.certain,
                 where=f"accelerate's plugin wraps in line {at.line}",
             )
             for at in self.prepared
@@ -243,28 +239,13 @@ class LibraryCalls:
         elif func.attr == "prepare" and self._accelerate:
             for given in node.args:
                 if isinstance(given, ast.Name | ast.Attribute):
-                    self.prepared.append(
-                        CheckpointSwitch(
-                            "wrapper",
-                            "non-reentrant",
-                            node.lineno,
-                            ast.unparse(given),
-                            self.scope,
-                            self.branch,
-                            True,
-                        )
-                    )
+                    made = self._made_by("wrapper", "non-reentrant", node, ast.unparse(given))
+                    self.prepared.append(replace(made, certain=True))
 
     def _peft(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         """It switches on what the model's own switch does, where the model is quantized."""
-        given = dict(
-            zip(
-                ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
-                node.args,
-                strict=False,
-            )
-        )
-        given.update({k: v for k, v in keywords.items() if k})
+        names = ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs")
+        given = {**dict(zip(names, node.args, strict=False)), **keywords}
         on = given.get("use_gradient_checkpointing")
         if on is None or is_constant(on, True):
             variant = variant_of(given.get("gradient_checkpointing_kwargs"))
@@ -284,29 +265,18 @@ class LibraryCalls:
 
     def _strategy(self, node: ast.Call, strategy: ast.expr) -> None:
         """Lightning's wrapper, around whatever the module holds."""
-        if not isinstance(strategy, ast.Call) or not self.names.origin(strategy.func).endswith(
-            "FSDPStrategy"
-        ):
+        name = self.names.origin(strategy.func) if isinstance(strategy, ast.Call) else ""
+        if not (name.startswith("lightning") and name.endswith("FSDPStrategy")):
             return
-        policy = next(
-            (k.value for k in strategy.keywords if k.arg == "activation_checkpointing_policy"), None
-        )
-        if policy is None or not self.names.origin(strategy.func).startswith("lightning"):
+        given = {k.arg: k.value for k in strategy.keywords}  # type: ignore[attr-defined]
+        policy = given.get("activation_checkpointing_policy")
+        if policy is None:
             return
         kinds = policy.elts if isinstance(policy, ast.Set) else []
+        made = self._made_by("wrapper", "non-reentrant", node, "*")
         whole = bool(kinds) and all(self.names.is_layer_class(kind) for kind in kinds)
-        self.switches.append(
-            CheckpointSwitch(
-                "wrapper",
-                "non-reentrant",
-                node.lineno,
-                "*",
-                self.scope,
-                self.branch,
-                whole,
-                where=f"Lightning's strategy in line {node.lineno} wraps its layers",
-            )
-        )
+        where = f"Lightning's strategy in line {node.lineno} wraps its layers"
+        self.switches.append(replace(made, certain=whole, where=where))
 
     def _direct(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         """``checkpoint(block, …)``: what is inside what is for :mod:`nested` to say."""
@@ -315,10 +285,7 @@ class LibraryCalls:
         variant: Variant = "reentrant" if chosen is None else "unknown"
         if isinstance(chosen, ast.Constant) and isinstance(chosen.value, bool):
             variant = "reentrant" if chosen.value else "non-reentrant"
-        what = ast.unparse(node.args[0])
-        self.direct.append(
-            CheckpointSwitch("call", variant, node.lineno, what, self.scope, self.branch)
-        )
+        self.direct.append(self._made_by("call", variant, node, ast.unparse(node.args[0])))
 
     def _wrapper(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         made = keywords.get("checkpoint_wrapper_fn") or (
@@ -370,18 +337,11 @@ class LibraryCalls:
         certain: bool,
         around: str = "",
     ) -> None:
-        self.switches.append(
-            CheckpointSwitch(
-                kind,
-                variant,
-                node.lineno,
-                ast.unparse(subject),
-                self.scope,
-                self.branch,
-                certain,
-                around=around,
-            )
-        )
+        made = self._made_by(kind, variant, node, ast.unparse(subject))
+        self.switches.append(replace(made, certain=certain, around=around))
+
+    def _made_by(self, kind: Any, variant: Variant, node: ast.Call, what: str) -> CheckpointSwitch:
+        return CheckpointSwitch(kind, variant, node.lineno, what, self.scope, self.branch)
 
 
 # A requirement of transformers, up to its end, a marker, a comment or an option of pip's.

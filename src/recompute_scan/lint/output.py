@@ -122,6 +122,7 @@ def junit(report: Report) -> str:
     return xml_text(suite)
 
 
+_SHOWN = ("rule", "severity", "file", "line", "title", "why", "fix")
 RENDERINGS: dict[str, Callable[[Report], str]] = {
     "text": text,
     "json": as_json,
@@ -140,26 +141,16 @@ def _where(found: Found) -> str:
 
 
 def _plain(found: Found) -> dict[str, object]:
-    return {
-        "rule": found.code,
-        "severity": found.severity,
-        "file": inert(found.file),
-        "line": found.line,
-        "title": inert(found.title),
-        "why": inert(found.why),
-        "fix": inert(found.fix),
-    }
+    plain = {"rule": found.code, "severity": found.severity, **msgspec.to_builtins(found)}
+    return {name: _safe(plain[name]) for name in _SHOWN}
 
 
 def _plain_switch(one: SwitchInFile) -> dict[str, object]:
-    return {
-        "file": inert(one.file),
-        "line": one.line,
-        "by": one.by,
-        "layers": inert(one.layers),
-        "variant": one.variant,
-        "conditional": one.conditional,
-    }
+    return {name: _safe(value) for name, value in msgspec.to_builtins(one).items()}
+
+
+def _safe(value: object) -> object:
+    return inert(value) if isinstance(value, str) else value
 
 
 def listed(report: Report) -> str:

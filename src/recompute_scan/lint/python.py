@@ -11,12 +11,11 @@ from itertools import islice
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from recompute_scan.frameworks import parallel, registry
 from recompute_scan.frameworks.base import Setting
 from recompute_scan.lint.library_calls import HELPERS, LibraryCalls, ScriptNames
-from recompute_scan.lint.rules import CheckpointSwitch, Unreadable
+from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Unreadable
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -30,16 +29,6 @@ _MOST_PARTS = 200
 _DEEPEST = 3
 # No person writes so many; the number of comparisons grows with their square.
 _MOST_SWITCHES = 200
-
-
-class ImportedCall(Struct, frozen=True):
-    """A call of an imported function: its dotted name, its place, what it is given."""
-
-    origin: str
-    line: int
-    given: tuple[str, ...]
-    scope: tuple[str, ...]
-    branch: tuple[tuple[int, str], ...]
 
 
 class Script(Struct, frozen=True):
@@ -89,7 +78,7 @@ class Script(Struct, frozen=True):
     two_policies: tuple[int, ...] = ()
     modules: frozenset[str] = frozenset()
     helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
-    imported: tuple[ImportedCall, ...] = ()
+    imported: tuple[CalledHelper, ...] = ()
     checkpoints: int = 0
     checkpointing: frozenset[str] = frozenset()
     imports: frozenset[str] = frozenset()
@@ -130,9 +119,9 @@ class _ScriptReader(ast.NodeVisitor):
         self.leaves: list[int] = []
         self.tests: dict[int, str] = {}
         self.refused: list[tuple[int, tuple[str, ...], frozenset[str]]] = []
-        self.imported: list[ImportedCall] = []
+        self.imported: list[CalledHelper] = []
         self.sections: list[tuple[Setting, ...]] = []
-        self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
+        self.calls: list[CalledHelper] = []
 
     def script(self, text: str) -> Script:
         names = set(self.names.origins.values())
@@ -222,11 +211,12 @@ class _ScriptReader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.library.read(node, self.scope, self.branch)
         name = self.names.origin(node.func)
-        if isinstance(node.func, ast.Name) and node.func.id in self.names.functions:
-            self.calls.append((node, self.scope, self.branch))
-        elif "." in name and node.args and name.rpartition(".")[2] in HELPERS:
+        local = isinstance(node.func, ast.Name) and node.func.id in self.names.functions
+        if local or ("." in name and node.args and name.rpartition(".")[2] in HELPERS):
             given = tuple(map(ast.unparse, node.args))
-            self.imported.append(ImportedCall(name, node.lineno, given, self.scope, self.branch))
+            name = ast.unparse(node.func) if local else name
+            call = CalledHelper(name, node.lineno, given, self.scope, self.branch)
+            (self.calls if local else self.imported).append(call)
         super().generic_visit(node)
 
     def _checkpointing(self, text: str) -> frozenset[str]:
@@ -268,25 +258,14 @@ class _ScriptReader(ast.NodeVisitor):
         inside = self._in_helpers()
         moved: set[CheckpointSwitch] = set()
         derived: list[CheckpointSwitch] = []
-        for call, scope, branch in self.calls:
-            helper = self.names.functions[ast.unparse(call.func)]
-            names = [argument.arg for argument in helper.args.args]
-            given = dict(zip(names, map(ast.unparse, call.args), strict=False))
-            for switch, certain in inside.get(helper.name, ()):
+        for call in self.calls:
+            names = [argument.arg for argument in self.names.functions[call.name].args.args]
+            given = dict(zip(names, call.given, strict=False))
+            for switch, certain in inside.get(call.name, ()):
                 subject = given.get(switch.subject or "")
-                if subject is None:
-                    continue
-                moved.add(switch)
-                derived.append(
-                    replace(
-                        switch,
-                        line=call.lineno,
-                        subject=subject,
-                        scope=scope,
-                        branch=branch,
-                        certain=certain,
-                    )
-                )
+                if subject is not None:
+                    moved.add(switch)
+                    derived.append(switch.moved(call, subject, certain=certain))
             if len(derived) > _MOST_SWITCHES:
                 break
         found = (*(switch for switch in self.library.switches if switch not in moved), *derived)

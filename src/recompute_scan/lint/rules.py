@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.frameworks.base import Variant
 
@@ -46,6 +47,27 @@ class CheckpointSwitch(Struct, frozen=True):
     certain: bool = False
     where: str = ""
     around: str = ""
+
+    def moved(self, call: CalledHelper, subject: str, *, certain: bool) -> CheckpointSwitch:
+        """The same switch, at the call of the helper that it is in."""
+        return replace(
+            self,
+            line=call.line,
+            subject=subject,
+            scope=call.scope,
+            branch=call.branch,
+            certain=certain,
+        )
+
+
+class CalledHelper(Struct, frozen=True):
+    """A call that may switch checkpointing on: the function, its arguments, its place."""
+
+    name: str
+    line: int
+    given: tuple[str, ...]
+    scope: tuple[str, ...]
+    branch: tuple[tuple[int, str], ...]
 
 
 class Pinned(Struct, frozen=True):

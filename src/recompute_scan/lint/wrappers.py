@@ -7,6 +7,9 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
 
 from recompute_scan.frameworks.base import RUN
 from recompute_scan.lint.python import CHECKPOINTS, Script
@@ -31,14 +34,11 @@ _FILES_AROUND = 100
 _MOST_OBJECTS = 50
 
 
-class _Pair:
-    """A checkpoint and another inside it."""
+class _Pair(Struct):
+    """A checkpoint and another inside it, and whether torch's early stop is off."""
 
-    def __init__(self, nested: Nested) -> None:
-        self.outer, self.inner = nested.outer, nested.inner
-        self.conditions = nested.conditions
-        self.followed = nested.followed
-        self.early_stop_off = False
+    nested: Nested
+    early_stop_off: bool
 
 
 def nested_findings(
@@ -68,14 +68,13 @@ def nested_findings(
         for nested, early_stop_off in walks:
             key = (nested.outer, nested.inner)
             kept = pairs.get(key)
-            if kept is None or len(nested.conditions) < len(kept.conditions):
-                pairs[key] = pair = _Pair(nested)
-                pair.early_stop_off = early_stop_off
+            if kept is None or len(nested.conditions) < len(kept.nested.conditions):
+                pairs[key] = _Pair(nested, early_stop_off)
         left -= walks.steps
         if walks.cut:
             cut.append(names[file])
     found: dict[tuple[str, int], Found] = {}
-    for pair in sorted(pairs.values(), key=lambda p: (p.outer, p.inner)):
+    for _, pair in sorted(pairs.items(), key=lambda item: item[0]):
         finding = _finding(pair, names)
         at = (finding.file, finding.line)
         if at not in found or finding.code < found[at].code:
@@ -211,7 +210,7 @@ def _use_what_was_made(follower: Checkpoints, frame: Frame, kinds: set[str]) -> 
 
 
 def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
-    outer, inner = pair.outer, pair.inner
+    outer, inner, met = pair.nested.outer, pair.nested.inner, pair.nested
     file = names.get(outer.file, outer.file)
     where = f"line {inner.line}"
     if inner.file != outer.file:
@@ -229,45 +228,29 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
         doubt = "if either is reentrant"
     elif both and pair.early_stop_off:
         doubt = "where early stop is off"
-    elif both and pair.followed is None:
+    elif both and met.followed is None:
         doubt = "if what follows the inner one keeps anything for the backward pass"
-    if pair.conditions:
-        doubt = f"if {_words(pair.conditions)}" + (f", and {doubt}" if doubt else "")
-    if both and pair.followed is False and not doubt:
-        return Found(
-            file,
-            outer.line,
-            "RS603",
-            f"two checkpoints for one recompute: {what}, and {inside}",
-            "Both are non-reentrant, and the outer one runs nothing after the inner one: one "
-            "recompute today. It doubles as soon as either becomes reentrant.",
-            fix,
-            "delete" if outer.alone else "",
-        )
+    if met.conditions:
+        doubt = f"if {_words(met.conditions)}" + (f", and {doubt}" if doubt else "")
+    edit: Literal["", "delete"] = "delete" if outer.alone else ""
     if doubt:
-        return Found(
-            file,
-            outer.line,
-            "RS602",
-            f"may be checkpointed twice, {doubt}: {what}, and {inside}",
-            f"The files alone do not show it. {RUN}",
-            fix,
+        code, title, edit = "RS602", f"may be checkpointed twice, {doubt}", ""
+        why = f"The files alone do not show it. {RUN}"
+    elif both and met.followed is False:
+        code, title = "RS603", "two checkpoints for one recompute"
+        why = (
+            "Both are non-reentrant, and the outer one runs nothing after the inner one: one "
+            "recompute today. It doubles as soon as either becomes reentrant."
         )
-    why = (
-        "Both are non-reentrant, and what the outer one runs behind the inner one needs it once "
-        "more: what is inside runs twice in the backward pass."
-        if both
-        else "One of the two is reentrant, so what is inside runs twice in the backward pass."
-    )
-    return Found(
-        file,
-        outer.line,
-        "RS601",
-        f"checkpointed twice: {what}, and {inside}",
-        why,
-        fix,
-        "delete" if outer.alone else "",
-    )
+    else:
+        code, title = "RS601", "checkpointed twice"
+        why = (
+            "Both are non-reentrant, and what the outer one runs behind the inner one needs it "
+            "once more: what is inside runs twice in the backward pass."
+            if both
+            else "One of the two is reentrant, so what is inside runs twice in the backward pass."
+        )
+    return Found(file, outer.line, code, f"{title}: {what}, and {inside}", why, fix, edit)
 
 
 def _words(conditions: Conditions) -> str:
