@@ -13,8 +13,8 @@ from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import NON_REENTRANT, RANDOM_STATE, REENTRANT
 from recompute_scan.frameworks.detect import Signature, innermost, some
 
-_TORCH = "https://github.com/pytorch/pytorch/issues/"
-_HF = "https://github.com/huggingface/transformers/issues/"
+_TORCH = "pytorch/pytorch/issues/"
+_HF = "huggingface/transformers/issues/"
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 # The warning of torch that is before the error, or is all there is.
@@ -57,7 +57,6 @@ def _nested(frames: Sequence[Frame]) -> int | None:
 
 SILENT = Signature(
     code="RS104",
-    name="checkpoint-without-gradient",
     cause_name="silent",
     message=re.compile(r"(?!)"),
     severity="warning",
@@ -69,7 +68,7 @@ SILENT = Signature(
         stay frozen.""",
     gradients=NON_REENTRANT,
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
-    sources=("https://github.com/huggingface/peft/issues/137", _DOCS),
+    sources=("huggingface/peft/issues/137", _DOCS),
     checked="reproduced",
 )
 
@@ -91,7 +90,6 @@ WARNED = replace(
 
 _UNSAID = Signature(
     code="RS124",
-    name="variant-not-chosen",
     cause_name="warning",
     message=re.compile(
         r"use_reentrant parameter should be\s+passed explicitly|please pass in use_reentrant"
@@ -111,7 +109,6 @@ _UNSAID = Signature(
 SIGNATURES = (
     Signature(
         code="RS104",
-        name="checkpoint-without-gradient",
         cause_name="raised",
         error="RuntimeError",
         message=re.compile(r"^element 0 of tensors does not require grad"),
@@ -126,17 +123,12 @@ SIGNATURES = (
             model.enable_input_require_grads() before training.""",
         gradients=NON_REENTRANT,
         versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
-        sources=(
-            "https://github.com/huggingface/peft/issues/137",
-            f"{_HF}26334",
-            f"{_HF}42489",
-        ),
+        sources=("huggingface/peft/issues/137", f"{_HF}26334", f"{_HF}42489"),
         checked="reproduced",
     ),
     WARNED,
     Signature(
         code="RS105",
-        name="reentrant-keyword-arguments",
         cause_name="keyword-arguments",
         error="ValueError",
         message=re.compile(r"^Unexpected keyword arguments: "),
@@ -153,7 +145,6 @@ SIGNATURES = (
     ),
     Signature(
         code="RS106",
-        name="reentrant-under-autograd-grad",
         cause_name="library",
         error="RuntimeError",
         message=re.compile(r"Checkpointing is not compatible with \.grad\(\)"),
@@ -168,7 +159,6 @@ SIGNATURES = (
     ),
     Signature(
         code="RS106",
-        name="reentrant-under-autograd-grad",
         cause_name="grad",
         error="RuntimeError",
         message=re.compile(
@@ -187,7 +177,6 @@ SIGNATURES = (
     ),
     Signature(
         code="RS107",
-        name="frozen-checkpoint",
         cause_name="frozen",
         error="RuntimeError",
         message=re.compile(r"none\s+of output has requires_grad=True,\s+this checkpoint\(\)"),
@@ -201,7 +190,6 @@ SIGNATURES = (
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="outer-graph",
         error="RuntimeError",
         message=re.compile(r"^Trying to backward through the graph a second time"),
@@ -217,16 +205,11 @@ SIGNATURES = (
             between steps.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
-        sources=(
-            "https://github.com/huggingface/diffusers/issues/12776",
-            "https://github.com/unslothai/unsloth/issues/3592",
-            _DOCS,
-        ),
+        sources=("huggingface/diffusers/issues/12776", "unslothai/unsloth/issues/3592", _DOCS),
         checked="reproduced",
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="returned",
         error="TypeError",
         message=re.compile(
@@ -240,11 +223,10 @@ SIGNATURES = (
             raises nothing, but tensors inside other objects get no gradient (RS405).""",
         gradients=NON_REENTRANT,
         versions="Seen with torch 1.7; torch 2.13 raises nothing.",
-        sources=(f"{_HF}6564", "https://github.com/salesforce/BLIP/issues/81"),
+        sources=(f"{_HF}6564", "salesforce/BLIP/issues/81"),
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="arguments",
         error="TypeError",
         message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
@@ -256,14 +238,10 @@ SIGNATURES = (
             checkpoint(lambda x: block(x, sizes), x). torch's function takes other arguments from
             1.10 on.""",
         versions="torch before 1.10; Megatron-core's own function (0.16.1).",
-        sources=(
-            f"{_TORCH}63394",
-            "https://github.com/NVIDIA/Megatron-LM/issues/3643",
-        ),
+        sources=(f"{_TORCH}63394", "NVIDIA/Megatron-LM/issues/3643"),
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="depth",
         error="RecursionError",
         message=re.compile(r"^maximum recursion depth exceeded"),
@@ -288,7 +266,7 @@ SIGNATURES = (
         severity="error",
         cause="This version of torch has no default.",
         versions="Some releases and nightlies of torch from 2.2 on raise instead of warning.",
-        sources=("https://github.com/open-mmlab/mmengine/issues/1539", _DOCS),
+        sources=("open-mmlab/mmengine/issues/1539", _DOCS),
         checked="message",
     ),
 )
@@ -300,7 +278,6 @@ _SWITCHES = r"(?:gradient|activation)_checkpointing_enable|enable_gradient_check
 CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS108",
-        name="selective-checkpoint-misuse",
         cause_name="mutated",
         error="RuntimeError",
         message=re.compile(
@@ -316,7 +293,6 @@ CHECKPOINTING_SIGNATURES = (
     ),
     Signature(
         code="RS108",
-        name="selective-checkpoint-misuse",
         cause_name="second-backward",
         error="RuntimeError",
         message=re.compile(r"Trying to backward an extra time.{0,400}?selective", re.DOTALL),
@@ -333,7 +309,6 @@ CHECKPOINTING_SIGNATURES = (
     ),
     Signature(
         code="RS108",
-        name="selective-checkpoint-misuse",
         cause_name="other-operators",
         error="RuntimeError",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
@@ -342,12 +317,11 @@ CHECKPOINTING_SIGNATURES = (
             a kernel chosen from a cache, or a router's counter.""",
         fix="Make the block do the same both times, or take that operator out of the policy.",
         versions="Selective checkpoints, public since torch 2.5.",
-        sources=("https://github.com/NVIDIA-NeMo/Automodel/pull/3330",),
+        sources=("NVIDIA-NeMo/Automodel/pull/3330",),
         checked="reproduced",
     ),
     Signature(
         code="RS109",
-        name="device-started-in-checkpoint",
         cause_name="device",
         error="RuntimeError",
         message=re.compile(
@@ -365,7 +339,6 @@ CHECKPOINTING_SIGNATURES = (
     ),
     Signature(
         code="RS122",
-        name="checkpoint-under-cuda-graph",
         cause_name="deallocated",
         error="RuntimeError",
         message=re.compile(r"graph\s+recording observed an input tensor deallocate"),
@@ -381,7 +354,6 @@ CHECKPOINTING_SIGNATURES = (
     ),
     Signature(
         code="RS122",
-        name="checkpoint-under-cuda-graph",
         cause_name="random-state",
         error="RuntimeError",
         message=re.compile(r"current_seed(?: during CUDA graph capture)?"),
@@ -397,7 +369,6 @@ CHECKPOINTING_SIGNATURES = (
     ),
     Signature(
         code="RS123",
-        name="offload-keyword-removed",
         cause_name="offload",
         error="TypeError",
         message=re.compile(
@@ -408,11 +379,10 @@ CHECKPOINTING_SIGNATURES = (
         cause="The argument moved into another wrapper.",
         fix="Use offload_wrapper(checkpoint_wrapper(module)).",
         versions="torch from pull request 84907 (September 2022) on.",
-        sources=("https://github.com/pytorch/pytorch/pull/84907", f"{_HF}30523"),
+        sources=("pytorch/pytorch/pull/84907", f"{_HF}30523"),
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="signature",
         error="TypeError|AttributeError",
         message=re.compile(
@@ -429,16 +399,11 @@ CHECKPOINTING_SIGNATURES = (
             diffusers changed it in 0.33. In your own class, delete the method: the base class has
             one.""",
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
-        sources=(
-            f"{_HF}27596",
-            "https://github.com/zai-org/ChatGLM3/issues/380",
-            "https://github.com/tianweiy/CausVid/issues/63",
-        ),
+        sources=(f"{_HF}27596", "zai-org/ChatGLM3/issues/380", "tianweiy/CausVid/issues/63"),
         checked="reproduced",
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="no-function",
         error="AttributeError",
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
@@ -453,7 +418,6 @@ CHECKPOINTING_SIGNATURES = (
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="unsupported",
         error="ValueError",
         message=re.compile(
@@ -468,15 +432,11 @@ CHECKPOINTING_SIGNATURES = (
             supports_gradient_checkpointing = True and derive layers from
             GradientCheckpointingLayer.""",
         versions="transformers and diffusers, all versions.",
-        sources=(
-            "https://github.com/mosaicml/llm-foundry/issues/399",
-            "https://github.com/huggingface/transformers/issues/17464",
-        ),
+        sources=("mosaicml/llm-foundry/issues/399", "huggingface/transformers/issues/17464"),
         checked="reproduced",
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="wrong-name",
         error="AttributeError",
         message=re.compile(rf"has no attribute '(?:{_SWITCHES}|set_grad_checkpointing)'"),
@@ -488,14 +448,10 @@ CHECKPOINTING_SIGNATURES = (
         fix="""Call your library's method before wrapping, or on model.module. A class that holds a
             model needs a method that calls the inner model's.""",
         versions="Not tied to a version.",
-        sources=(
-            "https://github.com/cloneofsimo/lora/issues/126",
-            "https://github.com/deepspeedai/DeepSpeedExamples/issues/578",
-        ),
+        sources=("cloneofsimo/lora/issues/126", "deepspeedai/DeepSpeedExamples/issues/578"),
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="partial",
         error="AttributeError",
         message=re.compile(r"'functools\.partial' object has no attribute '__self__'"),
@@ -506,14 +462,10 @@ CHECKPOINTING_SIGNATURES = (
         fix="""Upgrade the library of the last frame (axolotl and LLaMA-Factory: April 2025 or
             newer), or use its plain checkpointing without offloading.""",
         versions="transformers 4.51 and later, with axolotl and LLaMA-Factory of before.",
-        sources=(
-            "https://github.com/axolotl-ai-cloud/axolotl/issues/2561",
-            "https://github.com/hiyouga/LlamaFactory/issues/7699",
-        ),
+        sources=("axolotl-ai-cloud/axolotl/issues/2561", "hiyouga/LlamaFactory/issues/7699"),
     ),
     Signature(
         code="RS132",
-        name="checkpoint-under-transform",
         cause_name="side-effects",
         error="Unsupported",
         message=re.compile(
@@ -529,15 +481,11 @@ CHECKPOINTING_SIGNATURES = (
             checkpoint. If the recompute may skip the change, set
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True.""",
         versions="torch.compile with fullgraph=True; seen with torch 2.13.",
-        sources=(
-            "https://github.com/pytorch/torchtitan/issues/3104",
-            f"{_TORCH}124866",
-        ),
+        sources=("pytorch/torchtitan/issues/3104", f"{_TORCH}124866"),
         checked="reproduced",
     ),
     Signature(
         code="RS132",
-        name="checkpoint-under-transform",
         cause_name="transform",
         error="RuntimeError",
         message=re.compile(

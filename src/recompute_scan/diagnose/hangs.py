@@ -35,7 +35,6 @@ while another waited in another collective.
 
 SAVE_HANG = Signature(
     code="RS204",
-    name="save-hang",
     cause_name="guarded-save",
     error="",
     message=_NOTHING,
@@ -50,15 +49,14 @@ SAVE_HANG = Signature(
     remove="the guard by rank around it",
     versions="FSDP, ZeRO-3, Fabric, accelerate; all versions.",
     sources=(
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/19780",
-        "https://github.com/huggingface/accelerate/issues/2000",
-        "https://github.com/pytorch/pytorch/issues/122903",
+        "Lightning-AI/pytorch-lightning/issues/19780",
+        "huggingface/accelerate/issues/2000",
+        "pytorch/pytorch/issues/122903",
     ),
     checked="reproduced",
 )
 DIVERGED = Signature(
     code="RS210",
-    name="diverged-ranks",
     cause_name="different-places",
     error="",
     message=_NOTHING,
@@ -79,7 +77,7 @@ FINGERPRINT = replace(
     fix="""Make all ranks call the same collectives with the same shapes in the same order. The
         message names both, and the traceback the line.""",
     versions="torch with TORCH_DISTRIBUTED_DEBUG=DETAIL.",
-    sources=("https://github.com/pytorch/pytorch/pull/79901", _DISTRIBUTED),
+    sources=("pytorch/pytorch/pull/79901", _DISTRIBUTED),
     checked="message",
 )
 COMPARED = replace(
@@ -93,7 +91,6 @@ COMPARED = replace(
 )
 TIMED_OUT = Signature(
     code="RS209",
-    name="collective-timeout",
     cause_name="slow",
     error="",
     message=_NOTHING,
@@ -145,7 +142,6 @@ BARRIER = replace(
 )
 NO_PROGRESS = Signature(
     code="RS211",
-    name="no-progress",
     cause_name="waiting",
     error="",
     message=_NOTHING,
@@ -168,7 +164,6 @@ ONE_BEHIND = replace(
 )
 RECOMPUTED_MESSAGE = Signature(
     code="RS214",
-    name="message-in-checkpoint",
     cause_name="recomputed",
     error=r"\w*Error",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
@@ -182,7 +177,6 @@ RECOMPUTED_MESSAGE = Signature(
 )
 KILLED = Signature(
     code="RS212",
-    name="process-killed",
     cause_name="sigkill",
     error="OutOfMemoryError",
     message=re.compile(r"^Task was killed due to the node running low on memory"),
@@ -197,7 +191,6 @@ KILLED = Signature(
 CRASHED = replace(
     KILLED,
     code="RS213",
-    name="native-crash",
     cause_name="native",
     error="",
     message=_NOTHING,
@@ -217,10 +210,7 @@ BUS = replace(
         loader workers, NCCL and ZeRO share; a container has 64 MB by default.""",
     fix="""Check `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or
         --ipc=host). If there is room, look for a mapped file that was overwritten.""",
-    sources=(
-        "https://github.com/deepspeedai/DeepSpeed/issues/4002",
-        "https://docs.docker.com/engine/containers/run/",
-    ),
+    sources=("deepspeedai/DeepSpeed/issues/4002", "https://docs.docker.com/engine/containers/run/"),
 )
 
 # Recognised by an exception, after everything that says more.

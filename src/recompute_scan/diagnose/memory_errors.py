@@ -13,7 +13,7 @@ from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINTED
 from recompute_scan.frameworks.detect import Signature, innermost, some
 
-_TORCH = "https://github.com/pytorch/pytorch/issues/"
+_TORCH = "pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 # Each device's allocator says the same after the device's name; Apple's is "MPS backend".
@@ -87,7 +87,6 @@ def _pinned(frames: Sequence[Frame]) -> int | None:
 
 _DEVICE = Signature(
     code="RS120",
-    name="out-of-memory",
     cause_name="device",
     error=_ERRORS,
     message=_ALLOCATOR,
@@ -103,7 +102,6 @@ _DEVICE = Signature(
 SIGNATURES = (
     Signature(
         code="RS129",
-        name="host-memory-exhausted",
         cause_name="host",
         error="RuntimeError",
         message=_HOST,
@@ -115,12 +113,11 @@ SIGNATURES = (
             CPU, weights per process (low_cpu_mem_usage, device_map), or offloading. Checkpoints
             help only a model on the CPU.""",
         versions="Not tied to a version.",
-        sources=("https://github.com/pytorch/pytorch/issues/31302",),
+        sources=("pytorch/pytorch/issues/31302",),
         checked="reproduced",
     ),
     Signature(
         code="RS127",
-        name="pinned-memory-exhausted",
         cause_name="pinned",
         error=r"RuntimeError|AcceleratorError",
         message=re.compile(r"^(?:CUDA|HIP) error: out of memory"),
@@ -131,14 +128,10 @@ SIGNATURES = (
         fix="""Pin less: pin_memory=False, fewer workers, smaller offload buffers. Or give the
             container (or WSL) more memory.""",
         versions="Not tied to a version.",
-        sources=(
-            "https://github.com/deepspeedai/DeepSpeed/issues/2676",
-            "https://github.com/deepspeedai/DeepSpeed/issues/6651",
-        ),
+        sources=("deepspeedai/DeepSpeed/issues/2676", "deepspeedai/DeepSpeed/issues/6651"),
     ),
     Signature(
         code="RS128",
-        name="inference-cache-memory",
         cause_name="cache-blocks",
         error="ValueError",
         message=re.compile(
@@ -153,11 +146,10 @@ SIGNATURES = (
             max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Checkpoints
             do not matter here.""",
         versions="vLLM, all versions.",
-        sources=("https://github.com/vllm-project/vllm/issues/2248",),
+        sources=("vllm-project/vllm/issues/2248",),
     ),
     Signature(
         code="RS207",
-        name="out-of-memory-while-saving",
         cause_name="gathered",
         error=_ERRORS,
         message=_FULL,
@@ -169,10 +161,7 @@ SIGNATURES = (
             StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3 save
             the shards and join them with zero_to_fp32.py.""",
         versions="FSDP and ZeRO-3, all versions.",
-        sources=(
-            "https://github.com/huggingface/accelerate/issues/3232",
-            "https://github.com/huggingface/accelerate/pull/1181",
-        ),
+        sources=("huggingface/accelerate/issues/3232", "huggingface/accelerate/pull/1181"),
     ),
     replace(
         _DEVICE,
@@ -184,7 +173,7 @@ SIGNATURES = (
             into one piece. Checkpointing has no part in it.""",
         fix="""Save only trained weights (an adapter), or move the state to the CPU first. Upgrade
             the library of the last frame. Use smaller micro-batches in training.""",
-        sources=("https://github.com/huggingface/peft/issues/447", _CUDA_NOTES),
+        sources=("huggingface/peft/issues/447", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,
@@ -196,7 +185,7 @@ SIGNATURES = (
             change nothing without a backward pass.""",
         fix="""Use a smaller evaluation batch, and move predictions off the GPU
             (eval_accumulation_steps, preprocess_logits_for_metrics in transformers).""",
-        sources=("https://github.com/huggingface/transformers/issues/7232", _CUDA_NOTES),
+        sources=("huggingface/transformers/issues/7232", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,
@@ -208,7 +197,7 @@ SIGNATURES = (
             nothing without a backward pass.""",
         fix="""Generate fewer or shorter sequences at once, or give an inference engine on the same
             card a smaller share.""",
-        sources=("https://github.com/vllm-project/vllm/issues/188", _CUDA_NOTES),
+        sources=("vllm-project/vllm/issues/188", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,
@@ -220,7 +209,7 @@ SIGNATURES = (
             without a backward pass.""",
         fix="""Load to the CPU first (map_location='cpu'), free earlier copies, shard or quantize
             the weights, and check for other processes (nvidia-smi).""",
-        sources=("https://github.com/karpathy/nanoGPT/pull/236", _CUDA_NOTES),
+        sources=("karpathy/nanoGPT/pull/236", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,

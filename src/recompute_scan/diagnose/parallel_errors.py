@@ -9,12 +9,11 @@ from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import NON_REENTRANT
 from recompute_scan.frameworks.detect import Signature, some
 
-_TORCH = "https://github.com/pytorch/pytorch/issues/"
+_TORCH = "pytorch/pytorch/issues/"
 
 SIGNATURES = (
     Signature(
         code="RS111",
-        name="ddp-marked-ready-twice",
         cause_name="reentrant",
         error="RuntimeError",
         message=re.compile(r"Expected to mark a variable ready only once"),
@@ -28,15 +27,11 @@ SIGNATURES = (
             set find_unused_parameters=False if every parameter is used.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch; reentrant checkpoints.",
-        sources=(
-            "https://github.com/huggingface/accelerate/issues/389",
-            "https://github.com/huggingface/transformers/issues/23018",
-        ),
+        sources=("huggingface/accelerate/issues/389", "huggingface/transformers/issues/23018"),
         checked="reproduced",
     ),
     Signature(
         code="RS112",
-        name="ddp-unused-parameters",
         cause_name="unused",
         error="RuntimeError",
         message=re.compile(
@@ -55,7 +50,6 @@ SIGNATURES = (
     ),
     Signature(
         code="RS113",
-        name="mixed-tensor-and-dtensor",
         cause_name="fsdp2",
         error="RuntimeError",
         message=re.compile(r"got mixed torch\.Tensor and DTensor"),
@@ -66,11 +60,10 @@ SIGNATURES = (
         fix="Use the non-reentrant variant, and shard whole blocks.",
         gradients=NON_REENTRANT,
         versions="FSDP2 before torch 2.13, according to reports.",
-        sources=(f"{_TORCH}153354", "https://github.com/pytorch/pytorch/pull/171779"),
+        sources=(f"{_TORCH}153354", "pytorch/pytorch/pull/171779"),
     ),
     Signature(
         code="RS114",
-        name="fsdp-state-broken",
         cause_name="state",
         error="AssertionError|ValueError|RuntimeError",
         message=re.compile(
@@ -86,14 +79,13 @@ SIGNATURES = (
         gradients=NON_REENTRANT,
         versions="FSDP1, all versions; fairscale.",
         sources=(
-            "https://github.com/Lightning-AI/pytorch-lightning/issues/19626",
-            "https://github.com/facebookresearch/fairscale/issues/617",
+            "Lightning-AI/pytorch-lightning/issues/19626",
+            "facebookresearch/fairscale/issues/617",
             f"{_TORCH}148756",
         ),
     ),
     Signature(
         code="RS114",
-        name="fsdp-state-broken",
         cause_name="second-root",
         error="AssertionError|RuntimeError",
         message=re.compile(r"Non-root FSDP instance's `_is_root` should not have been set yet"),
@@ -108,7 +100,6 @@ SIGNATURES = (
     ),
     Signature(
         code="RS115",
-        name="fsdp-mixed-requires-grad",
         cause_name="flattening",
         error="ValueError",
         message=re.compile(
@@ -121,12 +112,11 @@ SIGNATURES = (
         fix="""Pass use_orig_params=True, or wrap the frozen part in its own units (peft's
             fsdp_auto_wrap_policy does).""",
         versions="FSDP1; seen with torch 2.13.",
-        sources=(f"{_TORCH}104690", "https://github.com/huggingface/peft/issues/1702"),
+        sources=(f"{_TORCH}104690", "huggingface/peft/issues/1702"),
         checked="reproduced",
     ),
     Signature(
         code="RS116",
-        name="fsdp-mixed-dtype",
         cause_name="flattening",
         error="ValueError",
         message=re.compile(
@@ -142,12 +132,11 @@ SIGNATURES = (
             "are rounded to 8 bits; separate units change nothing."
         ),
         versions="FSDP1; seen with torch 2.13.",
-        sources=("https://github.com/huggingface/peft/issues/484",),
+        sources=("huggingface/peft/issues/484",),
         checked="reproduced",
     ),
     Signature(
         code="RS117",
-        name="fsdp-weight-not-gathered",
         cause_name="called-past-root",
         error="RuntimeError",
         message=re.compile(r"^'weight' must be 2-D"),
@@ -168,7 +157,6 @@ SIGNATURES = (
     ),
     Signature(
         code="RS118",
-        name="fsdp-needs-device",
         cause_name="no-accelerator",
         error="RuntimeError",
         message=re.compile(r"FSDP needs a non-CPU accelerator device"),

@@ -20,8 +20,8 @@ from recompute_scan.frameworks.detect import (
     some,
 )
 
-_TORCH = "https://github.com/pytorch/pytorch/issues/"
-_HF = "https://github.com/huggingface/transformers/issues/"
+_TORCH = "pytorch/pytorch/issues/"
+_HF = "huggingface/transformers/issues/"
 
 _KEY_DIMENSIONS = 4
 _SEQUENCE_DIMENSIONS = 3
@@ -164,7 +164,6 @@ def _keys_twice_the_mask(message: str) -> bool:
 
 _MISMATCH = Signature(
     code="RS101",
-    name="checkpoint-metadata-mismatch",
     cause_name="unknown",
     error="CheckpointError",
     message=MISMATCH,
@@ -208,11 +207,7 @@ _GROWING_CACHE = replace(
     remove="the key-value cache during training: use_cache=False",
     versions="""transformers up to 4.57 with sdpa attention, and 5.23 with eager attention (RS110),
         torch 2.1 and later.""",
-    sources=(
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/19267",
-        f"{_HF}34928",
-        f"{_TORCH}155171",
-    ),
+    sources=("Lightning-AI/pytorch-lightning/issues/19267", f"{_HF}34928", f"{_TORCH}155171"),
 )
 
 _OTHER_MISMATCHES = (
@@ -226,7 +221,7 @@ _OTHER_MISMATCHES = (
         fix="""Call loss.backward() inside the same context as the forward pass, or checkpoint
             inside the region.""",
         versions="Not tied to a version.",
-        sources=("https://github.com/huggingface/trl/issues/4314",),
+        sources=("huggingface/trl/issues/4314",),
         checked="message",
     ),
     replace(
@@ -240,7 +235,7 @@ _OTHER_MISMATCHES = (
             fully_shard. Otherwise run everything that uses the weights under one
             torch.autocast.""",
         versions="FSDP2 with a model's own checkpointing: torch 2.11 and 2.12.",
-        sources=("https://github.com/NVIDIA-NeMo/Automodel/pull/3513", f"{_TORCH}141896"),
+        sources=("NVIDIA-NeMo/Automodel/pull/3513", f"{_TORCH}141896"),
         checked="message",
     ),
     replace(
@@ -253,7 +248,7 @@ _OTHER_MISMATCHES = (
         fix="""Leave the router out of the checkpoint, or save its output and the top-k with a
             selective checkpoint.""",
         versions="Not tied to a version; NeMo leaves the router out by default since 2026.",
-        sources=(f"{_TORCH}171355", "https://github.com/pytorch/torchtitan/issues/1117"),
+        sources=(f"{_TORCH}171355", "pytorch/torchtitan/issues/1117"),
         checked="message",
     ),
 )
@@ -287,7 +282,7 @@ _SHOWN = (
             layers on the device, or do not checkpoint streamed layers. If a library offloads,
             upgrade it.""",
         versions="Not tied to a version.",
-        sources=("https://github.com/MakazhanAlpamys/Soup/issues/328",),
+        sources=("MakazhanAlpamys/Soup/issues/328",),
     ),
     replace(
         _MISMATCH,
@@ -315,14 +310,13 @@ _SHOWN = (
         fix="""Call attention under torch.nn.attention.sdpa_kernel([...]) inside the block, or turn
             one kernel off (torch.backends.cuda.enable_cudnn_sdp(False)).""",
         versions="torch 2.5 and later, where cuDNN's kernel may be chosen.",
-        sources=("https://github.com/NVIDIA-NeMo/RL/pull/1676",),
+        sources=("NVIDIA-NeMo/RL/pull/1676",),
         checked="message",
     ),
 )
 
 _COUNT = Signature(
     code="RS102",
-    name="checkpoint-tensor-count",
     cause_name="impure-block",
     error="CheckpointError",
     message=re.compile(
@@ -337,7 +331,7 @@ _COUNT = Signature(
         runs.""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=(
-        "https://github.com/facebookresearch/xformers/issues/1126",
+        "facebookresearch/xformers/issues/1126",
         "https://docs.pytorch.org/docs/stable/checkpoint.html",
     ),
     checked="reproduced",
@@ -353,7 +347,6 @@ _ANOTHER_GRAPH = (
 
 _UNSAVED = Signature(
     code="RS121",
-    name="early-stop-assertion",
     cause_name="unsaved",
     error="AssertionError",
     message=re.compile(r"^Something went unexpectedly wrong in activation checkpoint"),
@@ -364,10 +357,7 @@ _UNSAVED = Signature(
     fix="""Run once without torch.compile (TORCH_COMPILE_DISABLE=1). If it still fails, call the
         block's custom operators through apply().""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
-    sources=(
-        "https://github.com/facebookresearch/xformers/issues/1126",
-        "https://github.com/unslothai/unsloth-zoo/issues/1146",
-    ),
+    sources=("facebookresearch/xformers/issues/1126", "unslothai/unsloth-zoo/issues/1146"),
 )
 
 
@@ -388,8 +378,8 @@ def _recompiled(known: Signature) -> Signature:
         ),
         versions="torch with torch.compile inside a checkpoint; open upstream.",
         sources=(
-            "https://github.com/ecmwf/anemoi-core/issues/1330",
-            "https://github.com/unslothai/unsloth-zoo/pull/1001",
+            "ecmwf/anemoi-core/issues/1330",
+            "unslothai/unsloth-zoo/pull/1001",
             f"{_TORCH}166926",
         ),
         checked="message",
@@ -411,7 +401,7 @@ SIGNATURES = (
             changed.""",
         fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",
-        sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/2771"),
+        sources=(f"{_TORCH}166926", "pytorch/torchtitan/issues/2771"),
         checked="message",
     ),
     _MISMATCH,
@@ -425,7 +415,7 @@ SIGNATURES = (
             the graph cache returns the other one, which saves other tensors.""",
         fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",
-        sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/1991"),
+        sources=(f"{_TORCH}166926", "pytorch/torchtitan/issues/1991"),
         checked="message",
     ),
     _COUNT,
@@ -433,7 +423,6 @@ SIGNATURES = (
     _UNSAVED,
     Signature(
         code="RS103",
-        name="checkpoint-unpacked-twice",
         cause_name="saved-tensors-read-twice",
         error="CheckpointError",
         message=re.compile(r"that was already\s+unpacked once"),
@@ -442,15 +431,11 @@ SIGNATURES = (
             once: the tensor is then dropped.""",
         fix="Read ctx.saved_tensors once into local names, or upgrade the library.",
         versions="torch 2.1 and later; fixed library by library (Transformer Engine, mamba, stk).",
-        sources=(
-            "https://github.com/NVIDIA/TransformerEngine/pull/1334",
-            "https://github.com/state-spaces/mamba/issues/909",
-        ),
+        sources=("NVIDIA/TransformerEngine/pull/1334", "state-spaces/mamba/issues/909"),
         checked="reproduced",
     ),
     Signature(
         code="RS110",
-        name="cache-grown-in-recompute",
         cause_name="kv-cache",
         error="RuntimeError|ValueError",
         message=_MASK,
@@ -464,10 +449,7 @@ SIGNATURES = (
         keep="the checkpoint wrapper or policy, non-reentrant",
         remove="the key-value cache during training: use_cache=False",
         versions="transformers with eager attention, 5.23 included.",
-        sources=(
-            "https://github.com/Lightning-AI/pytorch-lightning/issues/19267",
-            f"{_HF}28056",
-        ),
+        sources=("Lightning-AI/pytorch-lightning/issues/19267", f"{_HF}28056"),
         checked="reproduced",
     ),
 )
@@ -478,7 +460,6 @@ _OPTIMIZER_STATE = r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$"
 SAVING_SIGNATURES = (
     Signature(
         code="RS202",
-        name="optimizer-state-dtype-mismatch",
         cause_name="assertion",
         error="AssertionError",
         message=re.compile(r"^(?:Expected dtype == info\.dtype, got .*)?$", re.DOTALL),
@@ -490,16 +471,11 @@ SAVING_SIGNATURES = (
         fix="""Build the optimizer after wrapping, on float32 parameters. Cast the state up to
             float32 before saving, never down. Do not gather 8-bit state with FSDP1.""",
         versions="FSDP1. The assertion has no text up to torch 2.9.",
-        sources=(
-            "https://github.com/hiyouga/EasyR1/issues/226",
-            f"{_TORCH}156166",
-            "https://github.com/unslothai/unsloth/issues/2767",
-        ),
+        sources=("hiyouga/EasyR1/issues/226", f"{_TORCH}156166", "unslothai/unsloth/issues/2767"),
         checked="reproduced",
     ),
     Signature(
         code="RS202",
-        name="optimizer-state-dtype-mismatch",
         cause_name="gather",
         error="RuntimeError|TypeError|ValueError|DistBackendError",
         message=re.compile(r"output tensor must have the same type as input tensor"),
@@ -510,11 +486,10 @@ SAVING_SIGNATURES = (
         fix="""Build the optimizer after wrapping, on float32 parameters. Cast the state up to
             float32 before saving, never down. Do not gather 8-bit state with FSDP1.""",
         versions="FSDP1 on NCCL.",
-        sources=("https://github.com/hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
+        sources=("hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
     ),
     Signature(
         code="RS203",
-        name="sharded-padding-assert",
         cause_name="padding",
         error="AssertionError",
         message=re.compile(r"Manually calculated _sharded_numel_padded is incorrect"),
@@ -526,14 +501,10 @@ SAVING_SIGNATURES = (
             use_orig_params=True, and save with StateDictOptions(strict=False). That option skips
             what does not fit, so check that all trained state is there.""",
         versions="The message exists from torch 2.2 on; EasyR1 changed its own code in April 2025.",
-        sources=(
-            "https://github.com/hiyouga/EasyR1/issues/226",
-            "https://github.com/hiyouga/EasyR1/issues/244",
-        ),
+        sources=("hiyouga/EasyR1/issues/226", "hiyouga/EasyR1/issues/244"),
     ),
     Signature(
         code="RS205",
-        name="optimizer-lacks-parameter",
         cause_name="subset",
         error="RuntimeError",
         message=re.compile(r"is not in the optimizer state\. The FSDPParamInfo has the param keys"),

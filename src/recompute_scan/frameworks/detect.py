@@ -27,6 +27,56 @@ Fits = Callable[[Raised], bool]
 # A warning that goes with an error stands this close before its traceback.
 _NEAR = 60
 
+# The name of each code's finding.
+NAMES = {
+    "RS101": "checkpoint-metadata-mismatch",
+    "RS102": "checkpoint-tensor-count",
+    "RS103": "checkpoint-unpacked-twice",
+    "RS104": "checkpoint-without-gradient",
+    "RS105": "reentrant-keyword-arguments",
+    "RS106": "reentrant-under-autograd-grad",
+    "RS107": "frozen-checkpoint",
+    "RS108": "selective-checkpoint-misuse",
+    "RS109": "device-started-in-checkpoint",
+    "RS110": "cache-grown-in-recompute",
+    "RS111": "ddp-marked-ready-twice",
+    "RS112": "ddp-unused-parameters",
+    "RS113": "mixed-tensor-and-dtensor",
+    "RS114": "fsdp-state-broken",
+    "RS115": "fsdp-mixed-requires-grad",
+    "RS116": "fsdp-mixed-dtype",
+    "RS117": "fsdp-weight-not-gathered",
+    "RS118": "fsdp-needs-device",
+    "RS119": "both-checkpoint-switches",
+    "RS120": "out-of-memory",
+    "RS121": "early-stop-assertion",
+    "RS122": "checkpoint-under-cuda-graph",
+    "RS123": "offload-keyword-removed",
+    "RS124": "variant-not-chosen",
+    "RS125": "second-checkpoint-warned",
+    "RS126": "zero-reduced-twice",
+    "RS127": "pinned-memory-exhausted",
+    "RS128": "inference-cache-memory",
+    "RS129": "host-memory-exhausted",
+    "RS130": "reentrant-limit",
+    "RS131": "checkpointing-not-switched-on",
+    "RS132": "checkpoint-under-transform",
+    "RS133": "fp8-state-lost",
+    "RS201": "weights-only-sharded-save",
+    "RS202": "optimizer-state-dtype-mismatch",
+    "RS203": "sharded-padding-assert",
+    "RS204": "save-hang",
+    "RS205": "optimizer-lacks-parameter",
+    "RS206": "checkpoint-folder-not-empty",
+    "RS207": "out-of-memory-while-saving",
+    "RS209": "collective-timeout",
+    "RS210": "diverged-ranks",
+    "RS211": "no-progress",
+    "RS212": "process-killed",
+    "RS213": "native-crash",
+    "RS214": "message-in-checkpoint",
+}
+
 
 class LogLine(Struct, frozen=True):
     """A line of the log that may go with an exception.
@@ -71,7 +121,6 @@ class Signature(Struct, frozen=True):
 
     Attributes:
         code: Code of the finding, which never changes its meaning.
-        name: Name of the finding.
         cause_name: Which cause of this finding.
         message: Found in the exception's message, or in the line of a notice.
         title: The event, one sentence.
@@ -80,7 +129,7 @@ class Signature(Struct, frozen=True):
         gradients: What that change can do to gradients, and where it cannot; empty where it
             touches no checkpoint's variant, random state, check or buffers.
         versions: Where it occurs and where it is fixed.
-        sources: Addresses that prove it.
+        sources: Addresses that prove it; one without a scheme is on GitHub.
         error: The whole of the exception's class name, without its module.
         where: Finds the frame of the failing stack that must show it.
         frameless: Whether it fits an exception without frames all the same.
@@ -94,10 +143,10 @@ class Signature(Struct, frozen=True):
         remove: The setting that goes.
         checked: ``reproduced`` by a script on CPU, or known by its message only.
         severity: Of the finding.
+        name: Of the finding; taken from ``NAMES`` where the code is there.
     """
 
     code: str
-    name: str
     cause_name: str
     message: re.Pattern[str]
     title: str
@@ -119,10 +168,14 @@ class Signature(Struct, frozen=True):
     remove: str = ""
     checked: Checked = "message"
     severity: Literal["error", "warning", "info"] = "error"
+    name: str = ""
 
     def __post_init__(self) -> None:
         for name in ("title", "cause", "fix", "versions"):
             force_setattr(self, name, " ".join(getattr(self, name).split()))
+        force_setattr(self, "name", NAMES.get(self.code, self.name))
+        links = (at if "://" in at else f"https://github.com/{at}" for at in self.sources)
+        force_setattr(self, "sources", tuple(links))
 
     def match(
         self,

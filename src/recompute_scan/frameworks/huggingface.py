@@ -262,7 +262,6 @@ def signatures() -> tuple[Signature, ...]:
     return (
         Signature(
             code="RS119",
-            name="both-checkpoint-switches",
             cause_name="trainer",
             error="ValueError",
             message=re.compile(
@@ -276,12 +275,11 @@ def signatures() -> tuple[Signature, ...]:
             keep="fsdp_config['activation_checkpointing']",
             remove="the training argument",
             versions="transformers 4.33 and later.",
-            sources=("https://github.com/huggingface/transformers/pull/25771",),
+            sources=("huggingface/transformers/pull/25771",),
             checked="message",
         ),
         Signature(
             code="RS125",
-            name="second-checkpoint-warned",
             cause_name="all-gather",
             message=re.compile(
                 r"redundant AllGather (?:operation )?in (?:the )?backward pass", re.IGNORECASE
@@ -294,6 +292,6 @@ def signatures() -> tuple[Signature, ...]:
             fix="""Set fsdp_config's activation_checkpointing instead, and the training argument to
                 False.""",
             versions="The warning: transformers 4.43 and later.",
-            sources=("https://github.com/huggingface/transformers/issues/30404",),
+            sources=("huggingface/transformers/issues/30404",),
         ),
     )

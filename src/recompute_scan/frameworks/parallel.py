@@ -157,7 +157,6 @@ def signatures() -> tuple[Signature, ...]:
     return (
         Signature(
             code="RS131",
-            name="checkpointing-not-switched-on",
             cause_name="settings",
             error="ValueError|AssertionError",
             message=re.compile(
@@ -179,13 +178,12 @@ def signatures() -> tuple[Signature, ...]:
                 pull request 965, use recompute_layer_ids or multi-token prediction, not both.""",
             versions="Megatron-core, all versions; the names of modules change between them.",
             sources=(
-                "https://github.com/AMD-AGI/Primus/pull/965",
+                "AMD-AGI/Primus/pull/965",
                 "https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html",
             ),
         ),
         Signature(
             code="RS101",
-            name="checkpoint-metadata-mismatch",
             cause_name="zero3-frozen",
             error="CheckpointError",
             message=detect.MISMATCH,
@@ -201,14 +199,13 @@ def signatures() -> tuple[Signature, ...]:
             gradients=REENTRANT,
             versions="DeepSpeed before 0.19.3 (pull request 8148).",
             sources=(
-                "https://github.com/huggingface/transformers/issues/47254",
-                "https://github.com/deepspeedai/DeepSpeed/pull/8148",
-                "https://github.com/huggingface/trl/issues/2514",
+                "huggingface/transformers/issues/47254",
+                "deepspeedai/DeepSpeed/pull/8148",
+                "huggingface/trl/issues/2514",
             ),
         ),
         Signature(
             code="RS131",
-            name="checkpointing-not-switched-on",
             cause_name="buffers",
             error="IndexError",
             message=re.compile(r"^list index out of range"),
@@ -223,14 +220,13 @@ def signatures() -> tuple[Signature, ...]:
                 deepspeed.checkpointing.reset() after each forward.""",
             versions="DeepSpeed; from pull request 8041 (June 2026) on, a missing number is named.",
             sources=(
-                "https://github.com/Lightning-AI/pytorch-lightning/issues/20329",
-                "https://github.com/deepspeedai/DeepSpeed/pull/3005",
-                "https://github.com/deepspeedai/DeepSpeed/pull/8041",
+                "Lightning-AI/pytorch-lightning/issues/20329",
+                "deepspeedai/DeepSpeed/pull/3005",
+                "deepspeedai/DeepSpeed/pull/8041",
             ),
         ),
         Signature(
             code="RS126",
-            name="zero-reduced-twice",
             cause_name="reduced-twice",
             error="AssertionError",
             message=re.compile(
@@ -246,14 +242,10 @@ def signatures() -> tuple[Signature, ...]:
                 neither BatchNorm nor the loss looks across a batch.""",
             gradients=NON_REENTRANT,
             versions="DeepSpeed, ZeRO stages 1 and 2.",
-            sources=(
-                "https://github.com/modelscope/ms-swift/issues/3128",
-                "https://github.com/xfactlab/orpo/issues/9",
-            ),
+            sources=("modelscope/ms-swift/issues/3128", "xfactlab/orpo/issues/9"),
         ),
         Signature(
             code="RS121",
-            name="early-stop-assertion",
             cause_name="fp8",
             error="AssertionError",
             message=re.compile(r"if early stop is enabled, we don't expect to reach here"),
@@ -263,11 +255,10 @@ def signatures() -> tuple[Signature, ...]:
             fix="""Checkpoint these layers with transformer_engine.pytorch.checkpoint (composer:
                 te_checkpoint_wrapper: true).""",
             versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
-            sources=("https://github.com/NVIDIA/TransformerEngine/issues/415",),
+            sources=("NVIDIA/TransformerEngine/issues/415",),
         ),
         Signature(
             code="RS133",
-            name="fp8-state-lost",
             cause_name="inner-autocast",
             error="KeyError",
             message=re.compile(r"^'global_fp8_buffer_pos_fwd_recompute'$"),
@@ -278,11 +269,10 @@ def signatures() -> tuple[Signature, ...]:
             fix="""Enter the FP8 autocast around te.checkpoint, or use Transformer Engine with pull
                 request 3284 or another recipe than delayed scaling.""",
             versions="Transformer Engine before pull request 3284 (July 2026); delayed scaling.",
-            sources=("https://github.com/NVIDIA/TransformerEngine/pull/3284",),
+            sources=("NVIDIA/TransformerEngine/pull/3284",),
         ),
         Signature(
             code="RS133",
-            name="fp8-state-lost",
             cause_name="main-grad",
             error="AttributeError",
             message=re.compile(r"^'Tensor' object has no attribute 'main_grad'"),
@@ -295,6 +285,6 @@ def signatures() -> tuple[Signature, ...]:
                 recompute), or use granularity full. Megatron's pull request 7538 switches FP8
                 on.""",
             versions="Megatron-core with FP8 and selective recompute, as of September 2026.",
-            sources=("https://github.com/NVIDIA/Megatron-LM/pull/7538",),
+            sources=("NVIDIA/Megatron-LM/pull/7538",),
         ),
     )

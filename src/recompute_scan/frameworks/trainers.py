@@ -36,7 +36,7 @@ _FSDP_FILES = (
     "lightning_fabric/strategies/fsdp",
     "pytorch_lightning/strategies/fsdp",
 )
-_ISSUES = "https://github.com/Lightning-AI/pytorch-lightning/issues/"
+_ISSUES = "Lightning-AI/pytorch-lightning/issues/"
 
 NEMO = replace(
     pytorch.CONFIGURED,
@@ -209,7 +209,6 @@ def signatures() -> tuple[Signature, ...]:
     return (
         Signature(
             code="RS201",
-            name="weights-only-sharded-save",
             cause_name="optimizer-states",
             error="KeyError",
             message=re.compile(r"^'optimizer_states'$"),
@@ -227,7 +226,6 @@ def signatures() -> tuple[Signature, ...]:
         ),
         Signature(
             code="RS206",
-            name="checkpoint-folder-not-empty",
             cause_name="exists",
             error="FileExistsError",
             message=re.compile(r"The checkpoint directory already exists and is not empty"),
@@ -241,7 +239,6 @@ def signatures() -> tuple[Signature, ...]:
         ),
         Signature(
             code="RS125",
-            name="second-checkpoint-warned",
             cause_name="lightning",
             message=re.compile(r"the model already contains checkpointed layers"),
             notice=True,
@@ -250,6 +247,6 @@ def signatures() -> tuple[Signature, ...]:
             cause="Checkpointing is configured in the strategy and in the model's code.",
             fix="Keep the strategy's policy and remove the wrappers from the model's code.",
             versions="Lightning 2.1 and later.",
-            sources=("https://github.com/Lightning-AI/pytorch-lightning/pull/18006",),
+            sources=("Lightning-AI/pytorch-lightning/pull/18006",),
         ),
     )
