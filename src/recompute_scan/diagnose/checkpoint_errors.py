@@ -58,7 +58,6 @@ def _nested(frames: Sequence[Frame]) -> int | None:
 SILENT = Signature(
     code="RS104",
     cause_name="silent",
-    message=re.compile(r"(?!)"),
     severity="warning",
     title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
     cause="""The reentrant variant connects a block's output to its inputs only. No input needs a
@@ -447,7 +446,6 @@ CHECKPOINTING_SIGNATURES = (
             DeepSpeed's engine hide the model's methods.""",
         fix="""Call your library's method before wrapping, or on model.module. A class that holds a
             model needs a method that calls the inner model's.""",
-        versions="Not tied to a version.",
         sources=("cloneofsimo/lora/issues/126", "deepspeedai/DeepSpeedExamples/issues/578"),
     ),
     Signature(

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import Frame, RankEnd
 from recompute_scan.diagnose.tracebacks import activity, user_frame
-from recompute_scan.frameworks.detect import Signature
+from recompute_scan.frameworks.detect import NOTHING, Signature
 
-_NOTHING = re.compile(r"(?!)")
 _DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
 _ELASTIC = "https://docs.pytorch.org/docs/stable/elastic/errors.html"
 
@@ -36,8 +35,6 @@ while another waited in another collective.
 SAVE_HANG = Signature(
     code="RS204",
     cause_name="guarded-save",
-    error="",
-    message=_NOTHING,
     title="Ranks wait for each other while saving: one saves, and the others are elsewhere",
     cause="""All ranks must take part in saving a sharded model. Here they are at different places,
         as when the save is under `if rank == 0` (or is_main_process) and the others go on to a
@@ -58,13 +55,10 @@ SAVE_HANG = Signature(
 DIVERGED = Signature(
     code="RS210",
     cause_name="different-places",
-    error="",
-    message=_NOTHING,
     title="Ranks wait for each other at different places",
     cause="""Every rank must call the same collectives in the same order. Some took another path: a
         branch by rank, data that ended earlier, or an exception caught on one rank.""",
     fix="Make all ranks take the same path up to the two places named here.",
-    versions="Not tied to a version.",
     sources=(_DISTRIBUTED,),
     checked="reproduced",
 )
@@ -92,14 +86,11 @@ COMPARED = replace(
 TIMED_OUT = Signature(
     code="RS209",
     cause_name="slow",
-    error="",
-    message=_NOTHING,
     title="A collective did not finish within the process group's timeout",
     cause="""The ranks in the log wait in the same collective. A missing rank died or was slow, or
         the collective itself is stuck (network, GPU).""",
     fix="""Find the missing rank and the first error of any rank. If it was only slow (loading,
         saving, compiling), pass a longer timeout to init_process_group.""",
-    versions="Not tied to a version.",
     sources=(_DISTRIBUTED,),
 )
 NAMED = replace(
@@ -143,13 +134,10 @@ BARRIER = replace(
 NO_PROGRESS = Signature(
     code="RS211",
     cause_name="waiting",
-    error="",
-    message=_NOTHING,
     title="The run made no progress for as long as it was given",
     cause="All ranks stood at the same place until the watchdog ended the run.",
     fix="""Look at the place named here. If the work is only long, raise `--timeout`, or wait for
         ever with `--timeout 0`.""",
-    versions="Not tied to a version.",
     sources=("https://docs.python.org/3/library/faulthandler.html",),
     checked="reproduced",
 )
@@ -171,7 +159,6 @@ RECOMPUTED_MESSAGE = Signature(
     cause="""The recompute repeats the block's send or recv. The other rank sends once, unless it
         recomputes the same block at the same time.""",
     fix="Take point-to-point calls out of checkpointed blocks.",
-    versions="Not tied to a version.",
     sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
     checked="reproduced",
 )
@@ -185,15 +172,13 @@ KILLED = Signature(
         or a person can do it too.""",
     fix="""Read the kernel's log (dmesg) and the scheduler's. If host memory ran out: fewer loader
         workers, memory-mapped loading or loading on one rank, less offloading.""",
-    versions="Not tied to a version.",
     sources=(_ELASTIC,),
 )
 CRASHED = replace(
     KILLED,
     code="RS213",
     cause_name="native",
-    error="",
-    message=_NOTHING,
+    message=NOTHING,
     title="A process crashed in native code",
     cause="""SIGSEGV, SIGILL and SIGFPE come from native code: an extension or driver that does not
         fit torch, or a bug in one.""",

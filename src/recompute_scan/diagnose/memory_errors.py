@@ -95,7 +95,6 @@ _DEVICE = Signature(
     fix="""In a training step, checkpoint whole layers once, non-reentrant, then use smaller
         micro-batches or offloading. In loading, evaluation or generation, checkpoints change
         nothing. The traceback shows which it was.""",
-    versions="Not tied to a version.",
     sources=(_CUDA_NOTES,),
 )
 
@@ -112,7 +111,6 @@ SIGNATURES = (
             large. After a small one, look for whole data sets, loader workers, predictions on the
             CPU, weights per process (low_cpu_mem_usage, device_map), or offloading. Checkpoints
             help only a model on the CPU.""",
-        versions="Not tied to a version.",
         sources=("pytorch/pytorch/issues/31302",),
         checked="reproduced",
     ),
@@ -127,7 +125,6 @@ SIGNATURES = (
             limit on locked memory; CUDA calls both out of memory.""",
         fix="""Pin less: pin_memory=False, fewer workers, smaller offload buffers. Or give the
             container (or WSL) more memory.""",
-        versions="Not tied to a version.",
         sources=("deepspeedai/DeepSpeed/issues/2676", "deepspeedai/DeepSpeed/issues/6651"),
     ),
     Signature(

@@ -210,9 +210,11 @@ _GROWING_CACHE = replace(
     sources=("Lightning-AI/pytorch-lightning/issues/19267", f"{_HF}34928", f"{_TORCH}155171"),
 )
 
+# Known from messages alone.
+_READ = replace(_MISMATCH, checked="message")
 _OTHER_MISMATCHES = (
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="sequence-parallel",
         fits=_shrank_evenly,
         title="The recompute saw a shorter sequence: it ran outside the context-parallel region",
@@ -222,10 +224,9 @@ _OTHER_MISMATCHES = (
             inside the region.""",
         versions="Not tied to a version.",
         sources=("huggingface/trl/issues/4314",),
-        checked="message",
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="mixed-precision",
         fits=_only_dtypes_differ,
         title="The recompute ran in another precision than the original",
@@ -236,10 +237,9 @@ _OTHER_MISMATCHES = (
             torch.autocast.""",
         versions="FSDP2 with a model's own checkpointing: torch 2.11 and 2.12.",
         sources=("NVIDIA-NeMo/Automodel/pull/3513", f"{_TORCH}141896"),
-        checked="message",
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="expert-routing",
         fits=_rows_moved,
         title="The recompute sent some tokens to other experts than the original",
@@ -249,7 +249,6 @@ _OTHER_MISMATCHES = (
             selective checkpoint.""",
         versions="Not tied to a version; NeMo leaves the router out by default since 2026.",
         sources=(f"{_TORCH}171355", "pytorch/torchtitan/issues/1117"),
-        checked="message",
     ),
 )
 
@@ -285,7 +284,7 @@ _SHOWN = (
         sources=("MakazhanAlpamys/Soup/issues/328",),
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="device",
         fits=_only_devices_differ,
         title="The recompute had tensors on another device than the original",
@@ -297,10 +296,9 @@ _SHOWN = (
             before the recompute.""",
         versions="Seen with torch 2.2.",
         sources=(f"{_TORCH}124788",),
-        checked="message",
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="attention-kernel",
         fits=_random_state_differs,
         title="The recompute's attention ran in another kernel than the original's",
@@ -311,7 +309,6 @@ _SHOWN = (
             one kernel off (torch.backends.cuda.enable_cudnn_sdp(False)).""",
         versions="torch 2.5 and later, where cuDNN's kernel may be chosen.",
         sources=("NVIDIA-NeMo/RL/pull/1676",),
-        checked="message",
     ),
 )
 

@@ -24,6 +24,8 @@ Checked = Literal["reproduced", "message"]
 Where = Callable[[Sequence[Frame]], int | None]
 Fits = Callable[[Raised], bool]
 
+# For failures that no message shows.
+NOTHING = re.compile(r"(?!)")
 # A warning that goes with an error stands this close before its traceback.
 _NEAR = 60
 
@@ -113,7 +115,7 @@ def innermost(pattern: str) -> Where:
     return lambda frames: len(frames) - 1 if fits(frames[-1].site) else None
 
 
-class Signature(Struct, frozen=True):
+class Signature(Struct, frozen=True, kw_only=True):
     """One known failure: how to recognize it, its cause, its fix.
 
     A code has several signatures where one message has several causes, each with its
@@ -122,7 +124,8 @@ class Signature(Struct, frozen=True):
     Attributes:
         code: Code of the finding, which never changes its meaning.
         cause_name: Which cause of this finding.
-        message: Found in the exception's message, or in the line of a notice.
+        message: Found in the exception's message, or in the line of a notice; by default a pattern
+            that fits nothing, for failures that only ranks or weights show.
         title: The event, one sentence.
         cause: Why, one or two sentences.
         fix: The change to make.
@@ -148,11 +151,11 @@ class Signature(Struct, frozen=True):
 
     code: str
     cause_name: str
-    message: re.Pattern[str]
+    message: re.Pattern[str] = NOTHING
     title: str
     cause: str
     fix: str
-    versions: str
+    versions: str = "Not tied to a version."
     sources: tuple[str, ...]
     error: str = r"\w*(?:Error|Exception)"
     where: Where | None = None
