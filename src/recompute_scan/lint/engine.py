@@ -423,7 +423,7 @@ def encoding_of(path: Path, data: bytes) -> str:
 
 def _wrappers_from_elsewhere(
     scripts: Mapping[Path, Script],
-) -> dict[Path, tuple[CheckpointSwitch, ...]]:
+) -> dict[Path, list[CheckpointSwitch]]:
     """The switches of each script; a switch in an imported helper is put where that is called.
 
     A helper is known where exactly one of the scripts that were read defines it in the module, or
@@ -443,11 +443,11 @@ def _wrappers_from_elsewhere(
 
 
 def _put_in(
-    switches: tuple[CheckpointSwitch, ...],
+    switches: list[CheckpointSwitch],
     call: CalledHelper,
     scripts: Mapping[Path, Script],
     defined: Mapping[str, list[Path]],
-) -> tuple[CheckpointSwitch, ...]:
+) -> list[CheckpointSwitch]:
     module, _, name = call.name.rpartition(".")
     named = [path for path in defined.get(name, ()) if _within(path, module)]
     if len(named) != 1:
@@ -456,7 +456,7 @@ def _put_in(
     for place, switch, certain in scripts[named[0]].helpers[name]:
         if place < len(call.given):
             kept.append(switch.moved(call, call.given[place], certain=certain))
-    return tuple(kept)
+    return kept
 
 
 def _within(path: Path, module: str) -> bool:
