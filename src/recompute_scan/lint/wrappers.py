@@ -101,13 +101,13 @@ class _Parts:
     """The functions and methods of a file that checkpoint, or name what does.
 
     Attributes:
-        names: The name of each function; of each method the names of its class and itself.
+        nodes: Each by its name, or by the names of its class and itself.
         any: Whether there are any, or other statements that do.
     """
 
     def __init__(self, sources: Sources, file: str, words: frozenset[str]) -> None:
         self.file = file
-        self.names: list[tuple[str, ...]] = []
+        self.nodes: dict[tuple[str, ...], ast.stmt] = {}
         text = sources.texts[file]
         self.any = bool(CHECKPOINTS.search(text)) or not words.isdisjoint(_WORD.findall(text))
         if not self.any:
@@ -121,21 +121,17 @@ class _Parts:
         self.any = False
         for node in sources.tree(file).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if concerned(node):
-                    self.names.append((node.name,))
+                self.nodes |= {(node.name,): node} if concerned(node) else {}
             elif isinstance(node, ast.ClassDef):
-                self.names += [
-                    (node.name, part.name)
-                    for part in node.body
-                    if isinstance(part, ast.FunctionDef) and concerned(part)
-                ]
+                methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
+                self.nodes |= {(node.name, m.name): m for m in methods if concerned(m)}
             elif not isinstance(node, ast.Import | ast.ImportFrom):
                 self.any = self.any or concerned(node)
-        self.any = self.any or bool(self.names)
+        self.any = self.any or bool(self.nodes)
 
 
 class _Walks:
-    """All that is walked of one file: its statements, then the functions that they did not call."""
+    """The walks of one file: its statements, then the functions that they did not call."""
 
     def __init__(self, sources: Sources, parts: _Parts, most: int) -> None:
         self.sources, self.parts, self.file, self.most = sources, parts, parts.file, most
@@ -145,30 +141,13 @@ class _Walks:
 
     def __iter__(self) -> Iterator[tuple[Nested, bool]]:
         yield from self._walk(())
-        for way in self._functions():
+        for way, node in self.parts.nodes.items():
+            if id(node) in self.walked:
+                continue
             if self.steps >= self.most:
                 self.cut = True
                 return
             yield from self._walk(way)
-
-    def _functions(self) -> Iterator[tuple[str, ...]]:
-        """The names of functions and methods that were not walked."""
-        nodes = {
-            (*outer, node.name): node
-            for outer, body in (
-                ((), self.sources.tree(self.file).body),
-                *(
-                    ((kind.name,), kind.body)
-                    for kind in self.sources.tree(self.file).body
-                    if isinstance(kind, ast.ClassDef)
-                ),
-            )
-            for node in body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        for way in self.parts.names:
-            if way in nodes and id(nodes[way]) not in self.walked:
-                yield way
 
     def _walk(self, way: tuple[str, ...]) -> Iterator[tuple[Nested, bool]]:
         follower = Checkpoints(self.sources, self.file)
@@ -176,7 +155,7 @@ class _Walks:
             frame = follower.run()
             if way:
                 self._call(follower, way, frame)
-            kinds = set() if way else {names[0] for names in self.parts.names if len(names) > 1}
+            kinds = set() if way else {names[0] for names in self.parts.nodes if len(names) > 1}
             _use_what_was_made(follower, frame, kinds)
         except (Enough, RecursionError):
             self.cut = True
