@@ -85,16 +85,10 @@ def _sites(result: Result) -> str:
 
 def _reproduce(result: Result) -> str:
     version = code(result.tool_version, 20)
-    return "\n".join(
-        [
-            f"With the archive attached here, and recompute-scan {version}:",
-            "",
-            "```console",
-            "$ recompute-scan analyze ARCHIVE.zip",
-            "```",
-            "",
-            "With the script: `recompute-scan run SCRIPT`.",
-        ]
+    return (
+        f"With the archive attached here, and recompute-scan {version}:\n\n"
+        "```console\n$ recompute-scan analyze ARCHIVE.zip\n```\n\n"
+        "With the script: `recompute-scan run SCRIPT`."
     )
 
 

@@ -349,24 +349,20 @@ class Names:
             return self._keep(name)
         return self._alias("Class", name)
 
-    def _mark(self, annotation: RegionAnnotation) -> RegionAnnotation:
+    def _mark(self, mark: RegionAnnotation) -> RegionAnnotation:
+        known = mark.mechanism in {m.name for m in MECHANISMS}
+        plain = "." not in mark.function
         return replace(
-            annotation,
-            call=self._call(annotation.call),
-            depth=min(annotation.depth, 99),
-            variant=annotation.variant
-            if annotation.variant in ("reentrant", "non-reentrant")
-            else "",
-            module=self.module(annotation.module),
-            module_class=self.module_class(annotation.module_class),
-            mechanism=annotation.mechanism
-            if annotation.mechanism in {m.name for m in MECHANISMS}
-            else "",
-            site=self.places.site(annotation.site),
-            options=",".join(o for o in annotation.options.split(",") if o in OPTIONS),
-            function=self.module_class(annotation.function)
-            if "." not in annotation.function
-            else "",
+            mark,
+            call=self._call(mark.call),
+            depth=min(mark.depth, 99),
+            variant=mark.variant if mark.variant in ("reentrant", "non-reentrant") else "",
+            module=self.module(mark.module),
+            module_class=self.module_class(mark.module_class),
+            mechanism=mark.mechanism if known else "",
+            site=self.places.site(mark.site),
+            options=",".join(o for o in mark.options.split(",") if o in OPTIONS),
+            function=self.module_class(mark.function) if plain else "",
         )
 
     def _call(self, number: int) -> int:
@@ -397,8 +393,8 @@ class Names:
             return f"Optimizer.{found[1]}#{self._alias('Class', found[2])}.{found[3]}"
         if found := _RANGE.fullmatch(name):
             return f"{found[1]} ({self.module(found[2])})" if found[2] else name
-        if vocabulary.OPTIMIZER.match(name):
-            return vocabulary.OPTIMIZER.match(name)[0] + self._alias("range", name)  # type: ignore[index]
+        if found := vocabulary.OPTIMIZER.match(name):
+            return found[0] + self._alias("range", name)
         return self._plumbing(name) or self._alias("range", name)
 
     def _plumbing(self, name: str) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,25 +43,14 @@ from recompute_scan.trace.columns import Int64
 
 # Fields to compare; names, sites and clocks may differ.
 _FIELDS = (
-    "verdict",
-    "evidence_level",
-    "confidence",
-    "recompute_per_backward",
-    "mean_recompute",
-    "recomputed_share",
-    "attention",
-    "families",
-    "cost",
-)
+    "verdict evidence_level confidence recompute_per_backward mean_recompute recomputed_share "
+    "attention families cost"
+).split()
 _STEP = ("duration_ms", "micro_batches", "forward_ops", "recomputed_ops")
 _REGION = (
-    "forward_runs_per_step",
-    "recompute_runs_per_backward",
-    "mean_recompute",
-    "forward_ms_per_step",
-    "recompute_ms_per_step",
-    "redundant_ms_per_step",
-)
+    "forward_runs_per_step recompute_runs_per_backward mean_recompute forward_ms_per_step "
+    "recompute_ms_per_step redundant_ms_per_step"
+).split()
 _CHECKPOINT = ("depth", "variant")
 _RELATIVE = 1e-9
 # Rules on what `run` compared and on policies, which no archive holds.
@@ -97,30 +87,27 @@ def _who(result: Result) -> set[str]:
 
 def _plain(result: Result) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(result)
-    plain = {name: fields[name] for name in _FIELDS}
+    plain = _some(fields, _FIELDS)
     cost = plain["cost"]
     if cost:
         plain["cost"] = {name: cost[name] for name in cost if name not in ("method", "assumptions")}
-    plain["steps"] = [
-        {name: step[name] for name in _STEP} for step in fields["steps"] if step["complete"]
-    ]
+    plain["steps"] = [_some(step, _STEP) for step in fields["steps"] if step["complete"]]
     plain["regions"] = [
-        {name: region[name] for name in _REGION}
-        | {"checkpoints": [{name: c[name] for name in _CHECKPOINT} for c in region["checkpoints"]]}
+        _some(region, _REGION)
+        | {"checkpoints": [_some(one, _CHECKPOINT) for one in region["checkpoints"]]}
         for region in fields["regions"]
     ]
-    plain["findings"] = [
-        {name: finding[name] for name in ("code", "severity", "saving_ms", "saving_pct")}
-        for finding in fields["findings"]
-        if not finding["code"].startswith(_STAY_OUT)
-    ]
-    plain["checked"] = [
-        (rule["code"], rule["status"])
-        for rule in fields["checked"]
-        if not rule["code"].startswith(_STAY_OUT)
-    ]
+    compared = ("code", "severity", "saving_ms", "saving_pct")
+    for name, kept in (("findings", compared), ("checked", ("code", "status"))):
+        plain[name] = [
+            _some(one, kept) for one in fields[name] if not one["code"].startswith(_STAY_OUT)
+        ]
     plain["ranks"] = [(rank["verdict"], rank["step_ms"]) for rank in fields["ranks"]]
     return plain
+
+
+def _some(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names}
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -258,12 +245,10 @@ def _whole_instead(
     contents: Archive, parts: Sequence[_Part], before: Result, target: Path, limit: int
 ) -> Archive:
     packed = target.read_bytes()
-    try:
+    with suppress(_TooLarge):
         whole = _try(parts, before, Cut(None), target, limit, 0, len(parts))
         if len(whole.differences) < len(contents.differences):
             return whole
-    except _TooLarge:
-        pass
     target.write_bytes(packed)
     return contents
 

@@ -14,7 +14,15 @@ from xml.etree import ElementTree
 import msgspec
 
 from recompute_scan._version import __version__
-from recompute_scan.check.formats import LEVELS, command, line, location, sarif_document, xml_text
+from recompute_scan.check.formats import (
+    LEVELS,
+    command,
+    json_text,
+    line,
+    location,
+    sarif_document,
+    xml_text,
+)
 from recompute_scan.check.policy import Site
 from recompute_scan.files import content
 from recompute_scan.lint.engine import Report, encoding_of
@@ -56,7 +64,7 @@ def as_json(report: Report) -> str:
         "not_followed": [inert(file) for file in report.cut],
         "not_read": [{"file": inert(file), "why": inert(why)} for file, why in report.unread],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return json_text(document)
 
 
 def github(report: Report) -> str:
