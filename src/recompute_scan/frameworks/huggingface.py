@@ -89,7 +89,7 @@ OWN = replace(
         Before(
             "transformers",
             "4.52",
-            "layers have no such flag before transformers 4.52: wrap the others in "
+            "layers have no flag for it before transformers 4.52: wrap the others in "
             "checkpoint_wrapper, and not {layers}",
         ),
     ),
