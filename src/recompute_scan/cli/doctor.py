@@ -34,7 +34,7 @@ def doctor() -> int:
         if color:
             state = click.style(state, fg=_COLORS[line.state], bold=line.state != "missing")
         margin = 9 + wide + 2
-        said = textwrap.wrap(visible(line.said, 400), _WIDTH - margin, break_on_hyphens=False)
+        said = textwrap.wrap(visible(line.found, 400), _WIDTH - margin, break_on_hyphens=False)
         first, *more = said or [""]
         say(f"{state}{line.purpose:<{wide}}  {first}\n", codes=color)
         for each in more:
