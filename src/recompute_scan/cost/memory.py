@@ -5,12 +5,9 @@ follows at once. So what the device has more at the end of a recompute than at i
 the checkpoint saves between the forward pass and the recompute. A reentrant recompute holds its
 region's result too, which the next region keeps in any case: there the figure is too high by it.
 
-Which regions to stop checkpointing: the most time for the memory that there is, exactly.
-
-Each region x (0 or 1) gives its recompute time back and holds its tensors from its forward run to
-where its recompute begins today. At every moment what is allocated today and what is held beside it
-must fit, which gives one linear constraint for each set of regions that hold something at once.
-HiGHS solves it (``docs/decisions/0005-memory-plan.md``).
+Which regions to stop checkpointing is a 0-1 program like that of ``plan``
+(:mod:`recompute_scan.cost.arrangement`): at every moment what is allocated today, and what regions
+without a checkpoint hold on top, must fit.
 
 Selective checkpoints: what keeping attention would give, and how long their operators took.
 
@@ -31,12 +28,11 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
-from recompute_scan.cost.arrangement import silent_solver
+from recompute_scan.cost.arrangement import KEEP, Arrangements, Condition, Moment
 from recompute_scan.cost.autograd import saved_by, saves_result
 from recompute_scan.cost.flops import (
     Inputs,
@@ -54,6 +50,7 @@ from recompute_scan.recompute.layers import Block
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
 from recompute_scan.result.decisions import DecidedOperator, Policies, WatchedPolicy
+from recompute_scan.result.run_record import Candidate
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.calls import step_of
 from recompute_scan.trace.columns import Bool, Int64, Trace
@@ -263,146 +260,63 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
     return Held(layer, size, int(calls.end[rows].max()), first_start)
 
 
-Float64 = npt.NDArray[np.float64]
+def arrangements_of(
+    footprint: Footprint, regions: Sequence[Region], gains: Sequence[float], step_ms: float
+) -> tuple[list[int], Arrangements]:
+    """Places of the regions whose checkpoint can go, and every choice among these.
 
-# Of two equal choices the later region is preferred: it holds its tensors for a shorter time.
-_PREFERENCE = 1e-6
-_TIME_LIMIT_S = 5.0
-# The solver gets MiB, so that its coefficients are of one size.
-_SCALE = 2.0**20
-
-
-class Problem(Struct, frozen=True):
-    """When how much is allocated, and what every layer would add.
-
-    Attributes:
-        base: Most that is allocated today in each span of time, bytes.
-        added: Bytes that each layer (column) would add in each span (row).
-    """
-
-    base: Int64
-    added: Int64
-
-    def peak(self, chosen: Bool) -> int:
-        """Most that would be allocated with these layers not checkpointed, bytes."""
-        return int((self.base + self.added @ chosen.astype(np.int64)).max(initial=0))
-
-
-def build_problem(footprint: Footprint, layers: int) -> Problem:
-    """The constraints, one for each set of layers that hold something at once.
+    A region without its checkpoint gives its recompute time back, and holds its tensors from the
+    end of its forward run to where its recompute begins today.
 
     Args:
         footprint: The memory of the recorded steps.
-        layers: Number of layers.
+        regions: One row for each layer of the footprint.
+        gains: What a step gains without the checkpoint of each region, ms; 0 for one that stays.
+        step_ms: A step with all checkpoints.
     """
+    free = [place for place, gain in enumerate(gains) if gain > 0]
     times = [t for held in footprint.held for t in (held.start, held.end)]
     edges = np.unique(np.array(times, np.int64))
     starts = np.concatenate(([np.iinfo(np.int64).min], edges)).astype(np.int64)
     stops = np.concatenate((edges, [np.iinfo(np.int64).max])).astype(np.int64)
-    added = np.zeros((len(starts), layers), np.int64)
+    added = np.zeros((len(starts), len(regions)), np.int64)
     for held in footprint.held:
         active = (starts >= held.start) & (stops <= held.end)
         added[active, held.layer] += held.size
-    base = _most_in(footprint, starts, stops)
-    return _merged(base, added)
+    fullest: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
+    for sizes, base in zip(
+        added[:, free].tolist(), _most_in(footprint, starts, stops), strict=True
+    ):
+        terms = tuple((frozenset({(n, KEEP)}), size) for n, size in enumerate(sizes) if size)
+        fullest[terms] = max(fullest.get(terms, 0), base)
+    again_ms = tuple(gains[place] for place in free)
+    model = Arrangements(
+        candidates=tuple(
+            Candidate(regions[n].module or "", regions[n].signature, True, gains[n]) for n in free
+        ),
+        moments=tuple(Moment(base, terms) for terms, base in fullest.items()),
+        again_ms=again_ms,
+        keep_ms=step_ms - sum(again_ms),
+        today_ms=step_ms,
+    )
+    return free, model
 
 
-def best(problem: Problem, gain: Sequence[float], budget: int) -> Bool | None:
-    """The layers to stop checkpointing for the most gain within the budget.
-
-    Args:
-        problem: See :func:`build_problem`.
-        gain: What each layer gives back, in ms; 0 for one that must stay.
-        budget: Most that may be allocated, bytes.
-
-    Returns:
-        One entry per layer; ``None`` where not even today's memory fits.
-    """
-    gains = np.asarray(gain, np.float64)
-    if problem.base.max(initial=0) > budget:
-        return None
-    everything = gains > 0
-    if problem.peak(everything) <= budget:
-        return everything
-    return _solve(problem, gains, budget)
-
-
-def curve(problem: Problem, gain: Sequence[float], points: int = 16) -> list[tuple[Bool, int]]:
-    """Choices that are fastest for their memory, with their peaks, from nothing to everything."""
-    nothing = np.zeros(len(gain), np.bool_)
-    everything = np.asarray(gain, np.float64) > 0
-    low, high = problem.peak(nothing), problem.peak(everything)
-    found: list[tuple[Bool, int]] = [(nothing, low)]
-    for budget in np.linspace(low, high, points)[:-1].astype(np.int64).tolist():
-        choice = best(problem, gain, int(budget))
-        if choice is not None:
-            _append(found, choice, problem, gain)
-    _append(found, everything, problem, gain)
-    return found
-
-
-def _append(
-    found: list[tuple[Bool, int]], choice: Bool, problem: Problem, gain: Sequence[float]
-) -> None:
-    def value(chosen: Bool) -> float:
-        return float(np.asarray(gain, np.float64)[chosen].sum())
-
-    if value(choice) > value(found[-1][0]):
-        found.append((choice, problem.peak(choice)))
-
-
-def _solve(problem: Problem, gains: Float64, budget: int) -> Bool:
-    highspy, solver = silent_solver(_TIME_LIMIT_S)
-    order = np.arange(1, len(gains) + 1) / len(gains)
-    worth = gains / gains.max() * (1 + _PREFERENCE * order)
-    chosen = [
-        solver.addBinary(obj=float(-value)) if value > 0 else None for value in worth.tolist()
-    ]
-    for base, added in zip(problem.base.tolist(), problem.added.tolist(), strict=True):
-        terms = [(x, size) for x, size in zip(chosen, added, strict=True) if x is not None and size]
-        if terms:
-            solver.addRow(
-                -highspy.kHighsInf,
-                (budget - base) / _SCALE,
-                len(terms),
-                np.array([x.index for x, _ in terms], np.int32),
-                np.array([size / _SCALE for _, size in terms], np.float64),
-            )
-    solver.run()
-    values = np.array([x is not None and solver.val(x) > 0.5 for x in chosen], np.bool_)
-    # Found in floating point: what does not fit to the byte gives way, the least gain first.
-    for place in gains.argsort(kind="stable"):
-        if problem.peak(values) <= budget:
-            break
-        values[place] = False
-    return values
-
-
-def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> Int64:
-    """Most that is allocated within each span, what is there at its start included."""
+def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> list[int]:
+    """Most that is allocated within each span, including what is there at its start."""
     ts, allocated = footprint.ts, footprint.allocated
     first = ts.searchsorted(starts, side="right") - 1
     last = ts.searchsorted(stops, side="left")
-    return np.array(
-        [
-            int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
-            for before, behind in zip(first.tolist(), last.tolist(), strict=True)
-        ],
-        np.int64,
-    )
-
-
-def _merged(base: Int64, added: Int64) -> Problem:
-    """One row for each distinct set; the most that is allocated counts."""
-    rows, which = np.unique(added, axis=0, return_inverse=True)
-    most = np.zeros(len(rows), np.int64)
-    np.maximum.at(most, which.reshape(-1), base)
-    return Problem(most, rows)
+    return [
+        int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
+        for before, behind in zip(first.tolist(), last.tolist(), strict=True)
+    ]
 
 
 # Kept free of the capacity: the CUDA context and NCCL's buffers, which torch does not count,
 # fragmentation that grows with what is allocated, and steps larger than the recorded one.
 RESERVE = 0.10
+_CURVE_POINTS = 16
 
 
 def weigh_memory(
@@ -444,19 +358,24 @@ def weigh_memory(
     reason = _why_no_plan(gpu, same, cost, budget, footprint)
     if reason is not None or cost is None or budget is None:
         return replace(memory, reason=reason)
-    gains = _gains(regions, cost, footprint)
-    problem = build_problem(footprint, len(regions))
-    choices = curve(problem, gains)
-    fitting = best(problem, gains, budget)
-    if fitting is not None:
-        choices.append((fitting, problem.peak(fitting)))
-    plans = sorted(
-        {_plan(choice, peak, regions, gains, cost.predicted_step_ms) for choice, peak in choices},
-        key=lambda plan: (plan.peak_bytes, -plan.step_ms),
+    free, model = arrangements_of(
+        footprint, regions, _gains(regions, cost, footprint), cost.predicted_step_ms
     )
+    budgets = np.linspace(model.peak(model.everything), model.peak(model.nothing), _CURVE_POINTS)
+    plans: list[MemoryPlan] = []
+    best = model.solve_each(sorted([*budgets.astype(np.int64).tolist(), budget]))
+    for choice in (model.everything, *best):
+        if choice is not None and (not plans or model.step_ms(choice) < plans[-1].step_ms):
+            out = [free[n] for n in np.flatnonzero(choice == KEEP)]
+            plans.append(
+                MemoryPlan(
+                    regions=tuple(regions[place].ordinal for place in out),
+                    step_ms=model.step_ms(choice),
+                    peak_bytes=model.peak(choice),
+                )
+            )
     within = [place for place, plan in enumerate(plans) if plan.peak_bytes <= budget]
-    chosen = min(within, key=lambda place: plans[place].step_ms, default=None)
-    return replace(memory, plans=tuple(plans), chosen=chosen)
+    return replace(memory, plans=tuple(plans), chosen=within[-1] if within else None)
 
 
 def _why_no_plan(
@@ -471,17 +390,6 @@ def _why_no_plan(
     if budget is None:
         return "How much memory the GPU has is not known: --memory-gib says it."
     return None if cost else "There is no step time to gain from."
-
-
-def _plan(
-    choice: Bool, peak: int, regions: Sequence[Region], gains: Sequence[float], step_ms: float
-) -> MemoryPlan:
-    out = np.flatnonzero(choice).tolist()
-    return MemoryPlan(
-        regions=tuple(regions[place].ordinal for place in out),
-        step_ms=step_ms - sum(gains[place] for place in out),
-        peak_bytes=peak,
-    )
 
 
 def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[float]:
