@@ -216,31 +216,6 @@ def test_every_part_of_a_step_is_as_torch_counts_it(name: str, wrap: str, tmp_pa
     assert flops.hfu_over_mfu == pytest.approx(recomputed / needed)
 
 
-def test_the_symptom_has_its_textbook_values(tmp_path: Path) -> None:
-    """Four and five thirds, where the backward is twice the forward and all is recomputed."""
-
-    class Square(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(64, 64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            # The sine saves its input, so that early stop leaves no product out.
-            result: Tensor = self.inner(x).sin()
-            return result
-
-    model = Model(Square, (8, 64))
-    ratios = {}
-    for name, wrap in WRAPS.items():
-        training = Training(model, wrap)
-        training.x.requires_grad_()
-        ratios[name] = by_trace(training, tmp_path).hfu_over_mfu
-    # Two of the three layers are wrapped.
-    assert ratios["none"] == 1
-    assert ratios["reentrant"] == ratios["non-reentrant"] == pytest.approx(1 + 2 / 9)
-    assert ratios["doubled"] == pytest.approx(1 + 4 / 9)
-
-
 def test_autocast_counts_the_products_in_the_type_they_run_in(tmp_path: Path) -> None:
     training = Training(MODELS["attention"], plain, autocast=True)
     flops = by_trace(training, tmp_path)

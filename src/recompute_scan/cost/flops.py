@@ -7,17 +7,17 @@ recomputed once, 5/3 where it is recomputed twice.
 
 Floating-point operations of one operator call, from the shapes of its inputs.
 
-A multiplication with its addition counts as two operations; what is not a matrix product, a
-convolution or attention counts as nothing, as in the accounts that MFU is defined by. The formulas
-are those of torch's own counter (``torch/utils/flop_counter.py``), with two differences: a grouped
-convolution's backward is counted by its groups, and products of routed experts are counted at all.
+A multiplication with its addition counts as two operations. Only matrix products, convolutions and
+attention count, as in the definition of MFU. The formulas come from torch's own counter
+(``torch/utils/flop_counter.py``), with two differences: a grouped convolution's backward is counted
+by its groups, and products of routed experts are counted at all.
 
 * product of an m by k and a k by n matrix: 2·m·k·n
 * convolution: 2·N·C_out·(C_in / groups)·(kernel)·(output positions), each of the two gradients as
   much again; a transposed convolution is counted at its input positions
 * attention, forward: the two products of scores and values, 2·B·H·S_q·S_k·(D + D_v); backward:
-  five products, one of which recomputes the scores inside the kernel. A causal mask or a window
-  is not subtracted (Chowdhery et al. 2022, PaLM, appendix B).
+  five products, including one that recomputes the scores inside the kernel. A causal mask or a
+  window is not subtracted (Chowdhery et al. 2022, PaLM, appendix B).
 
 The device that a trace was recorded on, and the peak arithmetic of known GPUs.
 
@@ -54,7 +54,7 @@ Shape = tuple[int, ...]
 
 
 class Inputs(Struct, frozen=True):
-    """What a trace says about the inputs of one call.
+    """The inputs of one call, as the trace has them.
 
     Attributes:
         shapes: Shape of each input, empty for what is no tensor.
@@ -99,7 +99,7 @@ def has_formula(name: str) -> bool:
 
 
 def number_type(inputs: Inputs) -> str:
-    """What the call computes in: ``bf16``, ``fp16``, ``fp32``, ``fp64``, ``fp8``; else empty."""
+    """The number type of the call: ``bf16``, ``fp16``, ``fp32``, ``fp64``, ``fp8``; else empty."""
     for text in inputs.types:
         for pattern, short in _NUMBER_TYPES:
             if pattern.match(text):
@@ -238,7 +238,7 @@ def _sequence_first(formula: Callable[[Inputs], int], lengths: int) -> Callable[
 
 
 def _plain(first: int, formula: Callable[[Shape, Shape], int]) -> Callable[[Inputs], int]:
-    """A product of two inputs, of which ``first`` is the place of the one on the left."""
+    """A product of two inputs, the left one in place ``first``."""
     return lambda inputs: formula(*inputs.shapes[first : first + 2])
 
 
@@ -258,7 +258,7 @@ _FORMULAS: dict[str, Callable[[Inputs], int]] = {
     "aten::_addmm_activation": _plain(1, _product),
     "aten::bmm": _plain(0, _batched),
     "aten::baddbmm": _plain(1, _batched),
-    # Counted where the product inside it is none of the above (oneDNN).
+    # Counted where the product inside it is not in this table (oneDNN).
     "aten::linear": _linear,
     "mkldnn::_linear_pointwise": _linear,
     "aten::_grouped_mm": _grouped,
@@ -286,11 +286,11 @@ _FORMULAS: dict[str, Callable[[Inputs], int]] = {
 
 
 class Machine(Struct, frozen=True):
-    """What a person says of the device; it stands above what traces and tables say.
+    """The device as the user gives it. It counts before traces and tables.
 
     Attributes:
         peak_tflops: Peak arithmetic of one device, TFLOP/s.
-        memory_bytes: Memory of one device, instead of what the trace says it has.
+        memory_bytes: Memory of one device, instead of the size in the trace.
     """
 
     peak_tflops: float | None = None
@@ -301,7 +301,7 @@ UNKNOWN_MACHINE = Machine()
 
 
 def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
-    """Name of the GPU; ``None`` where it is not told, or the host has different ones.
+    """Name of the GPU; ``None`` where it is unknown, or the host has different ones.
 
     Args:
         trace: Its ``deviceProperties`` list every GPU of the host.
@@ -318,7 +318,7 @@ def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
 
 
 def capacity(trace: Trace, device: int) -> int | None:
-    """Memory of the GPU with this number in bytes; ``None`` where the trace does not tell."""
+    """Memory of the GPU with this number in bytes; ``None`` where the trace lacks it."""
     devices = trace.metadata.get("deviceProperties")
     if not isinstance(devices, list) or not 0 <= device < len(devices):
         return None
@@ -458,7 +458,7 @@ def count_flops(
     )
     model, whole = forward + backward, forward + backward + first + redundant
     ideal_ms = _ideal_ms(facts, counted, device, peak_tflops)
-    # Without a verdict, part of what counts as backward work may be recomputes.
+    # Without a verdict, some of the backward work may be recomputes.
     split = facts.judgement.verdict != "inconclusive"
     # Time at the peak over time taken, for numbers of all types together.
     hfu = ideal_ms / step_ms if ideal_ms and step_ms else None
@@ -479,7 +479,7 @@ def count_flops(
 
 
 def _count(facts: RecomputeFacts) -> _Counted:
-    """Calls of the complete steps whose arithmetic counts, each piece of work once.
+    """Calls of the complete steps with arithmetic that counts, each piece of work once.
 
     Operators call each other (``linear`` calls ``addmm``): the innermost one that has a formula
     counts. Those of a recompute that were entered but did not run do not.

@@ -1,11 +1,11 @@
-"""What checkpoints keep out of memory, and the room that is left.
+"""Memory that checkpoints save, and the memory that is left.
 
 A recompute makes again what its checkpoint did not keep, and keeps it for the backward pass that
 follows at once. So what the device has more at the end of a recompute than at its beginning is what
 the checkpoint saves between the forward pass and the recompute. A reentrant recompute holds its
 region's result too, which the next region keeps in any case: there the figure is too high by it.
 
-Which regions to stop checkpointing is a 0-1 program like that of ``plan``
+The choice of regions to stop checkpointing is a 0-1 program as in ``plan``
 (:mod:`recompute_scan.cost.arrangement`): at every moment what is allocated today, and what regions
 without a checkpoint hold on top, must fit.
 
@@ -33,7 +33,6 @@ from msgspec.structs import replace
 
 from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
 from recompute_scan.cost.arrangement import KEEP, Arrangements, Condition, Moment
-from recompute_scan.cost.autograd import saved_by, saves_result
 from recompute_scan.cost.flops import (
     Inputs,
     Machine,
@@ -43,6 +42,7 @@ from recompute_scan.cost.flops import (
     parse_inputs,
 )
 from recompute_scan.cost.phases import tensors_of
+from recompute_scan.cost.reruns import saved_by, saves_result
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import same_boundary
@@ -57,7 +57,7 @@ from recompute_scan.trace.columns import Bool, Int64, Trace
 
 
 class Held(Struct, frozen=True):
-    """What one run of a region would hold if it were not checkpointed.
+    """The memory that one run of a region would hold without its checkpoint.
 
     Attributes:
         layer: Place of its region among all, in forward order.
@@ -73,11 +73,12 @@ class Held(Struct, frozen=True):
 
 
 class Levels(Struct, frozen=True):
-    """What the peak gains about where one of two levels of checkpoints goes.
+    """How much higher the peak is without one of two levels of checkpoints.
 
-    With both, a backward pass holds the inputs of all outer checkpoints, those of the inner ones
-    of one outer checkpoint, and what one inner block saves. Without the inner ones it holds what
-    all blocks in one outer checkpoint save; without the outer ones, the inputs of all inner ones.
+    With both, a backward pass holds the inputs of all outer checkpoints, the inputs of the inner
+    ones in one outer checkpoint, and what one inner block saves. Without the inner ones it holds
+    what all blocks in one outer checkpoint save; without the outer ones, the inputs of all inner
+    ones.
 
     Attributes:
         without_inner: Bytes more without the checkpoints inside, at least 0.
@@ -96,7 +97,7 @@ class Footprint(Struct, frozen=True):
         ts: When it changed, ns, ascending.
         allocated: Bytes that were allocated from then on; on the host beyond those when
             recording began.
-        peak_reserved: Most that torch held of the device, bytes; ``None`` where not told.
+        peak_reserved: Most that torch held of the device, bytes; ``None`` where unknown.
         held: All checkpointed runs.
         modules: Name of each layer's module, ``None`` where not known.
     """
@@ -156,7 +157,7 @@ def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint
 
 
 def levels_of(facts: RecomputeFacts) -> Levels | None:
-    """What either of two levels of checkpoints keeps out of the peak; ``None`` where unknown.
+    """The memory that either of two levels of checkpoints saves; ``None`` where unknown.
 
     Worked out of the shapes that the trace has: a block's input is the first tensor of its first
     operator, and a block saves, for each operator that saves anything, as much as its first tensor
@@ -167,8 +168,8 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
         return None
     counts, structure, alignment = facts.counts, facts.structure, facts.alignment
     spans = {(call.first, call.last) for call in facts.annotations.calls}
-    # What runs without gradients saves nothing there, and bears no annotations of what is inside:
-    # that shows in the recompute.
+    # A run without gradients saves nothing, and has no annotations of the calls inside: the
+    # recompute shows them.
     rows = counts.rows.copy()
     for recompute, begin in zip(alignment.recomputes, alignment.begins.tolist(), strict=True):
         places = alignment.places[begin : begin + len(recompute.again)]
@@ -249,7 +250,7 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
             begin = int(calls.start[recompute.engine])
         done = recompute.engine
         following = last + int(calls.size[last]) + 1
-        # What the recompute's own frames held is released before the next operator begins.
+        # The recompute's own frames release their tensors before the next operator begins.
         same = following < len(calls) and calls.thread[following] == calls.thread[last]
         end = int(calls.start[following]) if same else int(calls.end[last])
         at = ts.searchsorted([begin, end])
@@ -263,7 +264,7 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
 def arrangements_of(
     footprint: Footprint, regions: Sequence[Region], gains: Sequence[float], step_ms: float
 ) -> tuple[list[int], Arrangements]:
-    """Places of the regions whose checkpoint can go, and every choice among these.
+    """Places of the regions with a checkpoint that can go, and every choice among these.
 
     A region without its checkpoint gives its recompute time back, and holds its tensors from the
     end of its forward run to where its recompute begins today.
@@ -393,10 +394,10 @@ def _why_no_plan(
 
 
 def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[float]:
-    """What a step gains by each region, ms: its share in the recomputes that are needed today.
+    """Time that a step gains by each region, ms: its share in the recomputes needed today.
 
-    Regions that run the same operators and keep the same bytes gain the same: their mean. What one
-    of them took more in a few steps is chance, and would pick layers here and there.
+    Regions that run the same operators and keep the same bytes gain the same: their mean.
+    Differences between them in a few steps are chance, and would pick layers here and there.
     """
     alike: dict[tuple[str, int | None], list[int]] = defaultdict(list)
     for place, region in enumerate(regions):
@@ -429,7 +430,7 @@ class KeptAttention(Struct, frozen=True):
         operators: Names of the operators, as the profiler has them.
         calls: Attention calls that are recomputed in one micro-batch.
         saving_ms: What a step would gain.
-        added_bytes: What one micro-batch would hold beside what it holds today.
+        added_bytes: Bytes that one micro-batch would hold in addition.
     """
 
     operators: tuple[str, ...]
@@ -493,8 +494,8 @@ def _result_bytes(inputs: Inputs) -> int:
 def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Policies:
     """The policies, with the time of each operator per step.
 
-    Unknown where two policies share a call site, or one meets two overloads of a name: a trace
-    does not tell those apart.
+    Unknown where two policies share a call site, or one meets two overloads of a name: they look
+    the same in a trace.
 
     Args:
         policies: As they were seen.
