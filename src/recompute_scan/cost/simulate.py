@@ -227,15 +227,10 @@ def _steps(graph: Graph, delay: Float64) -> Float64:
 
 def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
     """For each node: was it launched, or waited for, in an interval that goes?"""
-    calls, launches = facts.calls, facts.kernels.launch
-    row = graph.call.copy()
-    kernels = graph.kernel >= 0
-    row[kernels] = launches[graph.kernel[kernels]]
-    known = np.flatnonzero(row >= 0)
-    gone = np.zeros(len(row), np.bool_)
-    if not len(known):
-        return gone
-    gone[known] = edits.removed(calls.thread[row[known]], calls.start[row[known]])
+    calls, known = facts.calls, np.flatnonzero(graph.call >= 0)
+    rows = graph.call[known]
+    gone = np.zeros(len(graph.call), np.bool_)
+    gone[known] = edits.removed(calls.thread[rows], calls.start[rows])
     return gone
 
 

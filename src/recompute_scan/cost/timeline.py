@@ -288,8 +288,7 @@ class Graph(Struct, frozen=True):
         threads: The host threads, cut at every call.
         floor: For each node the earliest time it can have, ns from the beginning: 0, and for
             kernels that were under way at the beginning the end they had.
-        kernel: For each node the row in ``Kernels``, or -1.
-        call: For each node the row of the call that waits, or -1.
+        call: For each node the row of the call that launches its kernel, or that waits, or -1.
         source: For each edge the node that is waited for.
         target: For each edge the node that waits.
         delay: For each edge the time from the one to the other, ns.
@@ -309,7 +308,6 @@ class Graph(Struct, frozen=True):
 
     threads: tuple[HostThread, ...]
     floor: Float64
-    kernel: Int64
     call: Int64
     source: Int64
     target: Int64
@@ -389,16 +387,14 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     floor = np.zeros(len(keys) + 1)
     under_way = np.flatnonzero((device.thread < 0) & (device.before < 0))
     floor[of_kernel[under_way]] = np.maximum(device.end[under_way] - begin, 0)
-    kernel = np.full(len(keys) + 1, -1, np.int64)
-    kernel[of_kernel] = device.rows
     call = np.full(len(keys) + 1, -1, np.int64)
+    call[of_kernel] = facts.kernels.launch[device.rows]
     call[of_host] = [wait.call for wait in hosts]
     begun = max(0, int(device.end[device.earlier].max(initial=begin)) - begin)
     step_ends, measured = _step_ends(steps, begun, main, hosts, device, of_host, of_kernel)
     return Graph(
         threads=threads,
         floor=floor,
-        kernel=kernel,
         call=call,
         source=source,
         target=target,
