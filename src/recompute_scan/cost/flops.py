@@ -93,11 +93,6 @@ def count_call(name: str, inputs: Inputs) -> float | None:
     return float(flops) if 0 <= flops < _MOST else None
 
 
-def has_formula(name: str) -> bool:
-    """Whether calls of this name can be counted at all."""
-    return name in _FORMULAS
-
-
 def number_type(inputs: Inputs) -> str:
     """The number type of the call: ``bf16``, ``fp16``, ``fp32``, ``fp64``, ``fp8``; else empty."""
     for text in inputs.types:
@@ -485,7 +480,7 @@ def _count(facts: RecomputeFacts) -> _Counted:
     counts. Those of a recompute that were entered but did not run do not.
     """
     calls, trace = facts.calls, facts.trace
-    costly = np.array([has_formula(name) or _is_heavy(name) for name in calls.names], np.bool_)
+    costly = np.array([name in _FORMULAS or _is_heavy(name) for name in calls.names], np.bool_)
     rows = np.flatnonzero(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
     rows = rows[facts.structure.role[rows] != Role.BACKWARD]
     step = step_of(list(facts.steps), calls.start[rows])

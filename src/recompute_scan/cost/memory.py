@@ -375,8 +375,10 @@ def weigh_memory(
                     peak_bytes=model.peak(choice),
                 )
             )
+    plans.sort(key=lambda plan: (plan.peak_bytes, -plan.step_ms))
     within = [place for place, plan in enumerate(plans) if plan.peak_bytes <= budget]
-    return replace(memory, plans=tuple(plans), chosen=within[-1] if within else None)
+    chosen = min(within, key=lambda place: plans[place].step_ms, default=None)
+    return replace(memory, plans=tuple(plans), chosen=chosen)
 
 
 def _why_no_plan(
@@ -558,15 +560,11 @@ def _times(facts: RecomputeFacts) -> _Times:
     inner = np.flatnonzero(_is_inner(facts, owner))
     took = _took(facts, inner)
     found: _Times = defaultdict(lambda: [0.0, 0.0])
-    again = _within_recompute(facts)
+    again = calls.inside(calls.named(ANY_RECOMPUTE))
     for row, time in zip(inner.tolist(), took.tolist(), strict=True):
         _, site, _ = ranges[owner[row]]
         found[site, calls.names[calls.name[row]]][int(again[row])] += time
     return dict(found)
-
-
-def _within_recompute(facts: RecomputeFacts) -> Bool:
-    return facts.calls.inside(facts.calls.named(ANY_RECOMPUTE))
 
 
 def _is_inner(facts: RecomputeFacts, owner: Int64) -> Bool:

@@ -297,12 +297,6 @@ def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
     )
 
 
-def repeated_communication(facts: RecomputeFacts) -> Communication | None:
-    """Collectives inside recomputes; ``None`` without any collective in the trace."""
-    collectives = facts.collectives
-    return add_up(facts, collectives.repeated) if len(collectives.rows) else None
-
-
 def add_up(facts: RecomputeFacts, rows: Int64) -> Communication:
     """The totals of these collectives (rows of :func:`find_collectives`)."""
     sizes = [_bytes(facts, row) for row in rows.tolist()]

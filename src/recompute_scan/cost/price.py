@@ -24,7 +24,7 @@ from recompute_scan.cost.phases import (
     busy_share,
     device_phases,
     host_phases,
-    repeated_communication,
+    repeated,
 )
 from recompute_scan.cost.reruns import Keep
 from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
@@ -41,7 +41,6 @@ from recompute_scan.recompute.attention.order import (
     spans_beside,
     with_recomputes,
 )
-from recompute_scan.recompute.collectives import time_of
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 from recompute_scan.trace.columns import Bool, Int64, Kind
@@ -83,14 +82,16 @@ def price(
     low, high = _interval(fixed, steps) if wasteful else (typical, typical)
     bare = predict(base, None) if facts.alignment.recomputes else None
     bare_low, bare_high = _interval(bare, steps) if bare else (None, None)
-    repeated = repeated_communication(facts)
+    collectives = facts.collectives
+    again = repeated(facts, collectives.repeated) if len(collectives.rows) else None
+    scale = time_scale(facts, timed_steps_ms)
     return Cost(
         step_ms=typical,
         step_source="timed" if len(timed) else "trace",
         device="gpu" if on_gpu else "cpu",
         recompute_ms=breakdown.recompute + breakdown.redundant,
         redundant_recompute_ms=breakdown.redundant,
-        repeated_collectives_ms=_repeated_collectives(facts, time_scale(facts, timed_steps_ms)),
+        repeated_collectives_ms=again.time_ms * scale if again else None,
         predicted_step_ms=typical * fixed.share,
         predicted_low_ms=low,
         predicted_high_ms=high,
@@ -106,9 +107,9 @@ def price(
         step_low_ms=step_low,
         step_high_ms=step_high,
         steps=len(steps),
-        repeated_collectives_count=repeated.count if repeated else None,
-        repeated_collectives_bytes=repeated.bytes if repeated else None,
-        repeated_collectives_exposed_ms=repeated.exposed_ms if repeated else None,
+        repeated_collectives_count=again.count if again else None,
+        repeated_collectives_bytes=again.communication.bytes if again else None,
+        repeated_collectives_exposed_ms=again.communication.exposed_ms if again else None,
         predicted_late_ms=typical * fixed.late if fixed.late is not None else None,
     )
 
@@ -148,15 +149,6 @@ def _breakdown(phases: Phases, step_ms: float, *, by_kernels: bool) -> Breakdown
         scale = step_ms / max(step_ms, sum(parts.values()))
     parts = {name: scale * time for name, time in parts.items()}
     return Breakdown(**parts, other=max(0.0, step_ms - sum(parts.values())))
-
-
-def _repeated_collectives(facts: RecomputeFacts, scale: float) -> float | None:
-    """Time per step of collectives that are inside a recompute; ``None`` without any at all."""
-    collectives = facts.collectives
-    if not len(collectives.rows):
-        return None
-    total = time_of(facts.calls, facts.kernels, collectives.repeated)
-    return total / _NS_PER_MS / facts.complete_count * scale
 
 
 def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tuple[str, ...]:
