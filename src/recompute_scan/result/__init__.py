@@ -41,6 +41,7 @@ from recompute_scan.result.document import (
 )
 from recompute_scan.result.recompute import (
     DOUBLED,
+    DOUBLED_LEAD,
     Attention,
     ByDesign,
     Checked,
@@ -67,6 +68,7 @@ from recompute_scan.result.recompute import (
 
 __all__ = [
     "DOUBLED",
+    "DOUBLED_LEAD",
     "MEASURED",
     "SCHEMA",
     "ActivationPlan",

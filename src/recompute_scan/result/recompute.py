@@ -14,6 +14,8 @@ Level = Literal["high", "medium", "low"]
 Variant = Literal["reentrant", "non-reentrant"]
 # The code of what is found where the verdict is doubled; the check asks for it.
 DOUBLED = "RS001"
+# How the headline of that verdict begins.
+DOUBLED_LEAD = "Checkpointing is doubled: "
 
 
 class Attention(Struct, frozen=True):

@@ -48,7 +48,7 @@ from recompute_scan.report.templating import (
 )
 from recompute_scan.report.words import KIND_WORDS, STATUS_WORDS, plain_count_row, plain_count_table
 from recompute_scan.result import MEASURED, Finding, Fix, Result
-from recompute_scan.result.recompute import DOUBLED
+from recompute_scan.result.recompute import DOUBLED, DOUBLED_LEAD
 from recompute_scan.units import plural
 
 # Lines of the diff on the first screen.
@@ -212,7 +212,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
         groups.append(_failure_in_short(page, result))
     if result.crash is None or result.verdict != "inconclusive":
         sure = "" if result.confidence == "high" else f" ({result.confidence} confidence)"
-        said = result.headline.removeprefix("Checkpointing is doubled: ")
+        said = result.headline.removeprefix(DOUBLED_LEAD)
         said = f"Verdict: {result.verdict}{sure}. {said[:1].upper()}{said[1:]}"
         page.prose(said, "", most=4, fg=_VERDICT_COLOUR[result.verdict], bold=True)
         told = result.verified is not None and result.verified.outcome in MEASURED
