@@ -1,27 +1,26 @@
 """Finding the forward pass again inside the backward pass: the proof that a call is a recompute.
 
-The operators that a backward pass runs where a recompute can stand (candidates) form one sequence
-per node. Each sequence is cut, from its end, into the longest runs that stand just so (same
-names, shapes and types, in the same order) in the forward pass. Three facts say where:
+Each node's operators where a recompute can be (candidates) form one sequence. Each sequence is cut
+from its end into the longest runs that the forward pass has too: same names, shapes and types, in
+the same order. Three facts give the place:
 
 * a checkpoint function's node has the sequence number of the call in the forward pass, and
   the recompute lies within that call;
-* any other node has the sequence number of the operator whose gradient it computes, and a
+* any other node has the sequence number of the operator that it differentiates, and a
   recompute that it asked for ends there or close by;
-* identical layers are told apart by these two, never by their order alone.
+* identical layers are distinguished by these two, never by their order alone.
 
-What stands nowhere in the forward pass is no recompute and is returned as unexplained.
+Operators that fit nowhere in the forward pass are no recompute and are returned as unexplained.
 
-A checkpoint function may put its input away in another form or place before it runs its block, or
-behind it. Its node runs the block again, and that work not: so it is what the function's call holds
-directly outside what its node repeats with gradients on (:func:`find_own_work`). A checkpoint
-around the function repeats it. torch's own function does no such work: there that is the block's.
+A checkpoint function may store its input in another form or place before it runs its block, or
+after it. Its node runs the block again, but not that work: the operators directly in the function's
+call and outside what its node repeats with gradients on (:func:`find_own_work`). A checkpoint
+around the function repeats it. torch's function does no such work.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -29,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure
+from recompute_scan.recompute.roles import AGAIN, Role, Structure
 from recompute_scan.recompute.sequences import (
     Endings,
     Matcher,
@@ -42,8 +41,8 @@ from recompute_scan.recompute.work import Ran, Work
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64
 
-# What sets some sequences right can show that others were read wrongly.
-_CORRECTIONS = 6
+# Mending some readings can show that others were wrong.
+_CORRECTIONS = 2
 
 
 class Alignment(Struct, frozen=True, dict=True):
@@ -125,7 +124,7 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     endings = Endings({})
     matches, unexplained = _match_all(matcher, endings)
     for _ in range(_CORRECTIONS):
-        corrected = correct(endings, _readings(matcher, calls, matches))
+        corrected = correct(endings, _readings(matcher, matches))
         if corrected == endings:
             break
         endings = corrected
@@ -234,90 +233,24 @@ def _all_rows(matches: list[SequenceMatch]) -> tuple[Int64, Int64]:
     )
 
 
-def _readings(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> list[Reading]:
-    """What sequences with an expected end were taken for."""
-    of_engine: dict[int, list[Kept]] = defaultdict(list)
-    for kept in _kept(matcher, calls, matches):
-        of_engine[kept.engine].append(kept)
-    later = np.zeros(len(matcher.forward), np.bool_)
+def _readings(matcher: Matcher, matches: list[SequenceMatch]) -> list[Reading]:
+    """How each sequence with an expected end was read."""
+    of_engine: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for match in matches:
+        places = matcher.forward.searchsorted(match.original)
+        of_engine[match.engine].append((int(places.min()), int(places.max())))
     readings = []
-    for sequence in reversed(matcher.sequences):
-        spans = []
-        forgotten = []
-        for kept in reversed(of_engine[sequence.engine]):
-            spans.append((int(kept.places.min()), int(kept.places.max())))
-            forgotten.append(kept.forgotten(later))
-            later[kept.places] = True
+    for sequence in matcher.sequences:
+        spans = of_engine[sequence.engine]
         anchor = matcher.anchors.find(sequence.engine) if spans else None
         if anchor is not None:
-            readings.append(
-                Reading(
-                    operators=sequence.operators.codes,
-                    expected=anchor.last,
-                    recomputes=tuple(reversed(spans)),
-                    asked=not matcher.structure.checkpoint_node[sequence.engine],
-                    forgotten=max((p for p in forgotten if p is not None), default=None),
-                )
-            )
-    return readings[::-1]
-
-
-class Kept(Struct, frozen=True):
-    """Which operators of a recompute gave up what they save.
-
-    A non-reentrant checkpoint that is recomputed keeps each tensor that an operator saves, detached
-    inside that operator; not those of operators in a further checkpoint within, which keeps
-    nothing but its inputs until it is recomputed itself (``torch/utils/checkpoint.py``,
-    ``_recomputation_hook``). Operators that save nothing tell nothing.
-
-    Attributes:
-        engine: Row of the engine range in which it ran.
-        places: Places of its operators in the forward pass.
-        saving: Which of its operators save tensors.
-        lost: Which of these did not keep them.
-    """
-
-    engine: int
-    places: Int64
-    saving: Bool
-    lost: Bool
-
-    def forgotten(self, later: Bool) -> int | None:
-        """The last place that a recompute gave up for good, ``None`` for none.
-
-        Operators that save nothing share the fate of the one before them.
-
-        Args:
-            later: For each place: was it recomputed after this one?
-        """
-        lost = np.flatnonzero(self.lost & ~later[self.places])
-        if not len(lost):
-            return None
-        behind = np.flatnonzero(self.saving[lost[-1] + 1 :])
-        return int(self.places[lost[-1] + behind[0]] if len(behind) else self.places[-1])
-
-
-def _kept(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> Iterator[Kept]:
-    """What each recompute kept."""
-    original, again = _all_rows(matches)
-    detach = np.array([name == vocabulary.DETACH for name in calls.names], np.bool_)[calls.name]
-    before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
-    detaches = before[again + calls.size[again] + 1] > before[again + 1]
-    saving = detaches
-    if detaches.any():
-        codes = OperatorCodes(calls)[again]
-        saving = np.isin(codes, codes[detaches])
-    places = matcher.forward.searchsorted(original)
-    lost = saving & ~detaches
-    begin = 0
-    for match in matches:
-        part = slice(begin, begin + len(match.again))
-        yield Kept(match.engine, places[part], saving[part], lost[part])
-        begin = part.stop
+            asked = not matcher.structure.checkpoint_node[sequence.engine]
+            readings.append(Reading(sequence.codes, anchor.last, tuple(spans), asked))
+    return readings
 
 
 class OwnWork(Struct, frozen=True):
-    """That work in the forward pass.
+    """Work of checkpoint functions outside their blocks, in the forward pass.
 
     Attributes:
         rows: Rows of its operators, in order.
@@ -329,7 +262,7 @@ class OwnWork(Struct, frozen=True):
 
 
 def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> OwnWork:
-    """That work of all functions in a trace."""
+    """The own work of all checkpoint functions in a trace."""
     blocks: dict[int, tuple[int, int, int]] = {}
     for number, recompute in enumerate(alignment.recomputes):
         if not is_of_others(calls, structure, recompute.engine):

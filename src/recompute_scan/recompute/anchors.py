@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import AGAIN, OPERATORS, Role, Structure
+from recompute_scan.recompute.roles import AGAIN, Role, Structure
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Int64, Ints
 
@@ -50,7 +49,6 @@ class Anchors:
         self._outer_rows = rows[structure.number[rows].argsort(kind="stable")]
         self._outer_numbers = structure.number[self._outer_rows]
         self._askers = self._find_askers(engines)
-        self._run_ends, self._run_over = self._descents()
 
     def remember(self, again: Int64, original: Int64) -> None:
         """Keep which forward operator each recomputed one repeats, for sequences inside it."""
@@ -86,31 +84,6 @@ class Anchors:
         asker = np.where(AGAIN[structure.role[top]] & (top >= 0), top, maker)
         known = AGAIN[structure.role[asker]] | (structure.role[asker] == Role.RANGE)
         return np.where(mine & known, asker, -1)
-
-    def still_open(self, place: int, engine: int) -> int:
-        """The first place of the graph that ``place`` belongs to, as far as that can be told.
-
-        What is before it has been differentiated for the last time when the backward pass
-        that holds this engine range comes to ``place``: another micro-batch.
-        """
-        calls, structure = self._calls, self._structure
-        while (parent := int(calls.parent[engine])) >= 0 and structure.engine[parent] >= 0:
-            engine = int(structure.engine[parent])
-        run = int(self._run_ends.searchsorted(place)) - 1
-        while run >= 0 and self._run_over[run] >= calls.start[engine]:
-            run -= 1
-        return int(self._run_ends[run]) + 1 if run >= 0 else 0
-
-    def _descents(self) -> tuple[Int64, Int64]:
-        """Last places of the runs that were differentiated from last to first, and when.
-
-        Nodes of one graph run in falling order of their numbers, so what rises is another's.
-        """
-        over = self._differentiated()
-        places = np.flatnonzero(over >= 0)
-        over = over[places]
-        ends = np.flatnonzero(np.append(over[1:] > over[:-1], True)) if len(over) else places
-        return places[ends], over[ends]
 
     def _place(self, row: int, engine: int) -> Anchor | None:
         """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
@@ -173,31 +146,11 @@ class Anchors:
         outermost = self._outermost_function(self._structure.function[self._forward])
         return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
 
-    def _differentiated(self) -> Int64:
-        """For each forward operator: when the last node of it, or of its checkpoint, began, ns.
-
-        -1 where none ran.
-        """
-        last = np.full(len(self._calls), -1, np.int64)
-        root = self._roots()
-        at, rows = self._outer(self._structure.number[root])
-        np.maximum.at(last, rows, self._calls.start[root[at]])
-        return self._of_operators(last)
-
-    def _roots(self) -> Int64:
-        """Rows of the numbered engine ranges that are in no other."""
-        root = self._structure.roots
-        return root[self._structure.number[root] >= 0]
-
     def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
         """Positions of those of these numbers that lead to the forward pass, and rows there."""
         at = self._outer_numbers.searchsorted(numbers, side="right") - 1
         known = np.flatnonzero(at >= 0)
         return known, self._outer_rows[at[known]]
-
-    def _of_operators(self, values: Int64) -> Int64:
-        """For each forward operator: its value, or that of the outermost function around it."""
-        return values[self._owners()]
 
     def _outermost_function(self, function: Ints) -> Ints:
         outermost: Ints = function.copy()
@@ -208,37 +161,3 @@ class Anchors:
                 break
             outermost = np.where(above >= 0, above, outermost)
         return outermost
-
-
-class Boundaries:
-    """Begins and ends of checkpoint functions, and what torch's other variant leaves of its begin.
-
-    The non-reentrant checkpoint leaves an operator from torch 2.1 to 2.12; before and since it
-    leaves nothing.
-    """
-
-    def __init__(self, calls: Calls, structure: Structure) -> None:
-        saver = np.array([name == vocabulary.INPUT_SAVER for name in calls.names], np.bool_)
-        operator = OPERATORS[structure.role]
-        savers = np.flatnonzero(saver[calls.name] & operator)
-        functions = np.flatnonzero(structure.function == np.arange(len(calls)))
-        rows = np.concatenate([savers, functions, functions + calls.size[functions] + 1])
-        engine = structure.engine[np.concatenate([savers, functions, functions])]
-        # In order of the engine range, and in each of the row.
-        self._size = len(calls) + 2
-        self._place = np.sort(engine.astype(np.int64) * self._size + rows)
-
-    def before(self, operators: Int64, engine: Int64) -> Int64:
-        """How many lie between each operator and the one before it in its engine range.
-
-        Args:
-            operators: Rows, in order of the engine range, in it ascending.
-            engine: The engine range that each ran in; -1 for the forward pass.
-        """
-        first = engine * self._size
-        passed = self._place.searchsorted(first + operators, side="right")
-        passed -= self._place.searchsorted(first)
-        crossed: Int64 = passed.copy()
-        on = np.flatnonzero(engine[1:] == engine[:-1])
-        crossed[on + 1] -= passed[on]
-        return crossed

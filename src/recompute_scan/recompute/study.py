@@ -170,7 +170,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         framed = spans_from_frames(trace, calls, alignment, recognise)
         spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
-    plain = count_plainly(trace, calls, structure, alignment)
+    plain = count_plainly(calls, structure, alignment)
     compiled = find_compiled_backward(calls, structure)
     by_design = find_by_design(trace, calls, structure, kernels, alignment.again)
     rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))

@@ -36,7 +36,6 @@ from recompute_scan.recompute.attention.order import (
     passes_by_thread,
     recomputed,
     spans_beside,
-    spans_of,
     with_recomputes,
 )
 from recompute_scan.recompute.roles import Structure
@@ -343,25 +342,18 @@ def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
 
 # A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
 _WHOLE = 0.7
-# The backward pass reads what a recompute makes: of other kernels, this share is let be.
-_STRANGE = 0.25
 PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
 # Two, and what a second loss has of its own.
 _MOST_PRODUCTS = 2.1
-# ReLU's has no such word.
-_OF_BACKWARD = re.compile(rf"{NAMED_BACKWARD.pattern}|threshold_kernel", re.I)
 _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 
 
 def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
-    """The evidence, without what the kernels around those that ran again do not bear out.
+    """The evidence, or ``inconclusive`` where the kernels around attention do not agree with it.
 
     A checkpoint around attention alone, or one that keeps the results of matrix products, runs
-    attention again as one around the whole layer does. And a recompute is a piece of the forward
-    pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
-    neither a product nor named after the backward pass, and that the rest of it does not have,
-    something else used what was computed: a hook ran it. And more products than gradients take are
-    recomputes of something without attention.
+    attention again as one around the whole layer does. More products than gradients take are
+    recomputes of operators without attention.
     """
     if found.judgement.verdict == "inconclusive":
         return found
@@ -379,21 +371,9 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
         )
     if not highest:
         return found
-    if _backward_twice(events):
-        return _unsettled(
-            found,
-            "More runs backward than forward: how many backward passes a recompute is for cannot be"
-            " told.",
-        )
     again = repeats >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
-    if _used_elsewhere(trace, sequence, again, at, events):
-        return _unsettled(
-            found,
-            "Forward work runs again in the backward pass, and kernels of neither follow it: a "
-            "hook cannot be told from a recompute.",
-        )
     between = np.diff(forwards)
     if found.judgement.verdict != "full" or not number or not len(between):
         return found
@@ -406,45 +386,8 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
     )
 
 
-def _backward_twice(events: list[str]) -> bool:
-    """May two backward passes go through what ran again once?
-
-    Where losses are two, each backward pass has recomputes of its own, equally many, so that no
-    kernel of the one follows on one of the other.
-    """
-    number = Counter(events)
-    uneven = number[RECOMPUTE] % max(1, number[BACKWARD]) > 0
-    in_a_row = (BACKWARD, BACKWARD) in pairwise(events)
-    return number[BACKWARD] > number[FORWARD] and (uneven or in_a_row) and number[RECOMPUTE] > 0
-
-
 def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
     return replace(found, judgement=Judgement("inconclusive", reason))
-
-
-def _used_elsewhere(
-    trace: Trace,
-    sequence: KernelSequence,
-    again: Bool,
-    at: Int64,
-    events: list[str],
-) -> bool:
-    """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
-    ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
-    size = len(trace.names)
-    behind = np.bincount(sequence.token[ends], minlength=size)
-    rest = np.bincount(
-        sequence.token[spans_of(at, events, False, len(again)) & ~again], minlength=size
-    )
-    # What stands right before a counted kernel of the backward pass prepares it.
-    counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
-    ends = ends[~(np.isin(ends, counted) | np.isin(ends + 1, counted))]
-    strange = [
-        2 * behind[code] > rest[code]
-        and not (PRODUCT.search(trace.names[code]) or _OF_BACKWARD.search(trace.names[code]))
-        for code in sequence.token[ends].tolist()
-    ]
-    return bool(sum(strange) > _STRANGE * len(strange))
 
 
 def more_products(
