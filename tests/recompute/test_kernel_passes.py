@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recompute_scan.recompute.attention.order import Pass, passes_by_order, passes_by_thread
+from recompute_scan.recompute.kernel_order import Pass, passes_by_order, passes_by_thread
 from tests.recompute.attention_traces import Group, backward_pass, each_layer, multiplicity
 
 SPELLED = {"forward": "F", "recompute": "R", "backward": "B"}

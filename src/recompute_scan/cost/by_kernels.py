@@ -1,6 +1,6 @@
 """What recomputes cost where a trace has kernels alone: by the sequence in which they ran.
 
-Which kernels are a recompute's says :mod:`recompute_scan.recompute.attention.order`.
+Which kernels are a recompute's says :mod:`recompute_scan.recompute.kernel_order`.
 
 What is saved is the device's time from the start of each redundant kernel to that of the next on
 its stream: where the device is the limit, the kernel; where the host is, the time between launches.
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from recompute_scan.numpy_tools import median
-from recompute_scan.recompute.attention.evidence import PRODUCT, more_products
-from recompute_scan.recompute.attention.order import (
+from recompute_scan.recompute.attention_kernels import PRODUCT, more_products
+from recompute_scan.recompute.kernel_order import (
     BACKWARD,
     RECOMPUTE,
     KernelSequence,

@@ -2,7 +2,7 @@
 
 A function of one's own may put its input away, as offloading ones do: it copies it in the forward
 pass, and back before it runs the block again. What its node does not run again is its own work
-(:func:`recompute_scan.recompute.alignment.find_own_work`); of what its node does, the copies of its
+(:func:`recompute_scan.recompute.by_design.find_own_work`); of what its node does, the copies of its
 input are. Autograd is off then, so they have no sequence number in the recompute; what the block
 runs has one, whether its gradient is wanted or not
 (``aten/src/ATen/core/dispatch/Dispatcher.cpp``). Nor is autograd on where FSDP gathers the block's
@@ -27,9 +27,9 @@ from msgspec import Struct
 from recompute_scan.cost.flops import parse_inputs
 from recompute_scan.cost.reruns import OpSequence
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import find_own_work, first_of_block, is_of_others
+from recompute_scan.recompute.alignment import Recompute
+from recompute_scan.recompute.by_design import find_own_work, first_of_block, is_of_others
 from recompute_scan.recompute.roles import OPERATORS, Role, Structure
-from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.columns import Int64
 

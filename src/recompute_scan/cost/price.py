@@ -23,7 +23,7 @@ from recompute_scan.cost.reruns import Keep
 from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.intervals import median_interval
 from recompute_scan.numpy_tools import median
-from recompute_scan.recompute.collectives import time_of
+from recompute_scan.recompute.by_design import time_of
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 

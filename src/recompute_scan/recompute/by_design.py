@@ -21,7 +21,6 @@ makes the layer reversible, and no switch can take it out.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -31,13 +30,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, is_of_others
+from recompute_scan.recompute.alignment import Alignment, Recompute
 from recompute_scan.recompute.roles import Role, Structure
-from recompute_scan.recompute.sequences import Recompute
-from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.recompute.work import Work
-from recompute_scan.trace.calls import Calls, Kernels
-from recompute_scan.trace.columns import Int64, Kind, Trace
+from recompute_scan.trace.calls import Calls, Kernels, StepSpan, step_of
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # What moves, makes or names memory, and computes nothing.
 _NO_WORK = re.compile(
@@ -185,24 +182,6 @@ def left_unexplained(unexplained: Int64, found: Sequence[DesignedRun]) -> Int64:
     return unexplained[~np.isin(unexplained, rows_of(found))]
 
 
-def with_design(
-    judgement: Judgement, found: Sequence[DesignedRun], forward_time: float
-) -> Judgement:
-    """The verdict with these: no checkpoint, and yet forward work that runs again, once.
-
-    Args:
-        judgement: The verdict without them.
-        found: What runs again by design.
-        forward_time: Time of all forward operators, in the unit of ``ByDesign.time``.
-    """
-    if judgement.verdict != "none" or not found:
-        return judgement
-    highest = max(max(1, math.ceil(each.again / each.forward)) for each in found)
-    again = sum(each.time for each in found)
-    share = min(1.0, again / forward_time) if forward_time > 0 else None
-    return Judgement("partial", None, float(highest), share, share)
-
-
 class _Launched:
     """The kernels that calls launched."""
 
@@ -307,3 +286,213 @@ def _forward_alone(
     if launched.any and launched.of(some)[0]:
         return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))
     return bool(set(_work(calls, some)) - set(_work(calls, nodes.tolist())))
+
+
+class OwnWork(Struct, frozen=True):
+    """Work of checkpoint functions outside their blocks, in the forward pass.
+
+    Attributes:
+        rows: Rows of its operators, in order.
+        recompute: For each: position in ``Alignment.recomputes`` of what its function ran again.
+    """
+
+    rows: Int64
+    recompute: Int64
+
+
+def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> OwnWork:
+    """The own work of all checkpoint functions in a trace."""
+    blocks: dict[int, tuple[int, int, int]] = {}
+    for number, recompute in enumerate(alignment.recomputes):
+        if not is_of_others(calls, structure, recompute.engine):
+            continue
+        begin = first_of_block(structure, recompute.again)
+        rows, again = recompute.original[begin:], recompute.again[begin:]
+        middle = len(rows) // 2
+        # A node runs again what its call holds, further functions' calls among that.
+        around = _calls_around(calls, structure, int(rows[middle]))
+        inside = len(_calls_around(calls, structure, int(again[middle])))
+        name = vocabulary.function_of(calls.names[calls.name[recompute.engine]])
+        if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
+            first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
+            bounds = min(first, int(rows.min())), max(last, int(rows.max()))
+            blocks[around[inside]] = *bounds, number
+    found, owners = [alignment.forward[:0]], [alignment.forward[:0]]
+    for call, (first, last, number) in blocks.items():
+        stop = call + 1 + int(calls.size[call])
+        begin, end = alignment.forward.searchsorted((call, stop)).tolist()
+        rows = alignment.forward[begin:end]
+        outside = (rows < first) | (rows > last)
+        found.append(rows[outside & (structure.function[rows] == call)])
+        owners.append(np.full(len(found[-1]), number))
+    rows, owner = np.concatenate(found), np.concatenate(owners)
+    order = rows.argsort()
+    return OwnWork(rows[order], owner[order])
+
+
+def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
+    """Is the node in this engine's range that of a checkpoint function, and not of torch's own?"""
+    if not structure.checkpoint_node[engine]:
+        return False
+    return vocabulary.function_of(calls.names[calls.name[engine]]) != vocabulary.TORCHS_FUNCTION
+
+
+def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:
+    """The alignment, in which that work has no backward pass: its function's is its block's."""
+    backwards = alignment.backwards.copy()
+    backwards[alignment.forward.searchsorted(own.rows)] = 0
+    return replace(alignment, backwards=backwards)
+
+
+def first_of_block(structure: Structure, again: Int64) -> int:
+    """Place of the first operator that autograd records, or that is another function's; 0: none.
+
+    A function's node runs its block with gradients on, and brings the input back without.
+    """
+    inside = (structure.number[again] >= 0) | (structure.function[again] >= 0)
+    return int(np.flatnonzero(inside)[0]) if inside.any() else 0
+
+
+def _calls_around(calls: Calls, structure: Structure, row: int) -> list[int]:
+    """Rows of the calls of checkpoint functions around a call, innermost first.
+
+    In a recompute, those inside the node that runs it.
+    """
+    found = []
+    call = int(structure.function[row])
+    while call >= 0:
+        found.append(call)
+        above = int(calls.parent[call])
+        call = int(structure.function[above]) if above >= 0 else -1
+    return found
+
+
+class Collectives(Struct, frozen=True):
+    """Calls of collectives, each counted once, however many ranges it is recorded in.
+
+    Attributes:
+        rows: All of them in complete steps, in order of rows.
+        repeated: Those inside a recompute.
+        gathers: Those with which FSDP gathers parameters.
+    """
+
+    rows: Int64
+    repeated: Int64
+    gathers: Int64
+
+    @property
+    def repeated_gathers(self) -> Int64:
+        """Gathers of parameters inside a recompute."""
+        return self.repeated[np.isin(self.repeated, self.gathers)]
+
+
+def find_collectives(
+    calls: Calls,
+    structure: Structure,
+    kernels: Kernels,
+    alignment: Alignment,
+    steps: Sequence[StepSpan],
+    complete: Bool,
+) -> Collectives:
+    """The collectives of a trace; see :class:`Collectives`.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        kernels: Device work with its launches.
+        alignment: The recomputes.
+        steps: Steps, in order.
+        complete: For each step: does it count?
+    """
+    is_one = calls.matching(vocabulary.COLLECTIVE) & ~calls.matching(vocabulary.NO_COLLECTIVE)
+    rows = np.flatnonzero(is_one[calls.name])
+    parent = calls.parent[rows]
+    rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
+    step = step_of(list(steps), calls.start[rows])
+    counted = (step >= 0) & np.append(complete, False)[step]
+    rows = rows[counted & ~_only_waits(calls, kernels, rows)]
+    recomputes = alignment.recomputes if len(rows) else ()
+    inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
+    return Collectives(
+        rows=rows,
+        repeated=np.unique(np.concatenate([rows[:0], *inside])),
+        gathers=rows[_gathers_parameters(calls, rows)],
+    )
+
+
+def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
+    """Time of these calls in ns: of the kernels they launched, or on the host without any."""
+    held = kernels_of(calls, kernels, rows)
+    if held.any():
+        return float((kernels.end - kernels.start)[held].sum())
+    return float(calls.duration[rows].sum())
+
+
+def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
+    """For each piece of device work: was it launched inside one of these calls?
+
+    Args:
+        calls: The trace's calls.
+        kernels: Its device work.
+        rows: Calls none of which is in another, ascending.
+    """
+    launch = kernels.launch
+    at = rows.searchsorted(launch, side="right") - 1
+    held: Bool = (at >= 0) & (launch >= 0)
+    if len(rows):
+        held &= launch <= (rows + calls.size[rows])[np.maximum(at, 0)]
+    return held
+
+
+def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
+    """For each call: is it NCCL's record of a wait for a collective that was counted already?
+
+    It has the name of the record of the collective itself, which is inside the call of c10d
+    or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
+    """
+    bare = calls.matching(vocabulary.RECORD)[calls.name[rows]]
+    if not bare.any():
+        return bare
+    ranges = np.flatnonzero(calls.matching(vocabulary.BACKEND)[calls.name])
+    launches = np.unique(kernels.launch)
+    last = rows + calls.size[rows]
+    for work in (ranges, launches):
+        bare &= work.searchsorted(rows) == work.searchsorted(last, side="right")
+    return bare
+
+
+def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
+    """For each collective: is it a gather that FSDP started?"""
+    gather, sharding = calls.matching(vocabulary.GATHER), calls.matching(vocabulary.SHARDING)
+    found: Bool = np.zeros(len(rows), np.bool_)
+    for place in np.flatnonzero(gather[calls.name[rows]]):
+        above = int(calls.parent[rows[place]])
+        while above >= 0 and not sharding[calls.name[above]]:
+            above = int(calls.parent[above])
+        found[place] = above >= 0
+    return found
+
+
+def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
+    """Those of ``rows`` that this recompute does, gathers before its first operator included."""
+    mine: Int64
+    node = _node(calls, recompute.engine)
+    mine = rows[(rows > node) & (rows <= node + calls.size[node])]
+    mine = mine[structure.engine[mine] == recompute.engine]
+    if structure.checkpoint_node[recompute.engine]:
+        return mine  # all that the node runs itself is the recompute
+    # What comes later belongs to the formula of the node that asked.
+    mine = mine[calls.start[mine] <= calls.end[recompute.again].max()]
+    return mine
+
+
+def _node(calls: Calls, engine: int) -> int:
+    """Row of the node inside an engine's range; hooks run beside it. Itself in old traces."""
+    name = calls.names[calls.name[engine]]
+    if not name.startswith(vocabulary.ENGINE):
+        return engine
+    wanted = name[len(vocabulary.ENGINE) :]
+    for row in range(engine + 1, engine + 1 + int(calls.size[engine])):
+        if calls.parent[row] == engine and calls.names[calls.name[row]] == wanted:
+            return row
+    return engine

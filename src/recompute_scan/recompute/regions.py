@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.attention_kernels import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, numbered, operators_of
 from recompute_scan.recompute.roles import Role

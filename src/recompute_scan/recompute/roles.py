@@ -15,11 +15,12 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.checkpoints import CheckpointFunctions, find_checkpoint_functions
 from recompute_scan.recompute.evaluations import (
     NEVER,
+    CheckpointFunctions,
     Evaluations,
     Fate,
+    find_checkpoint_functions,
     find_evaluations,
     numbers_of,
     under_a_mode,

@@ -12,30 +12,32 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import (
-    Alignment,
-    align,
-    find_own_work,
-    without_gradients,
-)
-from recompute_scan.recompute.annotated import Annotations, count_by_marks, read_annotations
-from recompute_scan.recompute.attention.evidence import (
+from recompute_scan.recompute.alignment import Alignment, align
+from recompute_scan.recompute.attention_kernels import (
     KernelEvidence,
     hides_backward,
     read_kernels,
     settle,
 )
-from recompute_scan.recompute.boundaries import spans_from_annotations, spans_from_recomputes
+from recompute_scan.recompute.boundaries import (
+    Annotations,
+    count_by_marks,
+    read_annotations,
+    spans_from_annotations,
+    spans_from_recomputes,
+)
 from recompute_scan.recompute.by_design import (
+    Collectives,
     DesignedRun,
     find_by_design,
+    find_collectives,
+    find_own_work,
     left_unexplained,
     part_own_runs,
     rows_of,
-    with_design,
+    without_gradients,
 )
 from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
-from recompute_scan.recompute.collectives import Collectives, find_collectives
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.frames import (
     Recognise,
@@ -54,6 +56,7 @@ from recompute_scan.recompute.verdict import (
     as_designed,
     find_compiled_backward,
     judge,
+    with_design,
     with_marks,
 )
 from recompute_scan.recompute.work import Work, measure

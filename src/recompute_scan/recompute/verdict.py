@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,8 @@ from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
-from recompute_scan.recompute.annotated import MarkedCounts
+from recompute_scan.recompute.boundaries import MarkedCounts
+from recompute_scan.recompute.by_design import DesignedRun
 from recompute_scan.recompute.checks import PlainCounts
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
@@ -326,3 +328,21 @@ def _reason(
     if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
         return HIDDEN_BY_COMPILER
     return None
+
+
+def with_design(
+    judgement: Judgement, found: Sequence[DesignedRun], forward_time: float
+) -> Judgement:
+    """The verdict with these: no checkpoint, and yet forward work that runs again, once.
+
+    Args:
+        judgement: The verdict without them.
+        found: What runs again by design.
+        forward_time: Time of all forward operators, in the unit of ``ByDesign.time``.
+    """
+    if judgement.verdict != "none" or not found:
+        return judgement
+    highest = max(max(1, math.ceil(each.again / each.forward)) for each in found)
+    again = sum(each.time for each in found)
+    share = min(1.0, again / forward_time) if forward_time > 0 else None
+    return Judgement("partial", None, float(highest), share, share)
