@@ -26,7 +26,6 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment, Recompute
-from recompute_scan.recompute.by_design import find_own_work
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls
@@ -258,21 +257,6 @@ def of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[R
     return recomputes[: len(recomputes) // passes]
 
 
-def asked_once(recomputes: list[Recompute], calls: Calls, structure: Structure) -> list[Recompute]:
-    """Those without what a node asks for again as a function's node evaluates it once more."""
-    evaluated: dict[tuple[int, int], int] = {}
-    found = []
-    for recompute in recomputes:
-        engine = recompute.engine
-        above = int(calls.parent[engine])
-        around = int(structure.engine[above]) if above >= 0 else -1
-        number = int(structure.number[engine])
-        first = evaluated.setdefault((around, number), engine)
-        if around < 0 or number < 0 or first == engine:
-            found.append(recompute)
-    return found
-
-
 def told_apart(
     recomputes: list[Recompute], around: FunctionsAround, in_parts: frozenset[str]
 ) -> list[Checkpoint]:
@@ -421,10 +405,9 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
     """One span per recomputed boundary, in forward order, with what the ranges tell of it."""
     if not alignment.recomputes:
         return []
-    recomputes = _of_blocks(calls, structure, alignment)
-    around = FunctionsAround(calls, structure, recomputes)
+    around = FunctionsAround(calls, structure, alignment.recomputes)
     intervals = []
-    for recompute in recomputes:
+    for recompute in alignment.recomputes:
         places = alignment.forward.searchsorted(recompute.original)
         intervals.append((int(places.min()), int(places.max()), recompute))
     intervals.sort(key=lambda item: (item[0], -item[1]))
@@ -439,7 +422,6 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
     spans = []
     for group in groups:
         recomputes = of_one_backward([recompute for _, _, recompute in group], alignment)
-        recomputes = asked_once(recomputes, calls, structure)
         spans.append(
             Span(
                 first=min(first for first, _, _ in group),
@@ -491,24 +473,3 @@ def _variant(text: str) -> Variant | None:
     if text == "non-reentrant":
         return "non-reentrant"
     return None
-
-
-def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list[Recompute]:
-    """The recomputes without what the functions inside them work out beside their blocks."""
-    own = find_own_work(calls, structure, alignment).rows
-    if not len(own):
-        return list(alignment.recomputes)
-    found = []
-    for recompute in alignment.recomputes:
-        block = ~np.isin(recompute.original, own)
-        found.append(
-            replace(
-                recompute,
-                original=recompute.original[block],
-                again=recompute.again[block],
-                ran=recompute.ran[block],
-            )
-            if block.any()
-            else recompute
-        )
-    return found

@@ -96,7 +96,7 @@ def find_by_design(
         outside[name] = rows[engine < 0]
         for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
             if around >= 0 and not explained[row]:
-                inside[name][_function_of(calls, around)].append(row)
+                inside[name][vocabulary.function_of(calls.names[calls.name[around]])].append(row)
     found = []
     for name, places in inside.items():
         others = {
@@ -105,7 +105,7 @@ def find_by_design(
             if other in functions
             and other != name
             and name not in inside.get(other, {})
-            and _in_node(calls, rows, other)
+            and structure.evaluations.in_node[rows].all()
             and not _is_the_gradient(calls, structure, launched, rows)
         }
         if not others or not len(outside[name]):
@@ -153,7 +153,7 @@ def part_own_runs(
     rest = tuple(each for each in alignment.recomputes if id(each) not in mine)
     of_function: dict[str, list[Recompute]] = defaultdict(list)
     for each in own:
-        of_function[_function_of(calls, each.engine)].append(each)
+        of_function[vocabulary.function_of(calls.names[calls.name[each.engine]])].append(each)
     found = []
     for name, runs in of_function.items():
         rows = np.concatenate([each.again for each in runs])
@@ -220,34 +220,12 @@ def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
     )
 
 
-def _function_of(calls: Calls, engine: int) -> str:
-    node: str = calls.names[calls.name[engine]]
-    return node.removeprefix(vocabulary.ENGINE).removesuffix("Backward")
-
-
-def _in_node(calls: Calls, rows: Sequence[int], other: str) -> bool:
-    """Do they run in the other function's node itself, and not in a hook around it?"""
-    for row in rows:
-        above = int(calls.parent[row])
-        while above >= 0 and calls.names[calls.name[above]] != f"{other}Backward":
-            above = int(calls.parent[above])
-        if above < 0:
-            return False
-    return True
-
-
-def _node_of(calls: Calls, row: int, engine: int) -> int:
-    node = row
-    while int(calls.parent[node]) > engine:
-        node = int(calls.parent[node])
-    return node
-
-
 def _is_the_gradient(
     calls: Calls, structure: Structure, launched: _Launched, rows: Sequence[int]
 ) -> bool:
     """Does the node that holds these calls do nothing else?"""
-    nodes = {_node_of(calls, row, int(structure.engine[row])) for row in rows}
+    table = structure.evaluations
+    nodes = {int(row) for row in table.node[table.of[rows]]}
     if launched.any:
         return launched.of(sorted(nodes))[0] <= launched.of(rows)[0]
     own = _work(calls, sorted(nodes)) - _work(calls, rows)

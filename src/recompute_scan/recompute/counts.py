@@ -81,17 +81,7 @@ class Counts(Struct, frozen=True):
 
     def highest_of(self, parts: Sequence[slice]) -> list[float]:
         """The same for each of some rows of operators, none of them empty."""
-        if not parts:
-            return []
-        edges = np.array([(part.start, part.stop) for part in parts]).ravel()
-        # Of the reductions every other one lies between two of them.
-        padded = np.append(self.multiplicity, 0.0)
-        most = np.maximum.reduceat(padded, edges)[::2]
-        least = np.minimum.reduceat(padded, edges)[::2]
-        return [
-            high if high == low else self.highest(part)
-            for part, high, low in zip(parts, most.tolist(), least.tolist(), strict=True)
-        ]
+        return [self.highest(part) for part in parts]
 
     def mean(self, among: Bool | Int64) -> float:
         """Time-weighted mean m of these operators."""

@@ -35,10 +35,8 @@ from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64
 
-# Sequences shorter than this look like too much else, unless they stand in a row with blocks.
+# Many operators that are no layer look like a shorter sequence.
 SHORTEST_LOOKALIKE = 3
-# One operator alone is like too many even there.
-_SHORTEST_IN_ROW = 2
 # A repeated pattern must make up this much of a forward pass to be its layers.
 REPEATS_COVER = 0.5
 
@@ -48,7 +46,7 @@ def patterns_of(spans: Sequence[Span], code: Int64) -> list[Int64]:
     distinct: dict[bytes, Int64] = {}
     for span in spans:
         pattern = code[span.first : span.last + 1]
-        if len(pattern) >= _SHORTEST_IN_ROW:
+        if len(pattern) >= SHORTEST_LOOKALIKE:
             distinct.setdefault(pattern.tobytes(), pattern)
     # The longest first, so that a sequence is claimed whole.
     return sorted(distinct.values(), key=len, reverse=True)
@@ -73,8 +71,6 @@ def lookalikes(
     first, last = int(here[0]), int(here[-1])
     for pattern in patterns:
         starts = np.flatnonzero(code[first : last + 1] == pattern[0]) + first
-        if len(pattern) < SHORTEST_LOOKALIKE:
-            starts = _in_row(starts, pattern, known, code)
         for start in starts:
             stop = int(start) + len(pattern)
             if stop - 1 > last or taken[start:stop].any() or not counted[start:stop].any():
@@ -83,26 +79,6 @@ def lookalikes(
                 taken[start:stop] = True
                 found.append(Span(int(start), stop - 1, ()))
     return found
-
-
-def _in_row(starts: Int64, pattern: Int64, known: Sequence[Span], code: Int64) -> Int64:
-    """Those starts of the pattern that follow on its blocks no further off than these stand apart,
-    in either direction.
-    """
-    length = len(pattern)
-    starts = starts[starts <= len(code) - length]
-    for place, kind in enumerate(pattern):
-        starts = starts[code[starts + place] == kind]
-    alike = starts.tolist()
-    row = {span.first for span in known}.intersection(alike)
-    far = min(np.diff(np.array(sorted(row), np.int64)).tolist(), default=length)
-    for order in (alike, alike[::-1]):
-        last = -1 - far
-        for start in order:
-            if start in row or length <= abs(start - last) <= far:
-                row.add(start)
-                last = start
-    return np.array(sorted(row), np.int64)
 
 
 def repeats(code: Int64, here: Int64) -> list[Span]:
