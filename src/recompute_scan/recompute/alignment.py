@@ -83,7 +83,7 @@ class Alignment(Struct, frozen=True, dict=True):
             out.
         backwards: One entry per forward row: how many backward passes went through it, or
             through what a function or a model ran of it by design; 0 for an operator without
-            gradients, or whose backward is not in the trace.
+            gradients, or without a backward in the trace.
         passes: How many went through it or ran it again, at least 1. A pass that ends early
             (``autograd.grad`` with respect to the last weight of a block) runs all of a
             checkpoint's work again and goes through some of its nodes only.
@@ -124,7 +124,7 @@ class Alignment(Struct, frozen=True, dict=True):
 
     @cached_property
     def piece(self) -> Bool:
-        """Whether each is in a further shard of what ran whole: no run of its own."""
+        """Whether each is in a further shard of operators that ran whole, and no separate run."""
         return self._of_each([each.piece for each in self.recomputes])
 
     def _of_each(self, values: list[bool]) -> Bool:
@@ -144,8 +144,8 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     Args:
         calls: The trace's calls.
         structure: Their roles.
-        work: Their work on the device; tells operators that were entered but did nothing.
-        starts: Start of each step in ns, ascending; a recompute repeats work of its own step.
+        work: Their work on the device; shows operators that were entered but did nothing.
+        starts: Start of each step in ns, ascending; a recompute repeats work of the same step.
     """
     neutral = calls.matching(vocabulary.NEUTRAL)[calls.name]
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
@@ -192,7 +192,7 @@ def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch],
 
 
 def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[SequenceMatch]:
-    """Of what a function runs of its block beside the recompute: what the same node ran again.
+    """Own work of a function that repeats operators which the same node recomputes.
 
     A reversible layer gets its input back from its output so, and then runs again with gradients.
     """
@@ -293,7 +293,7 @@ class Anchors:
         return None if row < 0 else self._place(row, engine)
 
     def _find_askers(self, engines: Int64) -> dict[int, int]:
-        """Row of the operator, or of the checkpoint function, whose node each engine range runs.
+        """Row of the operator, or of the checkpoint function, that made each engine range's node.
 
         -1 where none is known.
         """
@@ -335,7 +335,7 @@ class Anchors:
         """For each forward operator: how many backward passes went through its node; and how many
         did or ran it again, at least 1.
 
-        A checkpoint function's node is that of all its operators, and what a function or a model
+        A checkpoint function's node stands for all its operators, and what a function or a model
         ran again by design went backward where that did.
         """
         calls, structure, forward = self._calls, self._structure, self._forward
@@ -375,12 +375,12 @@ class Anchors:
         return backwards, np.maximum(passes, 1)
 
     def _owners(self) -> Int64:
-        """For each forward operator: its row, or that of the outermost function around it."""
+        """For each forward operator: its row, or the row of the outermost function around it."""
         outermost = self._outermost_function(self._structure.function[self._forward])
         return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
 
     def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
-        """Positions of those of these numbers that lead to the forward pass, and rows there."""
+        """Positions of the numbers that lead to the forward pass, and rows there."""
         at = self._outer_numbers.searchsorted(numbers, side="right") - 1
         known = np.flatnonzero(at >= 0)
         return known, self._outer_rows[at[known]]

@@ -1,13 +1,10 @@
-"""What attention's kernels alone say, and what bears it out.
+"""Recomputes by attention's kernels alone, and a check by the kernels around them.
 
 Traces of device activity alone, Nsight exports without operator ranges, CUDA graphs, and compiled
 code have this in common: nothing links a kernel to an operator of the model. Attention kernels
-still tell forward from backward by name (:mod:`recompute_scan.recompute.attention_kernels`), and
-their order tells recomputes (:mod:`recompute_scan.recompute.kernel_order`). Of everything else
-that ran they say nothing: a checkpoint that keeps attention's results, or recomputes attention
-alone, looks like none or like a whole one.
-
-What the kernels around attention's bear out, and what they do not.
+are still forward or backward by name (:data:`FAMILIES`), and their order shows recomputes
+(:mod:`recompute_scan.recompute.kernel_order`). They show nothing else that ran: a checkpoint that
+keeps attention's results, or recomputes attention alone, looks like none or like a whole one.
 
 Names are one account, the sequence of all kernels is another: both have to agree.
 """
@@ -46,9 +43,9 @@ from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
 
 Direction = Literal["forward", "backward"]
 
-# What may be before a name, in `pytorch_flash::name` and in the mangled `_ZN…16nameI…`.
+# Text allowed before a name, in `pytorch_flash::name` and in the mangled `_ZN…16nameI…`.
 _BEGIN = r"(?<![A-Za-z_])"
-# What may be behind it: template arguments, parameters, or nothing.
+# Text allowed behind it: template arguments, parameters, or nothing.
 _END = r"(?=[<(I]|E|\.kd|$)"
 
 
@@ -83,9 +80,10 @@ FAMILIES: tuple[KernelFamily, ...] = (
         rf"{_BEGIN}fmha_fwd_loop_kernel{_END}",
         rf"{_BEGIN}fmha_bwd_dq_dk_dv_loop_kernel{_END}",
     ),
-    # All are cutlass::device_kernel<…>; the class inside tells. The first releases had a forward of
-    # their own, compute_attn_ws. Helpers: FlashAttnBwdPreprocess, FlashAttnBwdPostprocessConvertdQ,
-    # prepare_varlen_num_blocks_kernel, FlashAttnFwdCombine. Source: Dao-AILab/flash-attention:
+    # All are cutlass::device_kernel<…>; the class inside differs. The first releases had
+    # another forward, compute_attn_ws. Helpers: FlashAttnBwdPreprocess,
+    # FlashAttnBwdPostprocessConvertdQ, prepare_varlen_num_blocks_kernel, FlashAttnFwdCombine.
+    # Source: Dao-AILab/flash-attention:
     # hopper/flash_fwd_launch_template.h, flash_bwd_launch_template.h; seen in
     # traces/public/h100-nanogpt-compiled.
     KernelFamily(
@@ -134,8 +132,8 @@ FAMILIES: tuple[KernelFamily, ...] = (
             r"softmax_warp_backward(_masked)?(?=[<(I]|E|$)"
         ),
     ),
-    # Inductor's template kernels are triton_tem_…; what it fuses with attention's inputs or outputs
-    # (triton_poi_fused__flash_attn_backward_…) is no attention. Source: pytorch/pytorch:
+    # Inductor's template kernels are triton_tem_…; a kernel fused with attention's inputs or
+    # outputs (triton_poi_fused__flash_attn_backward_…) is no attention. Source: pytorch/pytorch:
     # torch/_inductor/kernel/flex_attention.py.
     KernelFamily(
         "flex_attention",
@@ -199,8 +197,8 @@ Roles = dict[int, tuple[str, Direction]]
 class FamilyCount(Struct, frozen=True):
     """Main kernels of one family in all steps: of the forward pass, recomputed, backward.
 
-    Where threads do not tell recomputes from the forward pass, each backward is taken to have had
-    one forward, and the forwards beyond those to have run again.
+    Where threads do not separate recomputes from the forward pass, each backward is taken to
+    have had one forward, and the forwards beyond those to have run again.
 
     Attributes:
         name: The family.
@@ -233,19 +231,19 @@ class KernelStep(Struct, frozen=True):
 
     @property
     def highest(self) -> int | None:
-        """Highest multiplicity in the step; ``None`` where it cannot be told."""
+        """Highest multiplicity in the step; ``None`` where it is unknown."""
         return None if self.passes is None else max((p.highest for p in self.passes), default=0)
 
 
 class KernelEvidence(Struct, frozen=True):
-    """What attention's kernels say of one trace.
+    """The recomputes that attention's kernels show in one trace.
 
     Attributes:
         families: Families that ran in the counted steps.
         steps: Steps that hold an attention backward.
         steps_marked: Whether the trace marks its steps.
-        by_thread: Whether recomputes were told from the forward pass by the thread that launched
-            them, and not by their order alone.
+        by_thread: Whether the launching thread separated recomputes from the forward pass,
+            and not by their order alone.
         judgement: The verdict on attention.
         rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
         events: What each of these is, as :mod:`recompute_scan.recompute.kernel_order` spells.
@@ -266,15 +264,15 @@ class KernelEvidence(Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be seen, one sentence each."""
+        """Limits of this evidence, one sentence each."""
         found = [
-            "Only attention could be counted, by the names of its kernels; what runs again around "
-            "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
-            "results cannot be told from none."
+            "Only attention could be counted, by the names of its kernels. Around it, kernels ran "
+            "again where they repeat the forward pass's. A checkpoint that keeps attention's "
+            "results looks like none."
         ]
         if not self.by_thread:
             found.append(
-                "No launching thread tells the forward pass from the backward pass: recomputes are "
+                "No launching thread separates the forward from the backward pass: recomputes are "
                 "read off the order of the kernels."
             )
         if not self.steps_marked:
@@ -288,7 +286,7 @@ class KernelEvidence(Struct, frozen=True):
 
 
 def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
-    """What attention's kernels say; ``None`` where no attention backward ran.
+    """The evidence of attention's kernels; ``None`` where no attention backward ran.
 
     Kernels belong to the step that launched them. Those without a record of their launch are
     left out, unless no kernel has one: then the whole recording is one step.
@@ -384,11 +382,11 @@ def _named_backward(trace: Trace, code: Int32) -> Bool:
     return np.isin(code, np.array(said, np.int64))
 
 
-def _parted(trace: Trace, kernels: Kernels, rows: Int64, beside: Int64) -> list[frozenset[int]]:
-    """For each kernel: names of those of ``beside`` that begin between it and the one before."""
-    beside = beside[kernels.start[beside].argsort(kind="stable")]
-    name = trace.name[kernels.event[beside]]
-    number = kernels.start[beside].searchsorted(kernels.start[rows])
+def _parted(trace: Trace, kernels: Kernels, rows: Int64, named: Int64) -> list[frozenset[int]]:
+    """For each kernel: names in ``named`` that begin between it and the kernel before."""
+    named = named[kernels.start[named].argsort(kind="stable")]
+    name = trace.name[kernels.event[named]]
+    number = kernels.start[named].searchsorted(kernels.start[rows])
     first = np.roll(number, 1)
     first[:1] = number[:1]
     both = zip(first.tolist(), number.tolist(), strict=True)
@@ -416,7 +414,7 @@ def _named_steps(calls: Calls) -> list[StepSpan]:
 def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None:
     """For each attention kernel: did a thread launch it that launches no backward?
 
-    ``None`` where the threads do not tell: each backward has a forward from such a thread, but
+    ``None`` where the threads do not show it: each backward has a forward from such a thread, but
     for what recording missed.
     """
     thread = calls.thread[launch]
@@ -437,7 +435,7 @@ def _read_step(
     if not by_thread:
         passes = passes_by_order(events, not marked, parted)
         return KernelStep(span, None if passes is None else tuple(passes), 0)
-    # A backward whose forward is not in the recording is no pass of its own.
+    # A backward without its forward in the recording is no separate pass.
     first = events.index(FORWARD) if FORWARD in events else len(events)
     passes = passes_by_thread(events[first:], not marked)
     if passes is None:
@@ -470,7 +468,7 @@ def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
     if not passes or any(step.passes is None for step in steps):
         return Judgement(
             "inconclusive",
-            "Attention's kernels run in an order from which recomputes cannot be told from further "
+            "Attention's kernels run in an order that does not separate recomputes from further "
             "forward passes.",
         )
     highest = max(each.highest for each in passes)
@@ -485,7 +483,7 @@ def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
 # A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
 _WHOLE = 0.7
 PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
-# Two, and what a second loss has of its own.
+# Two, and the products of a second loss.
 _MOST_PRODUCTS = 2.1
 _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 
@@ -524,7 +522,7 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
     return _unsettled(
         found,
         "Attention runs again, and most of the kernels around do not: a checkpoint that keeps "
-        "results cannot be told from one whose kernels ran in another order.",
+        "results looks like one with kernels in another order.",
     )
 
 
@@ -535,11 +533,11 @@ def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
 def more_products(
     trace: Trace, sequence: KernelSequence, at: Int64, events: Sequence[str], again: Bool
 ) -> bool:
-    """Are there more products in the backward pass, beside what ran again, than gradients take?
+    """Are there more products in the backward pass, except recomputed ones, than gradients take?
 
-    Between its first counted kernel and its last the backward pass passes what is between those of
-    the forward: two products for each. Compiled code has products in kernels of its own: there
-    nothing is said.
+    Between its first counted kernel and its last the backward pass goes through the same
+    products as the forward between its own: two for each. Compiled code has products in other
+    kernels, so there the answer is no.
     """
     if any(name.startswith("triton_") for name in trace.names):
         return False

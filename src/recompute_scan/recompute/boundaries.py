@@ -1,6 +1,6 @@
 """Where a checkpoint begins and ends, and which checkpoints share a boundary.
 
-The checkpoints of one boundary, told apart by what their recomputes hold.
+The checkpoints of one boundary, distinguished by the calls that their recomputes hold.
 
 Checkpointed sequences of the forward pass, from annotations or from recomputes, as a forest.
 """
@@ -123,7 +123,7 @@ def read_annotations(
 def recomputed_calls(
     calls: Calls, annotations: Annotations | None, rows: Int64
 ) -> list[RegionAnnotation | None]:
-    """For each row: the checkpointed call in whose recompute it stands; ``None`` if unknown."""
+    """For each row: the checkpointed call that its recompute repeats; ``None`` if unknown."""
     known = annotations.calls if annotations is not None else ()
     by_number = {call.annotation.call: call.annotation for call in known}
     found = []
@@ -168,7 +168,7 @@ class MarkedCounts(Struct, frozen=True):
 def count_by_marks(
     calls: Calls, structure: Structure, alignment: Alignment, annotations: Annotations
 ) -> MarkedCounts | None:
-    """What the annotations count; ``None`` where they cannot tell.
+    """The counts of the annotations; ``None`` where they do not show them.
 
     One annotation is one recompute of all that its call holds, unless another checkpoint is around
     the call or within it, the call keeps some results, or a function without annotations runs work
@@ -199,7 +199,7 @@ def count_by_marks(
 def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
     """For each row: is it before a checkpoint function, no recomputed operator between?
 
-    Within a reentrant checkpoint, whose first run has gradients off, some functions are called
+    A reentrant checkpoint's first run has gradients off. Within it some functions are called
     in the recompute alone, and so is what makes their arguments (fairscale).
     """
     functions = np.flatnonzero(structure.function == np.arange(len(structure.function)))
@@ -235,7 +235,7 @@ def same_boundary(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def of_function(checkpoint: Checkpoint, name: str, in_parts: frozenset[str]) -> Checkpoint:
-    """The checkpoint as that of an autograd function of this name."""
+    """The checkpoint, as one by an autograd function of this name."""
     if name in in_parts:
         checkpoint = replace(checkpoint, options=(*checkpoint.options, IN_PARTS))
     mechanism = vocabulary.CHECKPOINT_FUNCTIONS.get(name)
@@ -267,7 +267,7 @@ def told_apart(
     checkpoints = [Checkpoint(depth, variant) for depth, variant in enumerate(variants)]
     reentrant = [one.depth for one in checkpoints if one.variant == "reentrant"]
     if None in variants:
-        # Which is whose is not known; that there is one is.
+        # It is not known which function made which, only that there is one.
         reentrant, names = [-1], around.names(recomputes)[:1]
     for depth, name in zip(reentrant, names, strict=False):
         if name != vocabulary.TORCHS_FUNCTION:
@@ -281,7 +281,7 @@ def _variants(count: int, inside: Counter[int]) -> list[Variant | None]:
     A reentrant one calls its function wherever what it checkpoints runs, but in its own recompute.
     So the forward pass holds as many calls around these operators as there are reentrant ones, and
     a recompute as many as there are further inside than the checkpoint that asked for it. Of
-    recomputes with equally many, one is that of a reentrant checkpoint, if there are more calls in
+    recomputes with equally many, one is a reentrant checkpoint's, if there are more calls in
     the forward pass; the others are of non-reentrant ones right inside it.
 
     Args:
@@ -318,7 +318,7 @@ class FunctionsAround:
         return sum(1 for _ in self._around(rows, self._again))
 
     def names(self, recomputes: list[Recompute]) -> list[str]:
-        """Names of those that hold some first run, where they are not that of torch's own."""
+        """Names of the functions that hold some first run, except torch's."""
         functions = np.concatenate([self._function[each.original] for each in recomputes])
         rows = sorted({*functions.tolist()} - {-1})
         names = (self._calls.names[self._calls.name[row]] for row in rows)
@@ -402,7 +402,7 @@ def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
 
 
 def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
-    """One span per recomputed boundary, in forward order, with what the ranges tell of it."""
+    """One span per recomputed boundary, in forward order, with the checkpoints that ranges show."""
     if not alignment.recomputes:
         return []
     around = FunctionsAround(calls, structure, alignment.recomputes)

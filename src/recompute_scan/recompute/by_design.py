@@ -4,7 +4,7 @@ An autograd function may save less than its gradient needs and run *another* fun
 again in its own backward: DeepSeek's attention function runs the norms before it again, which saves
 their outputs. Nobody left a switch on, so it is no finding; but it is forward work that runs again.
 
-What a function runs of *itself* in its own backward is its formula (chunked losses, fused
+The operators of a function *itself* in its backward are its formula (chunked losses, fused
 activations, ring exchanges), and is not listed. Nor is a function that merely is part of another
 one's gradient, as scattering is of gathering:
 
@@ -13,7 +13,7 @@ one's gradient, as scattering is of gathering:
 * the gradient that calls it does nothing else, so that it is that gradient;
 * both call each other.
 
-A function that is a checkpoint of its own kind may run its block twice in its node: once without
+A function that is a checkpoint by behavior may run its block twice in its node: once without
 gradients, and again with them for the gradient. A reversible layer does, to get back the input
 that it did not keep from its output. Only the second run is the checkpoint's; the first is what
 makes the layer reversible, and no switch can take it out.
@@ -36,7 +36,7 @@ from recompute_scan.recompute.work import Work
 from recompute_scan.trace.calls import Calls, Kernels, StepSpan, step_of
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
-# What moves, makes or names memory, and computes nothing.
+# Operators that move, make or name memory, and compute nothing.
 _NO_WORK = re.compile(
     r"aten::(empty|new_empty|view|_unsafe_view|_?reshape|as_strided|t|transpose|permute|numpy_T|expand"
     r"|slice|select|split|chunk|unbind|squeeze|unsqueeze|narrow|unfold|resize_|record_stream|zeros"
@@ -51,10 +51,10 @@ class DesignedRun(Struct, frozen=True):
 
     Attributes:
         function: Its name.
-        inside: The functions in whose gradients it runs again, those that do so most first.
+        inside: The functions with gradients that run it again, most calls first.
         forward: Calls outside any backward pass.
         again: Calls within the gradients of others.
-        time: Device time of what these launched, or their own on the host, ns.
+        time: Device time of their kernels, or their time on the host, ns.
         kernels: How many kernels these launched.
         rows: Rows of these calls.
     """
@@ -87,7 +87,7 @@ def find_by_design(
     explained = calls.within(matched)
     operator = calls.kind == Kind.OP
     launched = _Launched(trace, calls, kernels)
-    # Rows of calls outside any backward pass, and, by the function whose node it is, inside.
+    # Rows of calls outside any backward pass, and inside by the function that made the node.
     outside: dict[str, Int64] = {}
     inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for name in functions:
@@ -133,7 +133,7 @@ def find_by_design(
 def part_own_runs(
     calls: Calls, structure: Structure, work: Work, alignment: Alignment
 ) -> tuple[Alignment, tuple[DesignedRun, ...]]:
-    """The alignment without what functions run of their own blocks beside the recompute, and that.
+    """The alignment without the own work of functions in their nodes, and that work.
 
     Args:
         calls: The trace's calls.
@@ -271,7 +271,7 @@ class OwnWork(Struct, frozen=True):
 
     Attributes:
         rows: Rows of its operators, in order.
-        recompute: For each: position in ``Alignment.recomputes`` of what its function ran again.
+        recompute: For each: position in ``Alignment.recomputes`` of its function's recompute.
     """
 
     rows: Int64
@@ -309,7 +309,7 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
 
 
 def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
-    """Is the node in this engine's range that of a checkpoint function, and not of torch's own?"""
+    """Did a checkpoint function, and not torch's, make the node in this engine's range?"""
     if not structure.checkpoint_node[engine]:
         return False
     return vocabulary.function_of(calls.names[calls.name[engine]]) != vocabulary.TORCHS_FUNCTION
@@ -412,7 +412,7 @@ def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     Args:
         calls: The trace's calls.
         kernels: Its device work.
-        rows: Calls none of which is in another, ascending.
+        rows: Calls, ascending, each outside the others.
     """
     launch = kernels.launch
     at = rows.searchsorted(launch, side="right") - 1
@@ -459,13 +459,13 @@ def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int6
     mine = mine[structure.engine[mine] == recompute.engine]
     if structure.checkpoint_node[recompute.engine]:
         return mine  # all that the node runs itself is the recompute
-    # What comes later belongs to the formula of the node that asked.
+    # Later operators belong to the formula of the node that asked.
     mine = mine[calls.start[mine] <= calls.end[recompute.again].max()]
     return mine
 
 
 def _node(calls: Calls, engine: int) -> int:
-    """Row of the node inside an engine's range; hooks run beside it. Itself in old traces."""
+    """Row of the node inside an engine's range; hooks run outside it. Itself in old traces."""
     name = calls.names[calls.name[engine]]
     if not name.startswith(vocabulary.ENGINE):
         return engine

@@ -56,7 +56,7 @@ class Tally(Struct, frozen=True):
     Attributes:
         name: The operator.
         outside: How many ran outside any backward pass.
-        inside: How many ran inside one, those of hooks among them.
+        inside: How many ran inside one, including hooks.
         hooked: How many of these a gradient hook ran.
         forward: How many of the match's forward operators they make up.
         again: How many of those that the match says ran again.
@@ -100,7 +100,7 @@ class PlainCounts(Struct, frozen=True):
 
     @property
     def contradicting(self) -> Tally | None:
-        """The most telling name of which too much is left without an explanation."""
+        """The first name with too many calls that nothing explains."""
         return next((tally for tally in self.tallies if tally.contradicts), None)
 
 
@@ -114,7 +114,7 @@ def count_plainly(calls: Calls, structure: Structure, alignment: Alignment) -> P
     rows = rows[_with_gradients(calls, structure, rows) & ~formula[rows]]
     table = structure.evaluations
     inside = table.of[rows] >= 0
-    # What adds up a gradient asks for no saved tensor, and runs hooks.
+    # AccumulateGrad asks for no saved tensor, and runs hooks.
     adding = [name == vocabulary.ACCUMULATE_GRAD for name in calls.names]
     hooking = np.append(np.array(adding, np.bool_)[calls.name[table.row]], False)
     hooked = inside & (~table.in_node[rows] | hooking[table.of[rows]])
@@ -175,23 +175,23 @@ _SOUND = {
 }
 # Where some are found, so many are in a short trace, too: a step of Megatron's has two of 90 nodes.
 _SOUNDNESS_STRAY = 2
-# What operators run inside is compared where there are so many of a kind, and what this share
-# of them has is no exception.
+# Operators inside others are compared where there are so many of a kind. A difference in more than
+# this share of them is no exception.
 _KIND, _RULE = 4, 0.1
 # No more names than these are looked at for one number: an operator has a few inside it.
 _MOST_NAMES = 64
-# Nodes of these names have no operator in the forward pass; of an archive's aliases nobody knows.
+# Nodes of these names have no operator in the forward pass; of an archive's aliases it is unknown.
 _NO_OPERATOR = re.compile(
     r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)|[Pp]rivate_op_\d"
 )
-# It calls the node of what was done to the slice itself, without the engine.
+# It calls the node of the operation on the slice itself, without the engine.
 _COPY_SLICES = "torch::autograd::CopySlices"
-# Named by what they compute; others (TorchScript's, C++ functions') have names of their own.
+# Named by what they compute; others (TorchScript's, C++ functions') have other names.
 _NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
 
 
 def check_soundness(calls: Calls, structure: Structure) -> dict[str, int]:
-    """Counters of what does not hold together; empty for a sound trace.
+    """Counters of contradictions; empty for a sound trace.
 
     For each of ``nodes_apart``, ``numbers_astray``, ``operators_unlike`` and ``shapes_missing``
     how many there are, and under the same name with ``_of`` behind it, of how many.
@@ -253,19 +253,19 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
 
 
 def _unasked(calls: Calls, structure: Structure) -> Bool:
-    """Ranges of nodes whose result nobody asked for: opened, without a number, and empty."""
+    """Ranges of nodes with an unneeded result: opened, without a number, and empty."""
     return np.asarray((calls.size == 0) & (structure.number < 0))
 
 
 def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
-    """Nodes whose number leads to no operator before them that they are called after."""
+    """Nodes with a number that leads to no earlier operator that they are named after."""
     engines = structure.rows(Role.BACKWARD)
     names = [name.removeprefix(vocabulary.ENGINE) for name in calls.names]
     asking = np.array([_NO_OPERATOR.match(name) is None for name in names], np.bool_)
     engines = engines[asking[calls.name[engines]] & ~_unasked(calls, structure)[engines]]
     nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
     own = calls.sequence.copy()
-    own[structure.told] = structure.number[structure.told]
+    own[structure.filled] = structure.number[structure.filled]
     rows = np.flatnonzero(
         (calls.kind == Kind.OP)
         & (own >= 0)

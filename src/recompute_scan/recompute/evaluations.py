@@ -1,8 +1,8 @@
 """Every time the engine evaluates a node: what ran in it, and what became of the nodes made there.
 
 An evaluation is an ``autograd::engine::evaluate_function`` range (before torch 1.11, a bare node).
-An operator that runs with gradients on makes a node, and bears its number. What became of that node
-is the operator's *fate*, and it tells recomputes apart:
+An operator that runs with gradients on makes a node, and has its number. The operator's
+*fate* is what became of that node, and it shows recomputes:
 
 * a reentrant checkpoint's node runs its block and then a backward pass through it: *rebuilt*
   (``torch/utils/checkpoint.py``, ``CheckpointFunction.backward``);
@@ -10,14 +10,14 @@ is the operator's *fate*, and it tells recomputes apart:
   (``unpack_hook`` there);
 * what a forward pass makes, or the gradient of a gradient, is evaluated *later*.
 
-Numbers are those of the thread that made the node (``torch/csrc/autograd/function.h``).
+Each thread that makes nodes counts them separately (``torch/csrc/autograd/function.h``).
 
 Every operator that runs with gradients on has the number of the node that it makes, with one
 exception: before torch 2.4 none has under a Python dispatch mode (a selective checkpoint's, a
 FLOP counter's), where the key that it is first called with is no key of autograd's
 (``Dispatcher::callWithDispatchKeySlowPath``). The nodes have their numbers all the same, and in
-the order of their operators; so a node whose number no operator has belongs to one of its name
-between those of the numbers before and after it.
+the order of their operators; so a node with a number that no operator has belongs to an operator of
+its name between the operators of the numbers before and after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class Fate:
-    """What became of the nodes that a call made; of several the strongest counts."""
+    """The fate of the nodes that a call made. Of several fates the strongest counts."""
 
     NONE: Final = 0  # it made none: no gradients
     DISCARDED: Final = 1  # never evaluated
@@ -60,12 +60,12 @@ class Evaluations(Struct, frozen=True):
         engine_pass: The backward pass that it belongs to.
         root_pass: That of the outermost evaluation around it.
         nested_at: When the first backward pass inside it began, ns; ``NEVER`` for none.
-        by_hook: Whether a backward pass begins in it beside its node.
+        by_hook: Whether a backward pass begins in it outside its node.
         of: Per call: the innermost evaluation that holds it, -1 for none.
-        in_node: Whether it is in that evaluation's node, and not beside it.
+        in_node: Whether it is in that evaluation's node, and not outside it.
         special: Whether it is the engine's range or the node itself.
         fate: A :class:`Fate`.
-        through: The evaluation whose nested pass went through its nodes, or -1.
+        through: The evaluation with the nested pass that went through its nodes, or -1.
     """
 
     row: Int64
@@ -227,7 +227,7 @@ def _find_makers(
     said = calls.made_by[row]
     for number in np.unique(said[said >= 0]).tolist():
         mine = np.flatnonzero((said == number) & (best >= 0))
-        # Autograd counts threads in an order of its own: most of the numbers tell which is which.
+        # Autograd counts threads in another order. The thread with most of the numbers is the one.
         most = np.bincount(calls.thread[best[mine]], minlength=1).argmax()
         best[said == number] = -1
         for thread, ask, found in of_threads:
@@ -312,7 +312,7 @@ def _find_passes(
 def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple[Ints, Int64]:
     """The sequence number of each call, -1 for none; and rows of those that got their node's.
 
-    That of an operator without one (TorchScript) is the lowest inside it, that of an engine range
+    An operator without one (TorchScript) has the lowest inside it, an engine range
     its node's.
 
     Args:
@@ -323,7 +323,7 @@ def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple
     own = calls.sequence.copy()
     nodes = evaluations.node[evaluations.node >= 0]
     nodes = nodes[calls.sequence[nodes] >= 0]
-    told = _fill_in(calls, own, operators & (evaluations.of < 0), evaluations.of, nodes)
+    filled = _fill_in(calls, own, operators & (evaluations.of < 0), evaluations.of, nodes)
     none = np.iinfo(own.dtype).max
     lowest = np.where(own < 0, none, own)
     for rows in calls.levels_up():
@@ -331,11 +331,11 @@ def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple
     number: Ints = own.copy()
     np.copyto(number, lowest, where=operators & (own < 0) & (lowest < none))
     number[evaluations.row] = evaluations.number
-    return number, told
+    return number, filled
 
 
 def under_a_mode(calls: Calls, rows: Int64) -> Bool:
-    """For each of these operators: does it, or one inside it, hold a call of its own name?
+    """For each of these operators: does it, or one inside it, hold a call of the same name?
 
     A dispatch mode sees an operator, and calls it again.
     """
@@ -371,7 +371,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
         ).tolist()
         for code in np.unique(codes).tolist()
     }
-    told, place = [], 0
+    filled, place = [], 0
     found = zip(orphans.tolist(), codes.tolist(), first.tolist(), until.tolist(), strict=True)
     for node, code, begin, end in found:
         rows, place = rows_of[code], max(place, begin + 1)
@@ -380,8 +380,8 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
             maker = rows[here]
             number[maker] = number[node]
             place = maker + 1 + int(calls.size[maker])
-            told.append(maker)
-    return np.array(told, np.int64)
+            filled.append(maker)
+    return np.array(filled, np.int64)
 
 
 def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
@@ -406,14 +406,14 @@ class CheckpointFunctions(Struct, frozen=True):
 
     Attributes:
         names: All of them, those known by name among them.
-        in_parts: Those whose node goes back and forth: it runs a part again, and that part's
+        in_parts: Functions with a node that goes back and forth: it runs a part again, and its
             backward pass, then the next. A model's own design, such as a reversible chain, and no
             switch that somebody left on.
         losses: Functions that do so and end the forward pass, such as a head with its loss in
-            chunks. What they run again is their own formula: they are no checkpoints, and not
+            chunks. They run again their formula: they are no checkpoints, and not
             among ``names``.
-        called: By the code of its node's name, that of each function, but for the checkpoints that
-            are known by name.
+        called: The code of each function by the code of its node's name, except checkpoints
+            that are known by name.
     """
 
     names: frozenset[str]
@@ -448,7 +448,7 @@ def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> Checkpo
 
 
 def _called_functions(calls: Calls) -> dict[int, int]:
-    """By the code of its node's name, that of each autograd function that is no known checkpoint.
+    """Codes of the autograd functions that are no known checkpoints, by their node's name.
 
     Compiled code is no function that somebody wrote.
     """
@@ -463,7 +463,7 @@ def _called_functions(calls: Calls) -> dict[int, int]:
 
 
 def _own_nodes(calls: Calls, evaluations: Evaluations, functions: dict[int, int]) -> Int64:
-    """Of each evaluation the code of the function whose call made its node; -1 for none."""
+    """For each evaluation the code of the function that made its node; -1 for none."""
     of_name = np.full(len(calls.names), -1, np.int64)
     codes = {name: code for code, name in enumerate(calls.names)}
     for node, function in functions.items():

@@ -9,12 +9,12 @@ forward and the backward pass stand the originals. So a pass through four layers
     F F F F   F F B B F F B B   m = 1, a checkpoint around two layers
     F F F F   F F B F F B …     m = 2
 
-What ran in the forward pass is told from recomputes by the launching thread where it can be: on a
-GPU, autograd launches from threads of its own. Without that, by the period, and by where the
+The launching thread separates the forward pass from recomputes where it can: on a GPU,
+autograd launches from other threads. Without that, by the period, and by where the
 backward pass begins: kernels that are named after it come between the two (``|``)::
 
     F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
-    F F F F F F F F | B B B B           evaluation, or another model: not told
+    F F F F F F F F | B B B B           evaluation, or another model: unknown
 
 Recomputes in the sequence of all kernels, where attention's main kernels say where they are.
 
@@ -98,7 +98,7 @@ def passes_by_thread(events: Sequence[str], cut: bool = False) -> list[Pass] | N
     """The backward passes in a sequence of ``F`` (forward pass), ``R`` (recompute) and ``B``.
 
     A new pass begins with the first B behind an F. ``None`` where attention ran in a backward pass
-    and none of its backwards followed: no checkpoint does that, a hook that runs a module does.
+    and no backward of it followed: no checkpoint does that, a hook that runs a module does.
 
     Args:
         events: In order of launch.
@@ -127,7 +127,7 @@ def passes_by_order(
     """The backward passes in a sequence of ``F`` and ``B``, all of one length; else ``None``.
 
     The length is the shortest that repeats: every so many B, the longest run of F returns, of at
-    least that many, and between these runs the same numbers of F. What comes before the first B of
+    least that many, and between these runs the same numbers of F. All F before the first B of
     a pass beyond the F that the pass needs are recomputes, where a kernel named after the backward
     pass parts the two. Where none does, these must be no more than the recomputes seen later in the
     pass: a further forward pass, and a recompute of the whole model, look alike. So do a forward
@@ -158,7 +158,7 @@ def passes_by_order(
 
 
 class _Before(Struct, frozen=True):
-    """What ran between two B: ``gaps`` has what is before each F, and before the second B."""
+    """Events between two B: ``gaps`` has what is before each F, and before the second B."""
 
     gaps: tuple[Collection[int], ...]
 
@@ -200,9 +200,9 @@ def _read(passes: list[list[_Before]], layers: int) -> list[Pass] | None:
 
 
 def _may_begin(numbers: Sequence[int], place: int) -> bool:
-    """May a pass of its own, with a forward pass of its own, be there up to the end?
+    """May another pass, with another forward pass, be there up to the end?
 
-    It has more F than any recompute beside it.
+    It has more F than any other recompute.
     """
     rest, mine = len(numbers) - place, numbers[place]
     others = (*numbers[1:place], *numbers[place + 1 :])
@@ -240,7 +240,7 @@ def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelS
 
 
 def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] | None:
-    """The events with recomputes told from the forward pass where only their order tells them.
+    """The events, with recomputes found by their order where threads do not show them.
 
     A forward pass is as many forwards as its backward pass has backwards; further ones before the
     first backward, and all between backwards, are recomputes. ``None`` where passes differ in
@@ -318,7 +318,7 @@ def _turns(events: Sequence[str]) -> list[int]:
 
 
 def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
-    """What a run repeats, where that is not known yet."""
+    """Note which kernels a run repeats, where that is not known yet."""
     rows = np.arange(first, last)
     rows = rows[repeats[rows] < 0]
     repeats[rows] = rows + away
@@ -368,7 +368,7 @@ def _assigned(
 
 
 def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
-    """For each event: how far around it a recompute can reach, without the events beside it."""
+    """For each event: how far around it a recompute can reach, without the events next to it."""
     found = []
     for number in range(len(events)):
         low = int(at[number - 1]) + 1 if number else 0

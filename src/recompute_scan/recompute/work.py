@@ -31,7 +31,7 @@ class Work(Struct, frozen=True):
 
 
 def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
-    """The work of every call that is the top of its own (see ``Structure.top``)."""
+    """The work of every call that is a top (see ``Structure.top``)."""
     launched = kernels.launch >= 0
     unlaunched, queued = int((~launched).sum()), int(kernels.queued.sum())
     if not launched.any():
@@ -104,7 +104,7 @@ def _twins_before(calls: Calls, neutral: Bool) -> Int32:
     """Operators before each row, and before the end, that are in one of the same name.
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
-    the other (since torch 2.13 with a range between); one whose saved result is returned has
+    the other (since torch 2.13 with a range between); one that returns a saved result has
     no inner one. Bookkeeping differs between first run and recompute and is left out.
     """
     mode = np.array([name == vocabulary.DISPATCH_MODE for name in calls.names], np.bool_)[
