@@ -160,6 +160,7 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
         endings = corrected
         matches, unexplained = _match_all(matcher, endings)
     recomputes = _with_work(matches, structure, Ran(calls, work, neutral))
+    recomputes = _without_looks(recomputes, structure, matcher)
     backwards, passes = matcher.anchors.count_passes(recomputes)
     return Alignment(
         forward=forward,
@@ -189,6 +190,30 @@ def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch],
             known = [match.again for match in found]
             unexplained.append(sequence.rows[~np.isin(sequence.rows, np.concatenate(known))])
     return matches, unexplained
+
+
+def _without_looks(
+    recomputes: tuple[Recompute, ...], structure: Structure, matcher: Matcher
+) -> tuple[Recompute, ...]:
+    """The recomputes except of hooks that look at operators with another backward pass.
+
+    Gradient caching runs forward work without gradients first, and again in a hook for its gradient.
+    """
+    hooked = {
+        id(each)
+        for each in recomputes
+        if each.by_design and not structure.checkpoint_node[each.engine]
+    }
+    if not hooked:
+        return recomputes
+    own, _ = matcher.anchors.count_passes(())
+    return tuple(
+        each
+        for each in recomputes
+        if id(each) not in hooked
+        or 2 * np.count_nonzero(own[matcher.forward.searchsorted(each.original)])
+        <= len(each.original)
+    )
 
 
 def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[SequenceMatch]:

@@ -26,6 +26,7 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment, Recompute
+from recompute_scan.recompute.by_design import find_own_work
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls
@@ -405,9 +406,10 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
     """One span per recomputed boundary, in forward order, with the checkpoints that ranges show."""
     if not alignment.recomputes:
         return []
-    around = FunctionsAround(calls, structure, alignment.recomputes)
+    recomputes = _of_blocks(calls, structure, alignment)
+    around = FunctionsAround(calls, structure, recomputes)
     intervals = []
-    for recompute in alignment.recomputes:
+    for recompute in recomputes:
         places = alignment.forward.searchsorted(recompute.original)
         intervals.append((int(places.min()), int(places.max()), recompute))
     intervals.sort(key=lambda item: (item[0], -item[1]))
@@ -473,3 +475,24 @@ def _variant(text: str) -> Variant | None:
     if text == "non-reentrant":
         return "non-reentrant"
     return None
+
+
+def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list[Recompute]:
+    """The recomputes without the own work of the functions inside them."""
+    own = find_own_work(calls, structure, alignment).rows
+    if not len(own):
+        return list(alignment.recomputes)
+    found = []
+    for recompute in alignment.recomputes:
+        block = ~np.isin(recompute.original, own)
+        found.append(
+            replace(
+                recompute,
+                original=recompute.original[block],
+                again=recompute.again[block],
+                ran=recompute.ran[block],
+            )
+            if block.any()
+            else recompute
+        )
+    return found

@@ -399,6 +399,7 @@ def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
 _NODE = "Backward"
 # Calls looked at for each name: one function does the same in every call.
 _ENOUGH = 8
+_PRODUCTS = frozenset({"aten::matmul", "aten::mm", "aten::bmm"})
 
 
 class CheckpointFunctions(Struct, frozen=True):
@@ -430,7 +431,14 @@ def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> Checkpo
     rows = np.flatnonzero(evaluations.through >= 0)
     goes = evaluations.through[rows]
     rows, goes = rows[going[goes] >= 0], goes[going[goes] >= 0]
-    found = np.unique(going[goes])
+    found = np.array(
+        [
+            function
+            for function in np.unique(going[goes]).tolist()
+            if _go_through_all(calls, evaluations, rows, goes, going == function)
+        ],
+        np.int64,
+    )
     again = (evaluations.of[rows] == goes) & (calls.start[rows] >= evaluations.nested_at[goes])
     in_parts = np.unique(going[goes[again & np.isin(going[goes], found)]])
     losses = [
@@ -445,6 +453,45 @@ def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> Checkpo
         losses=frozenset(calls.names[code] for code in losses),
         called=functions,
     )
+
+
+def _go_through_all(
+    calls: Calls, evaluations: Evaluations, rows: Int64, goes: Int32, mine: Bool
+) -> bool:
+    """Do most of a function's nodes go through the last heavy work of their calls?
+
+    A backward pass begins where the call's result was made; a function may run less than that for
+    a formula of its own.
+    """
+    order = goes.argsort(kind="stable")
+    judged = []
+    for one in np.unique(goes[mine[goes]])[:_ENOUGH].tolist():
+        first, stop = goes[order].searchsorted([one, one + 1])
+        last = _last_work(calls, int(evaluations.maker[one]))
+        judged.append(last is None or _hold(calls, rows[order[first:stop]], last))
+    return 2 * sum(judged) > len(judged)
+
+
+def _hold(calls: Calls, rows: Int64, name: int) -> bool:
+    """Is one of these calls, in order, or one inside them, of this name?"""
+    end = -1
+    for row in rows.tolist():
+        if row < end:
+            continue
+        end = row + 1 + int(calls.size[row])
+        if (calls.name[row:end] == name).any():
+            return True
+    return False
+
+
+def _last_work(calls: Calls, own: int) -> int | None:
+    """Name of the last operator in a call that is heavy work of a forward pass, if any is."""
+    inside = np.arange(own + 1, own + 1 + calls.size[own])
+    for row in inside[calls.kind[inside] == Kind.OP][::-1].tolist():
+        name = calls.names[calls.name[row]]
+        if vocabulary.forward_only(name) or name in _PRODUCTS:
+            return int(calls.name[row])
+    return None
 
 
 def _called_functions(calls: Calls) -> dict[int, int]:

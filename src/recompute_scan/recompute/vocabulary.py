@@ -110,15 +110,8 @@ NEUTRAL = re.compile(
     r"|TorchDynamo Cache Lookup$"
 )
 
-# torch's non-reentrant checkpoint keeps its inputs by it (torch/utils/checkpoint.py, from torch
-# 2.1 to 2.12), when its function is about to run; not when it runs again.
-INPUT_SAVER = "_NoopSaveInputs"
-
 # By it a non-reentrant checkpoint that is recomputed keeps what operators save.
 DETACH = "aten::detach"
-
-# Operators that bring a saved tensor back to its device (`torch.autograd.graph.save_on_cpu`).
-BRINGS_BACK = re.compile(r"aten::(to|_to_copy|copy_)$")
 
 # Compiled code number `frame/version`. A reentrant checkpoint runs its block without gradients
 # first and with them in the recompute: two versions of one frame.
