@@ -197,7 +197,7 @@ def _without_looks(
 ) -> tuple[Recompute, ...]:
     """The recomputes except of hooks that look at operators with another backward pass.
 
-    Gradient caching runs forward work without gradients first, and again in a hook for its gradient.
+    Gradient caching runs forward work without gradients first, and again in a gradient hook.
     """
     hooked = {
         id(each)

@@ -461,7 +461,7 @@ def _go_through_all(
     """Do most of a function's nodes go through the last heavy work of their calls?
 
     A backward pass begins where the call's result was made; a function may run less than that for
-    a formula of its own.
+    its formula.
     """
     order = goes.argsort(kind="stable")
     judged = []
