@@ -19,7 +19,7 @@ from recompute_scan.cost.price import price, price_by_kernels, time_scale
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
 from recompute_scan.numpy_tools import places_of
-from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.attention_kernels import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.regions import (
     attention_of,

@@ -35,8 +35,7 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.frameworks.registry import MECHANISMS, import_names
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.attention.evidence import NAMED_STEP
-from recompute_scan.recompute.attention.kernels import attention_role
+from recompute_scan.recompute.attention_kernels import NAMED_STEP, attention_role
 from recompute_scan.recompute.regions import family_of_node
 from recompute_scan.trace import Kind
 

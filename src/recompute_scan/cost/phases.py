@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.collectives import kernels_of, time_of
+from recompute_scan.recompute.by_design import kernels_of, time_of
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import DeviceTime

@@ -5,7 +5,7 @@ recorded steps. The saving of a change is simulated (:mod:`recompute_scan.cost.s
 off that median.
 
 Where a trace has kernels alone, recomputes are sequences of kernels
-(:mod:`recompute_scan.recompute.attention.order`). The saving is the device's time from the start of
+(:mod:`recompute_scan.recompute.kernel_order`). The saving is the device's time from the start of
 each redundant kernel to the start of the next one on its stream: the kernel where the device is the
 limit, and the time between launches where the host is. The step is the range that marks it, or the
 period after which the whole sequence returns.
@@ -30,8 +30,8 @@ from recompute_scan.cost.reruns import Keep
 from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.intervals import median_interval
 from recompute_scan.numpy_tools import median
-from recompute_scan.recompute.attention.evidence import PRODUCT, more_products
-from recompute_scan.recompute.attention.order import (
+from recompute_scan.recompute.attention_kernels import PRODUCT, more_products
+from recompute_scan.recompute.kernel_order import (
     BACKWARD,
     RECOMPUTE,
     KernelSequence,

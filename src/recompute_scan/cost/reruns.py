@@ -41,9 +41,9 @@ from recompute_scan.cost.flops import parse_inputs
 from recompute_scan.cost.phases import Float64
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import find_own_work, first_of_block, is_of_others
+from recompute_scan.recompute.alignment import Recompute
+from recompute_scan.recompute.by_design import find_own_work, first_of_block, is_of_others
 from recompute_scan.recompute.roles import OPERATORS, Role, Structure, table
-from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls

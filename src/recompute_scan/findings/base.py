@@ -21,7 +21,7 @@ from recompute_scan.advise import RunFacts, Switch, keep_and_drop, place, switch
 from recompute_scan.cost.memory import KeptAttention, keep_attention, levels_of
 from recompute_scan.cost.phases import Repeated, repeated
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.annotated import recomputed_calls
+from recompute_scan.recompute.boundaries import recomputed_calls
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.recompute.verdict import Compiled
