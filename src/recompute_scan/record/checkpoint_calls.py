@@ -28,7 +28,7 @@ from torch import nn
 from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.fidelity.passing import Application
 from recompute_scan.frameworks.registry import MECHANISMS
-from recompute_scan.record.attribution import CallSites, Switches
+from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.isolation import (
     Call,
     Guard,
@@ -43,6 +43,7 @@ from recompute_scan.record.origins import (
     Arguments,
     Origin,
     Origins,
+    Switches,
     Variant,
     generator_function,
     reentrant_function,

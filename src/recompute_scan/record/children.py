@@ -1,27 +1,38 @@
-"""Record the user's script, unchanged: in this process, and in those that it starts.
+"""Record the user's script, unchanged: in this process, in those that it starts, and in others.
 
-Those are recorded as ranks of their own, whoever starts them: ``torch.multiprocessing.spawn``, its
-``start_processes`` (Lightning's and accelerate's way too) or plain ``multiprocessing.Process``, by
-spawn, fork or forkserver. Processes whose target is a library's, such as data-loader workers and
-pools, run on as they are.
+Processes that the script starts are recorded as ranks of their own, whoever starts them:
+``torch.multiprocessing.spawn``, its ``start_processes`` (as Lightning and accelerate do) or plain
+``multiprocessing.Process``, by spawn, fork or forkserver. Processes whose target belongs to a
+library, such as data-loader workers and pools, run on as they are.
+
+:func:`run_trial` records the script in processes of ours (``python -m recompute_scan --trial N
+JSON``), so that nothing of one trial (GPU memory, caches, random states, process groups) is left
+for the next.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from msgspec.structs import replace
 
-from recompute_scan.files import make_new
+from recompute_scan.errors import ScanError
+from recompute_scan.files import made, make_new
 from recompute_scan.record.attribution import is_library
 from recompute_scan.record.execute import StopRecording, run_call, run_program
 from recompute_scan.record.isolation import Call, Guard, Patches
-from recompute_scan.record.launch import rank_facts, started_as
+from recompute_scan.record.launch import launch, rank_facts, started_as
 from recompute_scan.record.options import (
     RunOptions,
     check_device,
@@ -33,7 +44,7 @@ from recompute_scan.record.options import (
 from recompute_scan.record.session import forget_parent, observe
 from recompute_scan.record.steps import chosen
 from recompute_scan.result.run_record import STOPPED, RunInfo, accept_so_far, run_records_in
-from recompute_scan.startup import Recorded
+from recompute_scan.startup import MAIN, Recorded
 
 
 def record(
@@ -204,3 +215,72 @@ def _code_of(target: Any) -> tuple[str, str]:
     code = getattr(target, "__code__", None)
     module = getattr(target, "__module__", None) or ""
     return module, code.co_filename if code is not None else ""
+
+
+# How long a trial that was asked to end may take for it.
+_GRACE_S = 20.0
+
+
+def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | None) -> int:
+    """Exit status of the script, run with these options; its traces and run records lie in
+    ``options.output``.
+
+    Args:
+        options: What to run and what to record.
+        nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
+        output: File for what the script prints; ``None`` lets it print here.
+    """
+    command = [sys.executable, MAIN, "--trial", str(nproc_per_node or 0), encode(options)]
+    # Sets of names are walked in an order that this decides.
+    environment = {"PYTHONHASHSEED": "0", **os.environ}
+    if output is None:
+        return _wait(command, environment, None)
+    with made(output) as file:
+        return _wait(command, environment, file)
+
+
+def run_trial_here(argv: Sequence[str]) -> int:
+    """Record as the options say, here or in N processes."""
+    nproc_per_node, text = int(argv[0]), argv[1]
+    if nproc_per_node:
+        return launch(nproc_per_node, ["--trial", "0", text])
+    options = decode(text, RunOptions)
+    try:
+        return record(options).exit_status
+    except ScanError as error:
+        print(f"recompute-scan: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _wait(command: Sequence[str], environment: dict[str, str], output: Any) -> int:
+    errors = subprocess.STDOUT if output is not None else None
+    with (
+        _ending_on_sigterm(),
+        subprocess.Popen(  # noqa: S603 - this interpreter, this package
+            command, env=environment, stdout=output, stderr=errors
+        ) as process,
+    ):
+        try:
+            status = process.wait()
+        except BaseException:  # interrupted: so is the trial, as a rule, by the same terminal
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    return 128 - status if status < 0 else status
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """A request to end reaches the trial too, since it turns into an exception here."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -21,14 +21,14 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from recompute_scan.errors import UsageError
 
-OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
+_OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class StopRecording(SystemExit):
@@ -336,13 +336,13 @@ def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:
 def _ends_in_own_frame(trace: TracebackType) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return _is_own(trace)
+    return is_own(trace.tb_frame)
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     links = []
     while trace is not None:  # a loop: this may be the trace of a RecursionError
-        if not _is_own(trace):
+        if not is_own(trace.tb_frame):
             links.append(trace)
         trace = trace.tb_next
     kept: TracebackType | None = None
@@ -351,5 +351,6 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
-def _is_own(link: TracebackType) -> bool:
-    return link.tb_frame.f_code.co_filename.startswith(OWN_FOLDER)
+def is_own(frame: FrameType) -> bool:
+    """Whether the frame runs code of this package."""
+    return frame.f_code.co_filename.startswith(_OWN_FOLDER)

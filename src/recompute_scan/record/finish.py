@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import RunError, ScanError, UsageError
-from recompute_scan.record.children import record
+from recompute_scan.record.children import record, run_trial
 from recompute_scan.record.launch import launch, launch_with, rank_facts, wait_for_ranks
 from recompute_scan.record.options import (
     RunOptions,
@@ -29,7 +29,6 @@ from recompute_scan.record.options import (
 )
 from recompute_scan.record.shutdown import ends_with
 from recompute_scan.record.steps import chosen
-from recompute_scan.record.trial import run_trial
 from recompute_scan.result.run_record import (
     CLAIM,
     NextCommand,
@@ -41,7 +40,7 @@ from recompute_scan.result.run_record import (
 
 if TYPE_CHECKING:
     from recompute_scan.analysis.ranks import Ends
-    from recompute_scan.record.proof import Asked
+    from recompute_scan.record.verify import Asked
     from recompute_scan.result import Result
 
 
@@ -419,7 +418,7 @@ def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: 
         UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
         RunError: There is no plan (``E331``, ``E332`` or ``E333``).
     """
-    from recompute_scan.record.proof import add_plan  # noqa: PLC0415 - as above
+    from recompute_scan.record.verify import add_plan  # noqa: PLC0415 - as above
 
     def planned(result: Result) -> Result:
         return add_plan(

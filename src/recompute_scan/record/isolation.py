@@ -27,7 +27,7 @@ import wrapt
 from msgspec import Struct
 
 from recompute_scan.errors import ScanError
-from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.execute import StopRecording, is_own
 from recompute_scan.record.torch_versions import (
     compile_frames_by,
     is_compiling,
@@ -147,6 +147,7 @@ class Guard:
             except BaseException as raised:
                 if raised is call.error or not self._met(raised):
                     call.error = None
+                    hide_own_frames(raised)
                     raise
                 failed = True
             finally:
@@ -172,6 +173,7 @@ class Guard:
                 ours(*args, **kwargs)
             except BaseException as error:
                 if not self._met(error):
+                    hide_own_frames(error)
                     raise
             finally:
                 if compiler is not None:
@@ -272,6 +274,19 @@ def within(
         raise
     for _ in inner:
         yield
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take this package's frames off the beginning of a traceback; to be followed by ``raise``.
+
+    The script sees the traceback that it would have without us. A ``raise`` without an exception
+    adds no frame, and from Python 3.11 on the interpreter takes the traceback from the exception.
+    On 3.10 the outermost frame stays.
+    """
+    trace = error.__traceback__
+    while trace is not None and is_own(trace.tb_frame):
+        trace = trace.tb_next
+    BaseException.with_traceback(error, trace)  # a class of the script's may refuse attributes
 
 
 def _is_scripts(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from torch import nn
 
 from recompute_scan.fidelity.state import named_parts, weights
-from recompute_scan.record.configuration import variables
+from recompute_scan.record.attribution import variables
 
 # Attributes under which wrappers keep the layer they wrap: FSDP1, the checkpoint and offload
 # wrappers, torch.compile.

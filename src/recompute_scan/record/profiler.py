@@ -1,4 +1,4 @@
-"""One window of torch's profiler: open ranges, and Kineto's lines kept off the terminal.
+"""What torch writes for us: profiler windows, and the graphs that the compiler makes.
 
 A range of ``record_function`` keeps a pointer into the memory of the profiler under which it was
 opened. torch frees that memory when the profiler ends, and writes to it when the range closes, if
@@ -12,6 +12,9 @@ unsafe for another profiler.
 Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
 setting turns them off. The descriptor is redirected only while our own calls into
 the profiler last, and everything else that was written meanwhile is passed on.
+
+The compiler writes every graph to the logger behind ``TORCH_TRACE``, from a warm cache too. Graphs
+are read from there until recording is over; a timed step compiles nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import _thread
 import errno
 import gc
+import logging
 import os
 import re
 import shutil
@@ -40,10 +44,12 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recompute_scan.files import made, make_new, opened
+from recompute_scan.compiled.logs import wanted_name, write_record
+from recompute_scan.files import made, make_new, opened, write_whole
 from recompute_scan.record.isolation import Call, Guard, Patches, let_forked_processes_end
 from recompute_scan.record.steps import wait_for_gpus
 from recompute_scan.record.torch_versions import PROFILER_LINE, import_ahead
+from recompute_scan.result.run_record import compiled_name
 from recompute_scan.terminal import fresh_line, without_lines
 
 # Names of ranges that nobody could end, of profilers that have ended in this process.
@@ -419,3 +425,63 @@ _STARTS: dict[Any, tuple[str, ...]] = {
     autograd_profiler.emit_itt: ("__enter__",),
     autograd_profiler.emit_nvtx: ("__enter__",),
 }
+
+
+_LOGGER = "torch.__trace"
+_MISSING = "What compiled code recomputes is not known"
+
+
+class CompiledGraphs(logging.Handler):
+    """Takes the graphs of this process.
+
+    Args:
+        folder: Where they go.
+        rank: The rank that they are of, as last known.
+        guard: What is between this and the script.
+    """
+
+    def __init__(self, folder: Path, rank: Callable[[], int], guard: Guard) -> None:
+        super().__init__()
+        self._folder = folder
+        self._rank = rank
+        self._guard = guard
+        self._process = os.getpid()
+        self._taken: list[str] = []
+        self._written = 0
+
+    def install(self) -> None:
+        """Begin to listen."""
+        logging.getLogger(_LOGGER).addHandler(self)
+
+    def remove(self) -> None:
+        """Listen no more."""
+        logging.getLogger(_LOGGER).removeHandler(self)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Take a record, if it is one that is needed; what fails here stays here."""
+        with self._guard.part(_MISSING):
+            if os.getpid() == self._process:
+                self._take(record)
+        return True
+
+    def write(self) -> None:
+        """Write what has been taken so far; the file appears whole or not at all."""
+        taken = list(self._taken)
+        if os.getpid() != self._process or len(taken) == self._written:
+            return
+        with self._guard.part(_MISSING):
+            text = "".join(taken).encode("utf-8", errors="replace")
+            write_whole(self._folder / compiled_name(self._rank()), text)
+            self._written = len(taken)
+
+    def _take(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "metadata", None)
+        if not isinstance(fields, dict) or wanted_name(fields) is None:
+            return
+        payload = getattr(record, "payload", None)
+        # Sizes and stacks of all that was traced are long, and needed by nobody here.
+        short = {
+            name: {} if isinstance(one, dict) and name != "artifact" else one
+            for name, one in fields.items()
+        }
+        self._taken.append(write_record(short, payload if isinstance(payload, str) else ""))

@@ -26,7 +26,6 @@ from recompute_scan.api import Scan
 from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.record.checkpoint_calls import Probe
-from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import wait_for_ranks
 from recompute_scan.record.options import (
@@ -39,6 +38,7 @@ from recompute_scan.record.options import (
     take_place,
     write_report,
 )
+from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.session import install_self_test
 from recompute_scan.record.steps import EXPLICIT, Plan, StepCounter, Wording, is_capturing

@@ -43,16 +43,20 @@ from recompute_scan.events import (
     WarningTold,
 )
 from recompute_scan.record.arrange import Arranging
-from recompute_scan.record.attribution import WRAPPER_MODULE
 from recompute_scan.record.bypass import Alternation, Bypass, PlainFunctions
 from recompute_scan.record.checkpoint_calls import Probe
-from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.execute import Exit, StopRecording
 from recompute_scan.record.isolation import Call, Guard, Patches, after_import, in_forked_processes
 from recompute_scan.record.launch import rank_facts, receive, send, wait_for_ranks
 from recompute_scan.record.measure import Gauges
 from recompute_scan.record.options import RunOptions, cannot_write, make_run_record
-from recompute_scan.record.origins import generator_function, reentrant_function, replace_generator
+from recompute_scan.record.origins import (
+    WRAPPER_MODULE,
+    generator_function,
+    reentrant_function,
+    replace_generator,
+)
+from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.record.recorder import Phase, Recorder
 from recompute_scan.record.rehearsal import Rehearsing
 from recompute_scan.record.shutdown import (

@@ -36,7 +36,7 @@ from recompute_scan.diagnose.tracebacks import user_place
 from recompute_scan.fidelity.state import named_parts, weights
 from recompute_scan.files import append, content, write_whole
 from recompute_scan.frameworks.registry import engines
-from recompute_scan.record.execute import OWN_FOLDER
+from recompute_scan.record.execute import is_own
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import RankFacts, rank_facts
 from recompute_scan.record.modules import real_class_name, root_modules
@@ -111,7 +111,7 @@ def _frames(trace: TracebackType | None) -> tuple[Frame, ...]:
     # A loop of our own: StackSummary would keep every frame of a RecursionError's thousands.
     found: list[tuple[FrameType, int]] = []
     while trace is not None:
-        if not _is_own(trace.tb_frame):
+        if not is_own(trace.tb_frame):
             found.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     if len(found) > _MOST_FRAMES:
@@ -125,15 +125,11 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
     frame = sys._current_frames().get(thread)
     found: list[Frame] = []
     for one, line in traceback.walk_stack(frame) if frame is not None else ():
-        if _is_own(one) and one.f_code.co_name == "run_program":
+        if is_own(one) and one.f_code.co_name == "run_program":
             break  # what is outside is ours and the interpreter's
-        if not _is_own(one):
+        if not is_own(one):
             found.append(_frame(one, line))
     return tuple(reversed(found[:_MOST_FRAMES]))
-
-
-def _is_own(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(OWN_FOLDER)
 
 
 def _frame(frame: FrameType, line: int) -> Frame:
