@@ -56,7 +56,7 @@ def telling(share: Callable[[], float]) -> Iterator[None]:
 
 @contextmanager
 def reading(file: IO[bytes]) -> Iterator[None]:
-    """While the body runs, the share is that of the file's bytes that have been read."""
+    """While the body runs, the share is the part of the file's bytes that have been read."""
     size = max(1, os.fstat(file.fileno()).st_size)
     with telling(lambda: os.lseek(file.fileno(), 0, os.SEEK_CUR) / size):
         yield

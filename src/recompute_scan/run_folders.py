@@ -27,7 +27,7 @@ _RUN = re.compile(rf"{_OWN.pattern}|launched(?:-[\w.-]{{1,130}})?", re.ASCII)
 
 
 def is_run(folder: Path, *, alone: bool = False) -> bool:
-    """Whether a path is that of a run's folder; ``alone``: of one that no other run writes to."""
+    """Whether a path names a run's folder; ``alone``: one that no other run writes to."""
     name = (_OWN if alone else _RUN).fullmatch(folder.name)
     return bool(name) and folder.parent.parent.name == HOME.name
 
@@ -44,7 +44,7 @@ def newest_run(address: str) -> str:
 
 
 def new_run(folder: Path, *, several: bool = False) -> Path:
-    """Make a new run's folder below that of its script.
+    """Make a new run's folder, below its script's.
 
     Args:
         folder: The script's folder.

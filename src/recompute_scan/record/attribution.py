@@ -1,4 +1,4 @@
-"""Whose code a call comes from, at which line, and where a setting was given.
+"""The owner of the code of a call, its line, and the place where a setting was given.
 
 The place of a file says most of it. A file under ``site-packages``, or in any folder to which pip
 installed something, belongs to a library, unless the program itself was started from that package:
@@ -56,7 +56,7 @@ _COPIES = frozenset(
 
 
 class Owner(IntEnum):
-    """Whose code it is; of several frames on a stack, one of the highest is shown."""
+    """The owner of code; of several frames on a stack, one of the highest owner is shown."""
 
     NOBODY = 0
     LIBRARY = 1
@@ -65,7 +65,7 @@ class Owner(IntEnum):
 
 
 class Ownership:
-    """Tells whose code a frame runs, and remembers it by file.
+    """Finds the owner of the code that a frame runs, and remembers it by file.
 
     Args:
         start: The folder that the program was started in.
@@ -77,7 +77,7 @@ class Ownership:
         self._main: object = None
 
     def of(self, frame: FrameType) -> Owner:
-        """Whose code this frame runs."""
+        """The owner of the code that this frame runs."""
         main = sys.modules.get("__main__")
         if main is not self._main:  # the program has begun since
             self._main = main
@@ -149,7 +149,7 @@ def _installed_in(folder: Path) -> frozenset[str]:
 
 @cache
 def _is_framework(package: str, file: str) -> bool:
-    """Is the file a framework's, as the files beside it say, wherever it is kept?"""
+    """Whether the file is a framework's, as the files next to it show, wherever it is kept."""
     files = framework_files(package)
     root, found, _ = file.rpartition(f"{os.sep}{package}{os.sep}")
     return bool(found) and any(Path(root, path).exists() for path in files)
@@ -340,8 +340,8 @@ class CallSites:
     def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
         """The highest owner on the stack, its innermost frame, and the outermost of a library.
 
-        Beyond the start of a backward pass nobody asked for what a recompute calls again, and
-        beyond that of the script all is ours.
+        Frames beyond the start of a backward pass did not ask for a recompute's calls, and
+        frames beyond the start of the script are ours.
         """
         best: tuple[Owner, FrameType] | None = None
         outermost = None
@@ -435,7 +435,7 @@ def _cell(file: str) -> str | None:
     return str(found[1]) if found else None
 
 
-# A function whose code names one of these may hold that dictionary.
+# A function that names one of these in its code may hold that dictionary.
 _HOLDERS = frozenset({"locals", "vars", "f_locals"})
 
 
@@ -505,7 +505,7 @@ def given_at(
 
 
 def _spelled(statement: str, names: Collection[str]) -> set[str] | None:
-    """What the value is made of, where the statement has the setting; ``None`` where it has not."""
+    """Names in the value that the statement gives the setting; ``None`` where it gives none."""
     try:
         tree = ast.parse(dedent(statement))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -523,7 +523,7 @@ def _spelled(statement: str, names: Collection[str]) -> set[str] | None:
 
 
 def _identifiers(value: ast.expr) -> Iterator[str]:
-    """Names that may be those of options: ``a.b["c"]`` is the option ``c``."""
+    """Names that options may have: ``a.b["c"]`` is the option ``c``."""
     if isinstance(value, ast.Name):
         yield value.id
     elif isinstance(value, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Who switched a checkpoint on, and where.
+"""The code that switched a checkpoint on, and its line.
 
 ``torch.utils.checkpoint.checkpoint`` itself is not replaced: ``torch.compile`` knows it by
 identity, and other modules have imported it by name. Replaced are the names that it looks up when
@@ -78,7 +78,7 @@ class Switched(Struct, frozen=True):
 NOWHERE = Switched()
 _ByModule = MutableMapping[nn.Module, Switched]
 _ByPart = MutableMapping[nn.Module, dict[str, Switched]]
-# What the libraries call the flag by which a model knows that it checkpoints.
+# The libraries' names of the flag that turns a model's checkpoints on.
 _FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 
 
@@ -99,7 +99,7 @@ class Switches:
         self.warnings: list[str] = []
 
     def install(self) -> None:
-        """Watch the entry points, those of modules imported already too."""
+        """Watch the entry points, also in modules that are imported already."""
         self._active = True
         self._after_import(WRAPPER_MODULE, self._watch_wrapper)
         self._after_import(COMPOSABLE_MODULE, self._watch_composable)
@@ -110,13 +110,13 @@ class Switches:
             self._watch_entry(entry, functools.partial(self._set, entry))
 
     def remove(self) -> None:
-        """Remember nothing more. What was imported by name meanwhile passes calls through."""
+        """Remember nothing more. Functions that were imported by name pass calls through."""
         self._active = False
         self._patches.undo()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is switched on in the body is not remembered."""
+        """Run the body without remembering what it switches on."""
         active, self._active = self._active, False
         try:
             yield
@@ -132,8 +132,8 @@ class Switches:
         return _get(self._composable, module)
 
     def of_model_with(self, module: object, asking: str) -> Switched:
-        """Where the model that holds this module was told to checkpoint, by the way that calls the
-        checkpoint from this place.
+        """Where checkpoints were switched on for the model that holds this module, by the way that
+        calls the checkpoint from this place.
         """
         if not isinstance(module, nn.Module) or not self._models:
             return NOWHERE
@@ -159,7 +159,7 @@ class Switches:
         return self._given[mechanism.name, made]
 
     def still_on(self) -> tuple[SwitchedOn, ...]:
-        """What was switched on and is not off again, each switch once."""
+        """The switches that are on and not off again, each once."""
         on = [
             *self._wrappers.values(),
             *self._composable.values(),
@@ -208,8 +208,8 @@ class Switches:
             self._patches.replace(parent, "checkpoint", checkpoint)
 
     def _watch_entry(self, entry: str, called: Callable[[object], None]) -> None:
-        """Watch ``module:Class.method``, ``module:function``, or ``package:*.method``: that of each
-        class in the package's modules.
+        """Watch ``module:Class.method``, ``module:function``, or ``package:*.method``, the method
+        of each class in the package's modules.
         """
         name, _, path = entry.partition(":")
         owner, _, function = path.rpartition(".")
@@ -337,7 +337,7 @@ class Arguments:
             found.append(EARLY_STOP_OFF)
         context_fn = self._value("context_fn", args, kwargs)
         home = getattr(context_fn, "__module__", None)
-        # The composable checkpoint passes one of its own that selects nothing.
+        # The composable checkpoint passes a function that selects nothing.
         if context_fn is not None and home not in (torch_checkpoint.__name__, COMPOSABLE_MODULE):
             found.append(SELECTIVE)
         if self._value("determinism_check", args, kwargs) == "none":
@@ -386,7 +386,7 @@ _Lines = MutableMapping[nn.Module, dict[tuple[CodeType, int], str]]
 
 
 class Origin(Struct, frozen=True):
-    """What is known of one checkpoint call; empty text where nothing is.
+    """The origin of one checkpoint call; empty text where it is not known.
 
     ``function`` names what checkpoints, where it is no way that is known: an autograd function by
     its class, a library's code by ``module.function``.
@@ -416,7 +416,7 @@ class Origins:
         options: Sequence[str] = (),
         own: str = "",
     ) -> Origin:
-        """The origin of the call whose innermost frame this is.
+        """The origin of the call with this innermost frame.
 
         Args:
             function: What is checkpointed.
@@ -500,8 +500,8 @@ class Origins:
 def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
     """Whether ``checkpoint_sequential`` made the call, and the frame that asked for it.
 
-    ``None`` where that frame cannot be told: a recompute calls again what the forward pass called,
-    and the frames beyond it are those of the backward pass.
+    ``None`` where that frame is not known: a recompute repeats calls of the forward pass, and
+    the frames beyond it belong to the backward pass.
     """
     sequential = False
     while frame is not None:

@@ -84,9 +84,9 @@ def verify(
     plan of RS301 with it, and no checkpoints (where asked for), and all of them once more, the
     other way round. While that leaves the outcome open, the script is run with the fix switched on
     and off from step to step; where that fails or times no steps, unchanged and with the fix again.
-    The first run of each way but that leaves a trace too. Before them, two short runs, of which one
-    has no checkpoints, leave the gradients of the first step; where memory does not suffice for the
-    latter, several that have some. What the runs print goes to ``output.txt`` beside their run
+    The first run of each way but that leaves a trace too. Before them, two short runs, one without
+    checkpoints, leave the gradients of the first step; where memory does not suffice for the
+    latter, several that have some. The output of the runs goes to ``output.txt`` next to their run
     records, in ``verify/…`` below the run's folder.
 
     Args:
@@ -137,7 +137,7 @@ def verify(
 
 
 class _RoundsSoFar:
-    """The runs of one verification, and what they say so far."""
+    """The runs of one verification, and their result so far."""
 
     def __init__(
         self,
@@ -166,8 +166,8 @@ class _RoundsSoFar:
     def open(self) -> bool:
         """Whether the times leave the outcome open.
 
-        A step that is slower with fewer recomputes goes against the count: a machine whose speed
-        changed between the runs is likelier, until steps side by side say so too.
+        A step that is slower with fewer recomputes goes against the count: the machine has more
+        likely changed its speed between the runs, until steps side by side show the same.
         """
         section = self.so_far.verified
         if section is None:
@@ -191,7 +191,7 @@ class _RoundsSoFar:
         return any(trial.exit_status for trial in self._trials[name][-1:])
 
     def add(self, name: str, number: int, which: str) -> None:
-        """Run the script this way; what failed once is not tried again."""
+        """Run the script this way, unless it has failed so before."""
         if self.failed(name):
             return
         self._on_progress(f"measuring {name.replace('-', ' ')}, {which}")
@@ -234,7 +234,7 @@ class _RoundsSoFar:
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:
     """The checkpoints that the fixes of the findings that cost time take out, each once.
 
-    What a doubled checkpoint costs around compiled code is not known, and so worth measuring.
+    The cost of a doubled checkpoint around compiled code is not known, and so worth measuring.
     """
     found = [
         finding.fix.removes
@@ -249,8 +249,8 @@ def to_remove(result: Result) -> tuple[Checkpoint, ...]:
 def planned_regions(result: Result) -> tuple[Region, ...]:
     """The regions that the recommended plan takes the checkpoints from.
 
-    None without such a plan, or where names do not tell these regions' modules from others: a
-    module that runs twice in a forward pass is two regions of one name.
+    None without such a plan, or where other regions' modules have the same names: a module that
+    runs twice in a forward pass is two regions of one name.
     """
     memory = result.memory
     if not recommends_plan(result) or memory is None or memory.chosen is None:
@@ -274,8 +274,8 @@ def plan_removals(planned: Sequence[Region], result: Result) -> tuple[RemovalOpt
 
 
 def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
-    """How to find the calls of this checkpoint; by its depth only where nothing else tells it
-    from another around the same block.
+    """How to find the calls of this checkpoint; by its depth only where nothing else
+    distinguishes it from another around the same block.
     """
 
     def looks(one: Checkpoint) -> tuple[str | None, str | None, str | None]:
@@ -325,17 +325,17 @@ def _analysed(folder: Path) -> Result | None:
 
 
 _PLAN_FOLDER = "plan"
-# What a plan cannot do without; the rest is left out where the script fails with it: there may be
-# too little memory for it, an operator may write into a result that a selective checkpoint keeps,
+# The arrangements that a plan needs; others are left out where the script fails with them: there
+# may be too little memory, an operator may write into a result that a selective checkpoint keeps,
 # and a part may leave something for the rest of its module.
 _NEEDED: tuple[Way, ...] = ("today", "recompute")
 _MOST_TRIES = 3
-# What the measured peak may differ by from the computed one: a recompute's own small tensors.
+# Share by which the measured peak may differ from the computed one: small tensors of a recompute.
 _SMALL = 0.02
 
 
 class Asked(Struct, frozen=True):
-    """What a person wants of a plan: the limit, and whether to prove it."""
+    """A person's wishes for a plan: the limit, and whether to prove it."""
 
     wish: Wish
     verify: bool = True
@@ -373,7 +373,7 @@ def add_plan(
     if not any(run.backward >= 0 for run in rehearsal.runs):
         raise RunError(
             "E331",
-            "There is no module whose checkpoint could be planned.",
+            "There is no module that a checkpoint could be planned for.",
             why=" ".join(
                 rehearsal.remarks
                 or ("the script checkpoints no module, and its model has no list of like blocks",)
@@ -384,7 +384,7 @@ def add_plan(
     chosen = planner.best()
     plan = planner.plan(chosen)
     less = 0
-    # What the script does today needs no proof.
+    # Today's arrangement needs no proof.
     for _ in range(_MOST_TRIES if asked.verify and not plan.as_today else 0):
         on_progress("proving the plan: its step time and memory, in turn with today's")
         proof = _proven(runs, planner, chosen, plan)
@@ -453,11 +453,7 @@ def _outcome(plan: ActivationPlan, today: PlanPoint, proof: PlanProof) -> PlanOu
 
 
 class Rehearsals:
-    """Runs of the script whose arrangement of checkpoints changes from step to step.
-
-    Attributes:
-        ran_out: Whether the last run ended because memory did not suffice.
-    """
+    """Runs of the script that change the arrangement of checkpoints from step to step."""
 
     def __init__(self, options: RunOptions, nproc_per_node: int | None, pieces: Pieces) -> None:
         self._pieces = pieces
@@ -465,10 +461,16 @@ class Rehearsals:
         self._nproc_per_node = nproc_per_node
         self._number = 0
         self._failed: set[Way | None] = set()
-        self.ran_out = False
+        self._last = Path(), 0
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last run ended because memory did not suffice."""
+        folder, status = self._last
+        return ran_out(Trial(run_records_in(folder), status))
 
     def rehearse(self) -> tuple[Rehearsal, ...]:
-        """What the ranks show of the arrangements that a plan is made from, by rank.
+        """The rehearsals of the arrangements that a plan is made from, by rank.
 
         On a CPU there are two runs. How a process lies in memory makes some arrangements a few
         percent slower from its first step to its last, and others in the next process.
@@ -522,7 +524,7 @@ class Rehearsals:
         self._pieces.done()
         found = read_rehearsals(folder)
         self._failed = {one.failed for one in found}
-        self.ran_out = ran_out(Trial(run_records_in(folder), status))
+        self._last = folder, status
         complete = tuple(
             one for one in found if one.failed is None and all(arm.steps_ms for arm in one.arms)
         )

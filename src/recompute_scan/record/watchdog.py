@@ -1,4 +1,4 @@
-"""The watchdog: no progress, and what every rank was doing.
+"""The watchdog: ends a run that makes no progress, and shows where every rank was.
 
 A thread looks at the main thread now and then. Progress is a step, or another place of the main
 thread in its Python code; in a single process also the use of the processor, since such a
@@ -53,7 +53,7 @@ _PARALLEL = engines()
 def end_of(
     error: BaseException, steps: int, notes: Iterable[str], regions: dict[str, int]
 ) -> RankEnd:
-    """This rank's end, told from the exception while what it refers to is still alive."""
+    """This rank's end, from the exception while the objects that it refers to are alive."""
     errors = chain_of(error)
     stack = errors[-1].frames if errors else ()
     return RankEnd(
@@ -75,7 +75,7 @@ def chain_of(error: BaseException) -> tuple[Raised, ...]:
     """The exception with those that led to it, the first raised first.
 
     A traceback that another process sent inside a message (``torch.multiprocessing.spawn``, Ray)
-    counts as an exception of its own.
+    counts as a further exception.
     """
     chain: list[Raised] = []
     seen: set[int] = set()
@@ -83,7 +83,7 @@ def chain_of(error: BaseException) -> tuple[Raised, ...]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         following = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-        if isinstance(link, SystemExit):  # an exit on account of what came before, if anything
+        if isinstance(link, SystemExit):  # an exit because of an earlier error, if any
             link = following
             continue
         raised = _raised(link)
@@ -108,7 +108,7 @@ def _raised(error: BaseException) -> Raised:
 
 
 def _frames(trace: TracebackType | None) -> tuple[Frame, ...]:
-    # A loop of our own: StackSummary would keep every frame of a RecursionError's thousands.
+    # A loop: StackSummary would keep every frame of a RecursionError's thousands.
     found: list[tuple[FrameType, int]] = []
     while trace is not None:
         if not is_own(trace.tb_frame):
@@ -303,7 +303,7 @@ class Watchdog:
     def let_leave(self) -> None:
         """Wait for the process to end, where the watchdog is about to end it.
 
-        The first rank that leaves wakes the others with an error that says nothing.
+        The first rank that leaves wakes the others with an error that does not show the cause.
         """
         while self._leaving.is_set():
             time.sleep(self._limits.look_s)
@@ -315,8 +315,8 @@ class Watchdog:
             _beat_path(self._folder, rank_facts().rank).unlink(missing_ok=True)
 
     def disarm(self) -> None:
-        """What is to be kept is kept. Until then a launcher may end this rank with SIGTERM because
-        another has failed, and its stacks tell that it was not the one.
+        """All that is to be kept is kept. Until then a launcher may end this rank with SIGTERM
+        because another has failed, and its stacks show that it was not the one.
         """
         if self._file is not None:
             _let_go_of_sigterm()
@@ -434,7 +434,7 @@ class Watchdog:
 
 
 def _py_spy() -> str:
-    """What py-spy sees of this process, native frames included; empty where it cannot."""
+    """The stacks that py-spy sees in this process, with native frames; empty without py-spy."""
     program = shutil.which("py-spy")
     if program is None:
         return ""
@@ -465,7 +465,7 @@ def flight_record() -> str | None:
 
 
 def _last_collectives() -> tuple[str, ...]:
-    """What the flight recorder says of this rank's latest collective, in a sentence."""
+    """The flight recorder's entry for this rank's latest collective, in a sentence."""
     record = flight_record()
     if record is None:
         return ()
