@@ -1,7 +1,7 @@
 """How far a long piece of work has come, for whoever shows that to a person.
 
-Who works says it with :func:`telling`; who shows it asks :func:`how_far` when it draws. Nothing is
-called in between, so that the work itself gets no slower.
+The code that works reports with :func:`telling`; the code that draws asks :func:`how_far`. Nothing
+is called in between, so that the work itself gets no slower.
 """
 
 from __future__ import annotations

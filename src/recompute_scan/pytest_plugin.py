@@ -65,8 +65,8 @@ def assert_recompute_is_faithful(tmp_path: Path) -> Iterator[Assert]:
     backward. It is called four times, and the second time each checkpoint's recompute is compared
     with its forward, operator by operator, on whatever device the model is. The test fails with
     the operator, the module and the fix where gradients come out wrong or buffers are updated
-    twice, and where that cannot be determined, as with compiled code. Make the model inside the test,
-    so that the call sites are seen.
+    twice, and where that cannot be determined, as with compiled code. Make the model inside the
+    test, so that the call sites are seen.
     """
     with CallRecorder(Path.cwd()) as recorder:
 

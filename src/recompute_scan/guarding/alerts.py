@@ -42,7 +42,15 @@ _STYLE = (
     "color-scheme:light dark}table{border-collapse:collapse;width:100%}"
     "th,td{border-bottom:1px solid #8886;padding:.4rem .6rem;text-align:left;vertical-align:top}"
 )
-_COLUMNS = ("Since step", "Kind", "Where", "Recomputes per forward", "Step time", "Memory", "Change")
+_COLUMNS = (
+    "Since step",
+    "Kind",
+    "Where",
+    "Recomputes per forward",
+    "Step time",
+    "Memory",
+    "Change",
+)
 
 
 class Telling:

@@ -555,7 +555,7 @@ class Judge:
         known.usual, known.last, known.unlike = {one.parts}, one.parts, None
 
     def _kind(self, name: str, known: _Known, one: SeenStep) -> Kind | Literal["adopt"] | None:
-        """The kind of change; ``None`` where there may be a good reason, to be asked again later."""
+        """The kind of change; ``None`` where there may be a good reason, to be asked later."""
         if one.parts and known.last:
             return kind_of(known.last, one.parts)
         if one.parts:  # new

@@ -1,9 +1,8 @@
 """Calls of both checkpoint variants, each given its region.
 
 Checkpoints are caught where :mod:`recompute_scan.record.origins` says, and other
-libraries like torch's own reentrant one. Regions
-(:mod:`recompute_scan.record.region_ranges`) wrap the forward's run and the recomputes; the
-computation never changes.
+libraries' like torch's own reentrant one. Regions (:mod:`recompute_scan.record.region_ranges`) wrap
+the forward's run and the recomputes; the computation never changes.
 
 A checkpoint's backward turns gradients on, runs something again and starts a backward pass. The
 names in the code of its ``backward`` show that; the trace shows whether it does run anything again.
