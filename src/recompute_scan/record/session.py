@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from os import _exit
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ class Session:
         self._probe = Probe(Path.cwd(), guard)
         self._counter = StepCounter()
         self._gauges = Gauges(guard) if options.measure else None
-        events = guard.run(lambda: TrainingEvents(options.events), otherwise=None)
+        events = guard.run(partial(TrainingEvents, options.events), otherwise=None)
         self._events = events or TrainingEvents("")
         self._recorder = Recorder(
             options.plan,
