@@ -168,7 +168,7 @@ def gradients(data: bytes) -> str:
 
 def config(data: bytes) -> str:
     """A configuration file, a statement and a class that may hold a setting."""
-    from recompute_scan.record.configuration import Made, given_at  # noqa: PLC0415 - brings torch
+    from recompute_scan.record.attribution import Made, given_at  # noqa: PLC0415 - brings torch
 
     names = {"gradient_checkpointing", "use_reentrant"}
     with tempfile.NamedTemporaryFile(suffix=".yaml", dir=_MEMORY) as file:

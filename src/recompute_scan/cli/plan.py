@@ -108,7 +108,7 @@ def plan(
         set_early(Path(script))
     from recompute_scan.record.finish import Reporting, Way, plan_and_report
     from recompute_scan.record.options import RunOptions, beside
-    from recompute_scan.record.proof import Asked
+    from recompute_scan.record.verify import Asked
 
     place, earlier = beside(folder, plans=True)
     if folder not in (place, earlier):

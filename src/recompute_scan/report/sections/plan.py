@@ -26,6 +26,7 @@ _OUTCOMES: dict[PlanOutcome, str] = {
     "failed": "Taken back: the script failed with it.",
     "not-tried": "It was not measured (--no-verify).",
 }
+_RAN_OUT = "Taken back: the script ran out of memory with it."
 _IN_SHORT: dict[PlanOutcome, str] = {
     "helps": "proven",
     "fits": "proven",
@@ -121,6 +122,12 @@ def _spans(numbers: Sequence[str]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
+def _outcome(plan: ActivationPlan) -> str:
+    """What the measurement has shown; without one, memory did not suffice for the plan."""
+    ran_out = plan.proof.outcome == "does-not-fit" and plan.proof.peak_bytes is None
+    return _RAN_OUT if ran_out else _OUTCOMES[plan.proof.outcome]
+
+
 def _proven(plan: ActivationPlan) -> bool:
     """Whether the plan was measured to be worth it, or changes nothing."""
     return plan.proof.outcome in _PROVEN or plan.as_today
@@ -167,7 +174,7 @@ def _proof_words(plan: ActivationPlan) -> str:
     if plan.as_today:
         return _AS_TODAY
     if proof.step_ms is None or proof.predicted_step_ms is None:
-        return _OUTCOMES[proof.outcome]
+        return _outcome(plan)
     return (
         f"{_OUTCOMES[proof.outcome]} Measured in turn with the unchanged script "
         f"({ms(proof.today_step_ms)}): {ms(proof.step_ms)}, predicted "
@@ -238,7 +245,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
     """The plan in groups of lines: what came of it, what it changes, and the setting."""
     plan = _beside(_plan_of(result))
     page.prose(_lead(plan), "", most=2, bold=True)
-    page.prose(_AS_TODAY if plan.as_today else _OUTCOMES[plan.proof.outcome], most=3)
+    page.prose(_AS_TODAY if plan.as_today else _outcome(plan), most=3)
     groups = [page.taken()]
     _table(page, plan, _points(plan)[:2])
     groups.append(page.taken())
