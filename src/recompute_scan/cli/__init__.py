@@ -1,4 +1,4 @@
-"""Commands, one module each: parse, call, print.
+"""The command line: parse, call, print.
 
 Heavy imports stay inside the commands, so that ``--help`` and errors are instant.
 """
@@ -25,14 +25,18 @@ _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 # A disk or a quota that is full, a file as large as the system lets it be, a device that fails.
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# Under which headings help lists the commands, each in a module of its name.
+# The headings of the help; the module of each command.
 _GROUPS = {
-    "Record a script": ("run", "plan"),
-    "Read what was recorded": ("analyze", "report", "compare", "explain"),
-    "Repair, and keep it so": ("fix", "check", "lint"),
-    "Housekeeping": ("runs", "bundle", "doctor", "completion"),
+    "Record a script": {"run": "run", "plan": "plan"},
+    "Read what was recorded": {
+        "analyze": "analyze",
+        **dict.fromkeys(("report", "compare", "explain"), "show"),
+    },
+    "Repair, and keep it so": {"fix": "fix", "check": "ci", "lint": "ci"},
+    "Housekeeping": {"runs": "fix", "bundle": "ci", "doctor": "show", "completion": "show"},
 }
-NAMES = tuple(name for names in _GROUPS.values() for name in names)
+_MODULES = {name: module for names in _GROUPS.values() for name, module in names.items()}
+NAMES = tuple(_MODULES)
 
 
 class _Commands(click.Group):
@@ -47,8 +51,7 @@ class _Commands(click.Group):
         if cmd_name not in ("run", "plan"):
             # numpy's linear algebra starts idle threads that cost more than reading a small trace.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        module = "doctor" if cmd_name == "completion" else cmd_name
-        command = getattr(import_module(f"{__name__}.{module}"), cmd_name)
+        command = getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         for option in (one for one in command.params if isinstance(one, click.Option)):
             if option.opts[-1].startswith("--") and not option.hidden:

@@ -121,20 +121,25 @@ def progress(message: str) -> None:
 
 Format = Literal["text", "json", "markdown"]
 
-output_option = click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to a file instead.",
-)
-# What `check` and `lint` answer in.
-ci_format_option = click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
-    default="text",
-    show_default=True,
-    help="What to print.",
-)
+
+def file_option(*names: str, help_text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """An option that takes the path of one file."""
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), help=help_text)
+
+
+def format_option(*styles: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """The option ``--format``, as ``style``; text unless given."""
+    return click.option(
+        "--format",
+        "style",
+        type=click.Choice(styles),
+        default="text",
+        show_default=True,
+        help="The output format.",
+    )
+
+
+output_option = file_option("--output", help_text="Write it to a file instead.")
 
 
 class Number(click.FloatRange):
@@ -291,14 +296,7 @@ def answer_options(
     def add(command: Callable[..., int]) -> Callable[..., int]:
         @verbose_option
         @click.option("-q", "--quiet", is_flag=True, help="Print one line, and no progress.")
-        @click.option(
-            "--format",
-            "style",
-            type=click.Choice(styles),
-            default="text",
-            show_default=True,
-            help="What to print.",
-        )
+        @format_option(*styles)
         @functools.wraps(command)
         def with_answer(
             *args: Any, style: Format, verbose: bool, quiet: bool, **others: Any

@@ -39,8 +39,13 @@ from recompute_scan.result import (
     Region,
     Verdict,
 )
-from recompute_scan.result.decisions import Policies, WatchedPolicy
-from recompute_scan.result.fidelity import ComparedGradients, ComparedRegion, Fidelity
+from recompute_scan.result.fidelity import (
+    ComparedGradients,
+    ComparedRegion,
+    Fidelity,
+    Policies,
+    WatchedPolicy,
+)
 from recompute_scan.result.run_record import Source, SwitchedOn
 
 

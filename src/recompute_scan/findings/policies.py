@@ -26,7 +26,7 @@ from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, 
 from recompute_scan.findings.memory import WORTH
 from recompute_scan.recompute import vocabulary
 from recompute_scan.result import Finding, Fix
-from recompute_scan.result.decisions import DecidedOperator, PolicyEntry, WatchedPolicy
+from recompute_scan.result.fidelity import DecidedOperator, PolicyEntry, WatchedPolicy
 from recompute_scan.units import ms, pct, plural, size
 
 POLICY_DOCS = (

@@ -39,8 +39,7 @@ from msgspec.structs import replace
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, encodable, is_file, write_whole
-from recompute_scan.result.decisions import Policies
-from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.fidelity import Fidelity, Policies
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.

@@ -8,8 +8,15 @@ from typing import Any
 from recompute_scan.report.blocks import Page, Section
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import CompiledCode, CompiledRecompute, Result
-from recompute_scan.result.decisions import DecidedOperator, Policies, WatchedPolicy
-from recompute_scan.result.fidelity import SAME, ComparedRegion, Fidelity, in_words
+from recompute_scan.result.fidelity import (
+    SAME,
+    ComparedRegion,
+    DecidedOperator,
+    Fidelity,
+    Policies,
+    WatchedPolicy,
+    in_words,
+)
 from recompute_scan.units import UNKNOWN, ms, plural, size
 
 _SAME_COMPUTATION_MOST_ROWS = 200
