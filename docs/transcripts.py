@@ -109,7 +109,7 @@ checkpoint(block, torch.randn(4, 8, requires_grad=True), use_reentrant=False).su
 _HEAD = """\
 # Transcripts
 
-What the commands print on a terminal of 80 columns. Generated: `python docs/transcripts.py`.
+The output of the commands on a terminal of 80 columns. Generated: `python docs/transcripts.py`.
 """
 
 

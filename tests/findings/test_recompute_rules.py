@@ -206,7 +206,7 @@ def test_gathers_in_recomputes_are_counted_and_timed(reentrantly: bool) -> None:
     assert finding.title == "Recomputes gather parameters again: 3 of 6 all-gathers per step"
     assert finding.evidence == (
         "c10d::allgather_: 3 per step inside recomputes",
-        "0.12 ms per step with no computation beside them",
+        "0.12 ms per step with no computation at the same time",
     )
     assert "0.12 ms of a recorded step" in finding.detail
 

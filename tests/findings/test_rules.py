@@ -74,7 +74,7 @@ def test_a_gpu_that_idles_is_not_taken_for_a_cpu() -> None:
     )
     assert isinstance(on_gpu, NotApplicable)
     assert isinstance(on_cpu, NotApplicable)
-    assert "does not tell of memory" in on_gpu.why
+    assert "does not show memory" in on_gpu.why
     assert "ran on the CPU" in on_cpu.why
 
 

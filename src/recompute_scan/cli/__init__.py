@@ -144,7 +144,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _by_the_system(error: OSError) -> ScanError | None:
-    """What no reader foresaw: a name that is too long, a disk that fails, a folder that is gone."""
+    """The error for a failure of the system: a name too long, a full disk, a lost folder."""
     if error.filename:
         what = f"Cannot use {os.fsdecode(error.filename)}."
         return InputError("E301", what, why=error.strerror)

@@ -69,7 +69,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
 @output_option
 @file_option(
     "--perfetto",
-    help_text="Write the trace again with tracks of what was found, to open in Perfetto.",
+    help_text="Write the trace again with tracks of the findings, to open in Perfetto.",
 )
 @force_option
 @machine_options
@@ -79,7 +79,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     type=click.IntRange(1),
     help="Processes that read the ranks.  [default: one a core where that is faster]",
 )
-@click.option("--dask", metavar="ADDRESS", help="Dask scheduler whose workers read the ranks.")
+@click.option("--dask", metavar="ADDRESS", help="Dask scheduler; its workers read the ranks.")
 @events_option
 @debug_option
 @limit_options
@@ -145,7 +145,7 @@ def analyze(
 
 
 def _write_fix(result: Result, target: Path, *, force: bool) -> None:
-    """Write the fix beside the page; another one that is there stays, unless it is to be lost."""
+    """Write the fix next to the page; without ``force`` a different one that is there stays."""
     from recompute_scan.result.patch import patch
 
     fix = patch(result, Path.cwd())

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--fail-on",
     metavar="WHAT,…",
-    help="What to refuse: doubled, wrong-gradients, any, none, or codes such as RS001.  "
+    help="Findings to refuse: doubled, wrong-gradients, any, none, or codes such as RS001.  "
     "[default: doubled]",
 )
 @click.option(
@@ -138,9 +138,9 @@ def lint(
     """Say which checkpoints PATHS will switch on twice, without running anything.
 
     PATHS are Python scripts, shell scripts, YAML, JSON and TOML, or folders of them. Ends with 0,
-    with 1 when something is certainly wrong, with 4 when a file named here was not read. What
-    only may be wrong is a warning; `recompute-scan run` counts. What a project wants otherwise
-    is read from [tool.recompute-scan.lint] of its pyproject.toml.
+    with 1 when something is certainly wrong, with 4 when a file named here was not read. A
+    checkpoint that only may be wrong is a warning; `recompute-scan run` counts. A project's own
+    settings are in [tool.recompute-scan.lint] of its pyproject.toml.
     """
     from recompute_scan.lint import lint as read_all
     from recompute_scan.lint.library_calls import installed_version
@@ -195,7 +195,7 @@ def bundle(
 
     It holds the result, the report, a filled-in bug report and the trace, cut to what proves the
     verdict and built anew from listed fields: no paths, no host or user names, no values, no
-    source lines. What goes in is listed before the archive is written. TRACES are as for
+    source lines. The contents are listed before the archive is written. TRACES are as for
     `analyze`; `recompute-scan analyze FILE.zip` gives the same answer from the archive.
     """
     from recompute_scan.bundle import GITHUB_LIMIT, pack

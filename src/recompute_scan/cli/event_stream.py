@@ -1,4 +1,4 @@
-"""``--events``: what a command tells another program while it works."""
+"""``--events``: messages from a command to another program while it works."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def told(event: AnyEvent) -> None:
 
 
 def telling(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """The function that says a thing, and what it says told as a warning."""
+    """The function, which then also sends its text as a warning."""
 
     def both(text: str) -> None:
         from recompute_scan.events import WarningTold
@@ -73,7 +73,7 @@ def telling(tell: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """The function that says what goes on, and that told."""
+    """The function, which then also sends its text as progress."""
 
     def both(text: str) -> None:
         from recompute_scan.events import ProgressTold
@@ -87,7 +87,7 @@ def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
 def showing(
     show: Callable[[Path, Result, Sequence[NextCommand] | None], None],
 ) -> Callable[[Path, Result, Sequence[NextCommand] | None], None]:
-    """The function that shows the result in a folder, which is told before."""
+    """The function that shows the result in a folder, which then sends the result first."""
 
     def both(folder: Path, result: Result, after: Sequence[NextCommand] | None) -> None:
         told_result(result, folder / "result.json", folder / "report.html")

@@ -116,7 +116,7 @@ def _print(page: Page) -> None:
 
 
 def _show(page: Page, result: Result, *, verbose: bool) -> None:
-    """What the fix is, what to look at before, and the diff.
+    """Write the fix, its risks, and the diff.
 
     Raises:
         InputError: The result has none that could be applied (``E348``).
@@ -158,10 +158,10 @@ def _say_state(page: Page, result: Result, kept_in: Path, root: Path) -> bool:
 
 
 def _ask(page: Page, fixes: Sequence[Fix]) -> None:
-    """Ask whether a fix that wants a look is to be applied.
+    """Ask whether to apply a fix that needs a review.
 
     Raises:
-        UsageError: There is nobody to ask (``E241``).
+        UsageError: There is no terminal to ask on (``E241``).
         Abort: The answer is no.
     """
     from recompute_scan.report.words import risk_words
@@ -184,7 +184,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
     """Run the script of a result with the fix in memory, once a person agrees.
 
     Raises:
-        UsageError: There is nobody to ask (``E241``).
+        UsageError: There is no terminal to ask on (``E241``).
         InputError: The result names no script (``E349``).
     """
     from recompute_scan.cli import main
@@ -219,7 +219,7 @@ def runs(folders: tuple[str, ...], remove: bool) -> int:
     """List the runs below recompute-scan-out, oldest first, or those in FOLDERS alone.
 
     Each has its verdict, or how it failed; `latest` is the one that the folder above it stands for.
-    FOLDERS are those of runs, or of scripts, for all of their runs.
+    FOLDERS are folders of runs, or of scripts, for all of their runs.
     """
     from recompute_scan.run_folders import all_runs, newest_run
     from recompute_scan.run_folders import remove as remove_run

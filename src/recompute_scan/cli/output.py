@@ -1,4 +1,4 @@
-"""What every command prints and writes with: results, progress, notes to the person.
+"""Output of every command: results, progress, notes to the person.
 
 The bar is drawn by a thread, below the line, from two seconds on; whatever is printed next takes it
 away first (:func:`clear`). Nothing of this is written to anything but a terminal.
@@ -47,7 +47,7 @@ def bar(share: float | None, seconds: float) -> str:
 
 
 class Bar:
-    """One at a time, below the last line that said what goes on."""
+    """One at a time, below the last line of progress."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -177,7 +177,7 @@ def harmless(text: str, style: str, *, codes: bool = False) -> str:
 
 
 def say(text: str, style: str = "text", *, codes: bool = False) -> None:
-    """Print it; what every command prints on standard output passes here."""
+    """Print it; all output of commands on standard output passes here."""
     clear()
     if style == "diff" and not sys.stdout.isatty():
         _print(text.encode("utf-8", "surrogateescape"))
@@ -251,14 +251,14 @@ class Answer(NamedTuple):
         say(text, self.style, codes=self.style == "text" and colored(sys.stdout))
 
 
-# What standard output was before a script got standard error in its place.
+# The descriptor of standard output before a script got standard error in its place.
 _kept: list[int] = []
 
 
 def hand_on(answer: Answer, *, launched: bool) -> None:
-    """Let the processes that this one starts print as it does, and no script print beside JSON.
+    """Let child processes print as this one does, and no script mix its output with JSON.
 
-    What is to be read by a program has standard output for itself; scripts write to standard error.
+    A document for a program has standard output alone; scripts write to standard error.
     """
     for name in ("verbose", "quiet") if launched else ():
         if getattr(answer, name):
@@ -352,7 +352,7 @@ def print_report(
 
 
 def files(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What shells complete arguments with: files and folders."""
+    """The completions of arguments in shells: files and folders."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(begun, type="file")]

@@ -30,7 +30,7 @@ from recompute_scan.terminal import colored, inert, width
 
 @click.command(short_help="Make the HTML report again from a result.")
 @click.argument("result", callback=newest, shell_complete=files)
-@file_option("--html", help_text="Where to write it.  [default: report.html beside the result]")
+@file_option("--html", help_text="Where to write it.  [default: report.html next to the result]")
 @force_option
 @open_option
 @debug_option
@@ -43,7 +43,7 @@ def report(result: str, html: Path | None, force: bool, open_page: bool) -> int:
     source = source / "result.json" if source.is_dir() else source
     text = read(source, held=True)
     target = html or source.with_name("report.html")
-    # The page beside a result is ours to make again.
+    # The page next to a result is ours to make again.
     known = source.parent if source.name == "result.json" else source
     page = render_html(from_json(text), folder=str(known))
     write(target, page, force=force or html is None)

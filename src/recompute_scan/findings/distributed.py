@@ -135,10 +135,9 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
 
 
 def _goes_with_the_fix(evidence: Evidence) -> bool:
-    """Do the checkpoints go, by the fix for doubled ones, in whose recomputes the gathers are?
+    """Does the fix for doubled checkpoints take out all checkpoints that gather parameters?
 
-    Where no annotation tells whose recomputes they are, the fix for doubled checkpoints comes
-    first.
+    Without annotations these are not known, and the fix for doubled checkpoints comes first.
     """
     if evidence.verdict != "doubled":
         return False
@@ -171,7 +170,7 @@ def _evidence(found: Repeated) -> list[str]:
     if total.bytes is not None:
         said.append(f"{size(total.bytes)} per step, of each the larger of its input and its output")
     if total.exposed_ms is not None:
-        said.append(f"{ms(total.exposed_ms)} per step with no computation beside them")
+        said.append(f"{ms(total.exposed_ms)} per step with no computation at the same time")
     return said
 
 
@@ -258,7 +257,7 @@ def check_untrained_weights(evidence: RunEvidence) -> Answer:
         return NotApplicable("Only `recompute-scan run` sees which weights have a gradient.")
     if not (modules or alone):
         return []
-    # What reads logs is loaded where there is something to say.
+    # The reader of logs is loaded where there is something to say.
     from recompute_scan.diagnose.checkpoint_errors import SILENT  # noqa: PLC0415 - above
     from recompute_scan.diagnose.outcome import (  # noqa: PLC0415 - above
         Diagnosis,

@@ -168,8 +168,7 @@ def check_idle_checkpoint(evidence: Evidence) -> Answer:
 def _idle(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
     return RS003.finding(
         evidence,
-        title=f"{evidence.of_blocks(regions)} are checkpointed and none of "
-        "their work is recomputed",
+        title=f"{evidence.of_blocks(regions)} are checkpointed and nothing in them is recomputed",
         detail=(
             "The backward pass asked for nothing inside these blocks: all that they save is "
             "their own input, or something else takes their tensors first, such as "
@@ -221,7 +220,7 @@ _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 
 def check_early_stop_off(evidence: Evidence) -> Answer:
-    """One finding for each mechanism whose checkpoints are called with early stop off."""
+    """One finding for each mechanism that calls its checkpoints with early stop off."""
     if not evidence.annotated and evidence.verdict != "none":
         return NotApplicable(
             "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."

@@ -10,9 +10,9 @@ RS404: a recompute updates buffers that the forward has updated already.
 
 RS405: a tensor that needs a gradient gets none, because the recompute is cut off from it.
 
-RS406: recomputes that torch is told not to check against their forward.
+RS406: recomputes that torch does not check against their forward, by a setting.
 
-What the rules on differing recomputes share: the same fault in many blocks, told once.
+The same fault in many blocks makes one finding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recompute_scan.result.fidelity import (
 )
 from recompute_scan.units import ms
 
-# What makes sure; ``run`` offers it.
+# The command that makes sure; ``run`` offers it.
 COMPARE = (
     "Whether gradients are wrong shows when they are compared with those without checkpoints: "
     "recompute-scan run --verify --without-checkpointing does that."
@@ -78,7 +78,7 @@ def count_blocks(some: int, of: int) -> str:
 
 
 class Consequence(Struct, frozen=True):
-    """What a recompute that differs does to gradients, as far as that is known.
+    """The effect of a recompute that differs on gradients, as far as that is known.
 
     Attributes:
         severity: Of a finding that says so: an error where gradients were compared and differ.
@@ -94,7 +94,7 @@ class Consequence(Struct, frozen=True):
 
 
 def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> Consequence:
-    """What the differing recomputes of these blocks do to gradients."""
+    """The effect of the differing recomputes of these blocks on gradients."""
     compared = evidence.gradients
     told = {compared.tell(region) for region in regions} if compared is not None else {None}
     if compared is None or (told - {"equal", "different"} and "different" not in told):
@@ -190,9 +190,9 @@ def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from another state of "
-            f"{fault.difference.generator} in the recompute than in the forward: the gradient is "
-            "that of a model with other random numbers than the loss, as far as it depends on "
-            f"them. {then.sentence}"
+            f"{fault.difference.generator} in the recompute than in the forward: as far as it "
+            "depends on random numbers, the gradient belongs to others than the loss. "
+            f"{then.sentence}"
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),
@@ -225,12 +225,12 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
         keep=keep,
         remove=remove,
         docs=CHECKPOINT_DOCS,
-        reason=f"Gradients change with it: they become those of the loss.{_price(evidence)}",
+        reason=f"Gradients change with it: they then belong to the loss.{_price(evidence)}",
     )
 
 
 def _price(evidence: RunEvidence) -> str:
-    """What keeping the state takes, where it was measured."""
+    """The time to keep the state, where it was measured."""
     took = evidence.fidelity.keeping_ms if evidence.fidelity is not None else None
     if took is None:
         return ""
@@ -248,7 +248,7 @@ RS401 = Rule(
 
 
 def check_other_type(evidence: RunEvidence) -> Answer:
-    """One finding for each operator whose result has another type."""
+    """One finding for each operator with a result of another type."""
     return [_other_type_finding(evidence, fault) for fault in find_faults(evidence, {"type"})]
 
 
@@ -324,7 +324,7 @@ def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
             keep="the checkpoint",
             remove="what changes between the forward and the backward pass",
             docs=CHECKPOINT_DOCS,
-            reason="Gradients change with it: they become those of the loss.",
+            reason="Gradients change with it: they then belong to the loss.",
         ),
     )
 
@@ -372,7 +372,7 @@ def _what_to_do(difference: Difference) -> str:
             "appended to what outlives the call."
         )
     return (
-        "Find what the operator depends on beside its arguments; run --verify compares the "
+        "Find what else than its arguments the operator depends on; run --verify compares the "
         "gradients."
     )
 
@@ -411,8 +411,8 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
                 f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
             ),
             detail=(
-                "What a module counts or averages in its forward, a recompute counts and averages "
-                "again: token counts double, and running statistics follow the latest batch "
+                "A recompute counts and averages again what a module counts or averages in its "
+                "forward: token counts double, and running statistics follow the latest batch "
                 "faster than momentum says. Gradients are wrong too where the block reads what it "
                 "updates, which is reported as RS403."
             ),
@@ -453,8 +453,8 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
                 + (f" and {len(states) - 1} other attributes" if len(states) > 1 else "")
             ),
             detail=(
-                "What a module counts or collects outside of its buffers when its forward runs, a "
-                "recompute counts or collects again. Where a result of the compared step depends "
+                "A recompute counts or collects again what a module counts or collects outside of "
+                "its buffers when its forward runs. Where a result of the compared step depends "
                 "on it, RS403 says so."
             ),
             evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
@@ -468,7 +468,7 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
                 keep="the checkpoint",
                 remove="the counting or collecting from the checkpointed block",
                 docs=CHECKPOINT_DOCS,
-                reason="Gradients stay as they are; what is counted or collected changes.",
+                reason="Gradients stay as they are; the counts or collections change.",
             ),
         )
     ]
@@ -519,7 +519,7 @@ def _lost_gradient_finding(
         summary = "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does."
     elif why == "left-without":
         count = count_blocks(len(regions), max(compared, len(regions)))
-        title = f"What {count} return leaves the checkpoint without its gradient"
+        title = f"Tensors that {count} return leave the checkpoint without their gradient"
         detail = (
             "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
             "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
@@ -560,8 +560,8 @@ def _lost_gradient_finding(
         detail = (
             "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
             "needs none, so that what comes before it is not trained through this block. That "
-            "happens to tensors that the checkpoint function does not take as arguments of its "
-            "own, such as keywords."
+            "happens to tensors that are no arguments of the checkpoint function itself, such "
+            "as keywords."
         )
         summary = (
             "Pass the tensor by position, as the checkpoint function takes them, or use "
@@ -640,8 +640,9 @@ def _determinism_check_off_finding(
         evidence,
         title=f"Recomputes of {blocks} are not checked by torch",
         detail=(
-            "A non-reentrant checkpoint compares the shapes and types of what a recompute saves "
-            f'with the forward\'s, and raises where they differ; {_SWITCH}="none" switches that '
+            "A non-reentrant checkpoint compares the shapes and types of the tensors that a "
+            "recompute saves with the forward's, and raises where they differ; "
+            f'{_SWITCH}="none" switches that '
             f"off. A recompute that takes another way then gives wrong gradients in silence. "
             f"{_here(regions)}"
         ),
@@ -663,11 +664,11 @@ def _determinism_check_off_finding(
 
 
 def _here(regions: list[ComparedRegion]) -> str:
-    """What the compared step has shown of these."""
+    """A sentence on the compared step of these."""
     if any(region.differs for region in regions):
         return "Here recomputes do differ, as another finding says."
     if any(region.untold for region in regions):
-        return "Whether recomputes differ here could not be told of all of them."
+        return "Whether recomputes differ here is not known of all of them."
     return "In the step that was compared none differed."
 
 

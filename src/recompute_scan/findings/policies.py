@@ -2,15 +2,13 @@
 
 RS501: a policy of a selective checkpoint was asked, and kept nothing.
 
-RS502: a policy names an operator that it never meets, beside others that it keeps.
+RS502: a policy names an operator that it never meets, and others that it keeps.
 
 RS503: an operator that a policy leaves out costs more for its bytes than all that it keeps.
 
 RS504: a policy keeps results that no recompute asks for.
 
-RS505: an operator is recomputed whose result was in memory all the time.
-
-What the rules on policies share: their names, their entries, and the edit that mends one.
+RS505: an operator is recomputed though its result was in memory all the time.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ POLICY_DOCS = (
 
 
 class DearOperator(Struct, frozen=True):
-    """An operator whose recompute under a policy takes time.
+    """An operator that takes time in its recompute under a policy.
 
     Attributes:
         policy: The policy.
@@ -71,7 +69,7 @@ def overloads_met(policy: WatchedPolicy, entry: PolicyEntry) -> list[DecidedOper
 def dear_ones(
     evidence: Evidence, wanted: Callable[[WatchedPolicy, DecidedOperator], bool]
 ) -> list[DearOperator] | NotApplicable:
-    """The wanted ones of all operators whose recompute takes enough of a step for a finding."""
+    """The wanted operators that take enough of a step in their recompute for a finding."""
     cost = evidence.cost
     if cost is None:
         return NotApplicable("There is no step time to compare with.")
@@ -123,8 +121,8 @@ def spell_overloads(
 
 
 def may_keep(policy: WatchedPolicy, collection: str) -> bool:
-    """Is this a collection of what the policy keeps? Each operator of it that was met was kept
-    at least once, and one was.
+    """Does the policy keep the operators in this collection? Each that was met was kept at least
+    once, and one was.
     """
     met = [
         one
@@ -135,7 +133,7 @@ def may_keep(policy: WatchedPolicy, collection: str) -> bool:
 
 
 def check_policy_matches_nothing(evidence: Evidence) -> Answer:
-    """One finding for each policy that kept nothing of what it named."""
+    """One finding for each policy that kept no operator that it named."""
     return [
         _policy_matches_nothing_finding(evidence, policy)
         for policy in evidence.decided
@@ -153,7 +151,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
     unmet = [one.name for one in policy.entries if not one.met]
     if unmet:
         called.append(f"it names, and none was called: {', '.join(unmet[:8])}")
-    # What is named without its overload equals no call, compiled or not.
+    # An operator named without its overload equals no call, compiled or not.
     hidden = evidence.compiled_calls_again > 0 and not missed and bool(unmet)
     why = (
         "Its operators are named without an overload, which no call is equal to."
@@ -162,7 +160,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
         if hidden
         else "None of the operators that it names is called here."
         if unmet
-        else "It said so itself."
+        else "It decided so itself."
     )
     return RS501.finding(
         evidence,
@@ -185,7 +183,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
             keep="the checkpoint",
             remove="" if missed else "context_fn, if everything is to be recomputed",
             docs=POLICY_DOCS,
-            reason="What is kept takes memory: see that it fits.",
+            reason="Kept results take memory: see that they fit.",
         ),
     )
 
@@ -212,7 +210,7 @@ def check_entry_never_met(evidence: Evidence) -> Answer:
 
 
 def _missed(policy: WatchedPolicy) -> list[PolicyEntry]:
-    """Entries beside kept ones that match no call.
+    """Entries that match no call, in a collection with kept ones.
 
     Attention has one operator for each backend, and lists name them all: where one was met, the
     others are its alternatives.
@@ -272,7 +270,7 @@ def _entry_never_met_finding(
             keep="the other entries",
             remove="" if packets else ", ".join(one.name for one in missed),
             docs=POLICY_DOCS,
-            reason="What is kept takes memory: see that it fits.",
+            reason="Kept results take memory: see that they fit.",
         ),
     )
 
@@ -345,9 +343,9 @@ def check_keep_buys_nothing(evidence: Evidence) -> Answer:
 
 
 def _useless(policy: WatchedPolicy, one: DecidedOperator) -> bool:
-    """Were its results kept in memory, and was none of them asked for by any recompute?
+    """Were its results kept in memory, and did no recompute ask for one?
 
-    Told only where every region was recomputed: one whose backward is still to come may ask.
+    Known only where every region was recomputed: one with its backward still to come may ask.
     """
     enough = one.kept_bytes > _MUCH * policy.kept_bytes
     return enough and not one.served and policy.recomputes >= policy.regions > 0
@@ -410,7 +408,7 @@ def _recompute_buys_nothing_finding(evidence: Evidence, dear: DearOperator) -> F
         detail=(
             f"Its {plural(one.met, 'result')} ({size(one.held_bytes)}) were all in memory when "
             "the backward pass began, because something else holds them: the next block's input, "
-            "or a variable. Kept by the policy they would take no memory beside that."
+            "or a variable. Kept by the policy they would take no further memory."
         ),
         evidence=(
             *describe_decided(dear.policy),

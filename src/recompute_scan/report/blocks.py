@@ -209,7 +209,7 @@ def block_groups(regions: Iterable[Region]) -> list[BlockGroup]:
 
 
 def _pattern(region: Region) -> tuple[str, str, int]:
-    """What is before and after the block's number, and the number."""
+    """The text before and after the block's number, and the number."""
     if region.module is None:
         return ("block ", "", region.ordinal)
     match = _LAST_NUMBER.match(region.module)
@@ -299,14 +299,14 @@ class Section(Struct, frozen=True):
     Attributes:
         anchor: Its ``id`` on the page. Links to it are passed on, so that it never changes.
         title: Its heading on the page, or what gives it for a result.
-        template: The file beside its module that shows it on the page.
+        template: The file in its folder that shows it on the page.
         present: Whether a result has this section; asked for every rendering.
-        html: What the template shows beside ``result``, ``heading``, ``attachments``, ``words`` and
-            ``units``, which every section's template has.
+        html: What the template shows. Every section's template also has ``result``, ``heading``,
+            ``attachments``, ``words`` and ``units``.
         text: Writes its lines for a terminal; none unless given.
         markdown: Its part of the Markdown; empty for nothing.
         link: What the page's navigation calls it; without one it is not listed there.
-        help: The line about it under "How to read this page": its name there, and what it says.
+        help: The line about it under "How to read this page": its name there, and the text.
     """
 
     anchor: str

@@ -16,8 +16,8 @@ from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import visible
 from recompute_scan.result import Finding
 
-UNKNOWN_CAUSE = "This is none of the failures that recompute-scan knows."
-# Columns of the labels beside what is said of a fix.
+UNKNOWN_CAUSE = "recompute-scan does not know this failure."
+# Columns of the labels of a fix.
 _LABEL = 10
 _MOST_EVIDENCE = 3
 _DIFF_COLOUR = {"add": "green", "del": "red", "hunk": "cyan"}
@@ -41,7 +41,7 @@ def finding_anchors(findings: Sequence[Finding]) -> list[str]:
 
 
 def finding_text(page: Page, finding: Finding) -> None:
-    """What was found and how it is repaired, on a terminal."""
+    """A finding and its fix, on a terminal."""
     page.title("Finding")
     page.prose(_head(finding), "    ", "  ", fg=_SEVERITY_COLOUR[finding.severity])
     page.prose(finding.title)
@@ -86,7 +86,7 @@ def explanation(
     color: bool,
     width: int = WIDTH,
 ) -> str:
-    """What ``explain`` prints for a log: the cause, what else it shows, where to read more.
+    """The answer of ``explain`` for a log: the cause, other hints, where to read more.
 
     Args:
         findings: The cause, where it is known.
@@ -131,7 +131,7 @@ def _why(page: Page, finding: Finding, most: int | None = None) -> None:
     _part(page, "Why", finding.detail)
     shown = finding.evidence[:most]
     if shown:
-        page.prose("What shows it:")
+        page.prose("Evidence:")
     for item in shown:
         page.prose(f"- {visible(item, 400)}", "      ", "    ")
     if left := len(finding.evidence) - len(shown):

@@ -103,8 +103,8 @@ def render_text(
 
     ``report`` is the path of the written page. ``after`` and ``folder`` are as of
     :func:`recompute_scan.report.summary.with_next_steps`. With ``color`` the same characters carry
-    ANSI codes; nothing else differs. With ``links`` call sites whose files are here are links
-    (OSC 8).
+    ANSI codes; nothing else differs. With ``links`` a call site links to its file (OSC 8)
+    where that is here.
     """
     page = Page(color, width, links)
     result = summary.with_next_steps(result, after, folder)
@@ -246,8 +246,8 @@ def render_html(
 def render_brief_html(result: Result) -> str:
     """Verdict, picture, three numbers, call sites and what to change, without script and style.
 
-    An HTML fragment; every name in it is escaped. The picture is an image of its own, since pages
-    that show other people's notebooks take drawings out of them.
+    An HTML fragment; every name in it is escaped. The picture is an image, since pages that show
+    other people's notebooks take drawings out of them.
     """
     drawn = picture(result)
     diffs = [finding.fix.diff for finding in result.findings if finding.fix]
@@ -273,7 +273,7 @@ def _static(drawn: Picture) -> str:
 
 
 def _said(drawn: Picture) -> str:
-    """What the picture shows, for whom it is not shown."""
+    """The picture in words, for readers who cannot see it."""
     lanes = [f"{drawn.block}: {'; '.join(run.title for run in drawn.runs)}."] if drawn.runs else []
     return " ".join([drawn.bars.summary if drawn.bars else "", *lanes]).strip()
 

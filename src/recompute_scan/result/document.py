@@ -79,7 +79,7 @@ class Result(Struct, frozen=True):
     """Everything that was found out about one run.
 
     ``next_steps`` is for programs that read the JSON: a report makes the list anew, since people
-    paste what it tells them to run.
+    paste the commands that it shows.
     """
 
     tool_version: str

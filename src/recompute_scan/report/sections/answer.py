@@ -120,7 +120,7 @@ def _first_line(diff: str) -> int | None:
 
 
 def _changed_lines(diff: str | None) -> list[DiffLine]:
-    """What is added and removed, with one line that stays above each such piece."""
+    """The lines added and removed, with one line that stays above each such piece."""
     found: list[DiffLine] = []
     before: DiffLine | None = None
     for one in diff_lines(diff or ""):
@@ -154,7 +154,7 @@ def _first_screen_html(result: Result) -> Mapping[str, Any]:
 
 
 def _rows(result: Result, quoted: Callable[[str], str]) -> list[tuple[str, str, str]]:
-    """Label, value and note of what is below the three numbers in text and in Markdown.
+    """Label, value and note of each row below the three numbers in text and in Markdown.
 
     ``quoted`` makes harmless what holds names.
     """
@@ -202,7 +202,7 @@ _MORE = "and {} more (-v or the page has them)"
 
 
 def answer_text(page: Page, result: Result) -> list[list[str]]:
-    """The answer in groups of lines: what is so, and where; what to change; what else was found."""
+    """The answer in groups of lines: verdict and places, the change, other findings."""
     if result.crash is None and not analysed(result):
         page.prose(result.headline, "", most=3)
         return [page.taken()]
@@ -284,7 +284,7 @@ def _failure_in_short(page: Page, result: Result) -> list[str]:
 
 
 def _also_found(page: Page, result: Result, cure: _Cure | None) -> list[str]:
-    """Findings beside the one whose fix is shown, and how many notes there are, in a line."""
+    """The findings that are not shown yet, and the number of notes, in a line."""
     shown = cure.fix if cure else None
     others = [f"{one.code} {one.name}" for one in result.findings if one.fix is not shown]
     others = [] if result.crash else list(dict.fromkeys(others))
@@ -469,7 +469,7 @@ def _begun(text: str) -> str:
 
 
 def _state_words(end: RankEnd | None) -> list[tuple[str, str]]:
-    """What the rank knew when it failed: steps completed, memory, models and their checkpoints."""
+    """The rank's state when it failed: steps completed, memory, models and their checkpoints."""
     if end is None:
         return []
     found = []

@@ -81,7 +81,7 @@ def _today(one: PlannedModule) -> str:
 
 
 def _done(one: PlannedModule) -> str:
-    """What happens to a module."""
+    """The way a module is treated, in words."""
     if one.parts:
         return _in_part(one.parts)
     if one.recompute:
@@ -148,7 +148,7 @@ def _measured(plan: ActivationPlan) -> tuple[PlanPoint, PlanPoint] | None:
 
 
 def _gain(plan: ActivationPlan) -> str:
-    """What changes against today, measured where it was."""
+    """The change against today, measured where it was."""
     if plan.as_today:
         return "nothing changes"
     measured = _measured(plan)
@@ -177,7 +177,7 @@ def _proof_words(plan: ActivationPlan) -> str:
 
 
 def _points(plan: ActivationPlan) -> list[tuple[str, PlanPoint, PlanPoint | None]]:
-    """Name, predicted and measured point of what the table compares."""
+    """Name, predicted and measured point of each row of the table."""
     today, then = _measured(plan) or (None, None)
     return [
         ("Today", plan.today, today),
@@ -326,7 +326,7 @@ def _markdown(result: Result) -> str:
 
 PLANNED_CHECKPOINTS = Section(
     anchor="plan",
-    title="What to recompute, and what to keep",
+    title="The plan: recompute or keep",
     template="planned_checkpoints.html",
     present=lambda result: result.plan is not None,
     html=_html,
@@ -334,7 +334,7 @@ PLANNED_CHECKPOINTS = Section(
     markdown=_markdown,
     link="Plan",
     help=(
-        "What to recompute, and what to keep",
+        "The plan: recompute or keep",
         "shows how long a step takes for how much memory, with today's script and the plan on the "
         "curve, what the plan was measured to do, and the setting that makes it.",
     ),
