@@ -13,6 +13,7 @@ from importlib import import_module
 from io import StringIO
 
 import click
+from click.core import ParameterSource
 
 from recompute_scan._version import __version__
 from recompute_scan.cli.event_stream import ended, failed
@@ -113,6 +114,7 @@ def _status(arguments: list[str]) -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
+        _name_source(error)
         failed(error)
         vars(error)["message"] = inert(error.message)
         told = StringIO()
@@ -141,6 +143,17 @@ def _status(arguments: list[str]) -> int:
         )
         return 70
     return status if isinstance(status, int) else 0
+
+
+def _name_source(error: click.ClickException) -> None:
+    """Let an error on a wrong value name the variable or the project's setting that it is from."""
+    if not isinstance(error, click.BadParameter) or error.param is None or error.ctx is None:
+        return
+    source = error.ctx.get_parameter_source(str(error.param.name))
+    if source is ParameterSource.ENVIRONMENT:
+        error.param_hint = str(error.param.envvar)
+    elif source is ParameterSource.DEFAULT_MAP:
+        error.param_hint = f"{error.param.opts[-1][2:]} of [tool.recompute-scan.run]"
 
 
 def _by_the_system(error: OSError) -> ScanError | None:

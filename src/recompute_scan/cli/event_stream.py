@@ -62,26 +62,22 @@ def told(event: AnyEvent) -> None:
 
 def telling(tell: Callable[[str], None]) -> Callable[[str], None]:
     """The function, which then also sends its text as a warning."""
-
-    def both(text: str) -> None:
-        from recompute_scan.events import WarningTold
-
-        told(WarningTold(text=text))
-        tell(text)
-
-    return both if _open else tell
+    return _sending("WarningTold", tell)
 
 
 def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
     """The function, which then also sends its text as progress."""
+    return _sending("ProgressTold", progress)
 
+
+def _sending(event: str, write: Callable[[str], None]) -> Callable[[str], None]:
     def both(text: str) -> None:
-        from recompute_scan.events import ProgressTold
+        from recompute_scan import events
 
-        told(ProgressTold(text=text))
-        progress(text)
+        told(getattr(events, event)(text=text))
+        write(text)
 
-    return both if _open else progress
+    return both if _open else write
 
 
 def showing(

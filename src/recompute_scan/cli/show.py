@@ -147,6 +147,7 @@ def explain(what: str | None, verbose: bool) -> int:
         found.first.errors[-1].summary if found.first else None,
         color=color,
         width=width(sys.stdout),
+        verbose=verbose,
     )
     say(text, codes=color)
     return 0

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from typing import Any
 
 from msgspec import Struct
 
@@ -35,6 +36,7 @@ from recompute_scan.result.fidelity import (
     KeptState,
     LostGradient,
     Operation,
+    WhyLost,
 )
 from recompute_scan.units import ms
 
@@ -92,6 +94,20 @@ class Consequence(Struct, frozen=True):
     wrong_gradients: bool
     sentence: str
 
+    def finding(
+        self, rule: Rule, evidence: RunEvidence, title: str, detail: str, **others: Any
+    ) -> Finding:
+        """A finding of the rule with this severity and confidence, and the sentence at its end."""
+        return rule.finding(
+            evidence,
+            title,
+            f"{detail} {self.sentence}",
+            severity=self.severity,
+            confidence=self.confidence,
+            wrong_gradients=self.wrong_gradients,
+            **others,
+        )
+
 
 def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> Consequence:
     """The effect of the differing recomputes of these blocks on gradients."""
@@ -143,6 +159,21 @@ def describe_operation(operation: Operation) -> str:
     return f"{operation.name}{inside}{place(operation.site)}"
 
 
+def _review(
+    summary: str, reason: str, *, keep: str = "the checkpoint", remove: str, diff: str | None = None
+) -> Fix:
+    """A fix that needs a look, since results change with it."""
+    return Fix(
+        summary=summary,
+        disposition="review",
+        diff=diff,
+        keep=keep,
+        remove=remove,
+        docs=CHECKPOINT_DOCS,
+        reason=reason,
+    )
+
+
 def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
     """The first few blocks, with the checkpoint around them, as lines of evidence."""
     lines = [
@@ -181,18 +212,14 @@ def check_random_state(evidence: RunEvidence) -> Answer:
 
 
 def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
-    then = consequence(evidence, fault.regions)
-    return RS401.finding(
+    return consequence(evidence, fault.regions).finding(
+        RS401,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from another state of "
             f"{fault.difference.generator} in the recompute than in the forward: as far as it "
-            "depends on random numbers, the gradient belongs to others than the loss. "
-            f"{then.sentence}"
+            "depends on random numbers, the gradient belongs to others than the loss."
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),
@@ -218,13 +245,11 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
         )
         keep = "the checkpoint"
         remove = f"the call inside the block that draws from {generator}"
-    return Fix(
+    return _review(
         summary=summary,
-        disposition="review",
         diff=diff,
         keep=keep,
         remove=remove,
-        docs=CHECKPOINT_DOCS,
         reason=f"Gradients change with it: they then belong to the loss.{_price(evidence)}",
     )
 
@@ -254,12 +279,9 @@ def check_other_type(evidence: RunEvidence) -> Answer:
 
 def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
-    then = consequence(evidence, fault.regions)
-    return RS402.finding(
+    return consequence(evidence, fault.regions).finding(
+        RS402,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=(
             f"Recomputes of {fault.blocks} work in {difference.recompute}, their forward in "
             f"{difference.forward}"
@@ -268,21 +290,17 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
             f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
             f"recompute and {difference.forward} in the forward. A context that was entered around "
             "the forward, such as autocast or an FP8 recipe, is not there when the backward pass "
-            f"runs it again. {then.sentence}"
+            "runs it again."
         ),
         evidence=fault.shown(),
-        fix=Fix(
+        fix=_review(
             summary=(
                 "Enter the context inside the checkpointed function, so that the recompute enters "
                 "it too. torch's own checkpoint restores torch.autocast; one that is written by "
                 "hand has to do that itself, and a library's recipe is restored by the library's "
                 "checkpoint only."
             ),
-            disposition="review",
-            diff=None,
-            keep="the checkpoint",
             remove="the context around the call of the checkpoint",
-            docs=CHECKPOINT_DOCS,
             reason="Gradients change with it: they are computed in the forward's type.",
         ),
     )
@@ -308,22 +326,15 @@ def check_other_recompute(evidence: RunEvidence) -> Answer:
 
 def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
-    then = consequence(evidence, fault.regions)
-    return RS403.finding(
+    return consequence(evidence, fault.regions).finding(
+        RS403,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=f"Recomputes of {fault.blocks} are not the computation of their forward",
-        detail=f"{_why(difference)} {then.sentence}",
+        detail=_why(difference),
         evidence=fault.shown(),
-        fix=Fix(
+        fix=_review(
             summary=_what_to_do(difference),
-            disposition="review",
-            diff=None,
-            keep="the checkpoint",
             remove="what changes between the forward and the backward pass",
-            docs=CHECKPOINT_DOCS,
             reason="Gradients change with it: they then belong to the loss.",
         ),
     )
@@ -417,17 +428,14 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
                 "updates, which is reported as RS403."
             ),
             evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
-            fix=Fix(
+            fix=_review(
                 summary=(
                     "Update such buffers outside the checkpointed block, or not in a recompute: "
                     "for BatchNorm leave the layer outside the checkpoint; where the model "
                     "library has a switch for it, use that."
                 ),
-                disposition="review",
-                diff=None,
                 keep="the checkpoint around everything else",
                 remove="the module that keeps the buffer from the checkpointed block",
-                docs=CHECKPOINT_DOCS,
                 reason="Running statistics and counters change with it, and what evaluation uses.",
             ),
         )
@@ -458,16 +466,12 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
                 "on it, RS403 says so."
             ),
             evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
-            fix=Fix(
+            fix=_review(
                 summary=(
                     "Count or collect outside the checkpointed block, or take it that every call "
                     "counts twice."
                 ),
-                disposition="review",
-                diff=None,
-                keep="the checkpoint",
                 remove="the counting or collecting from the checkpointed block",
-                docs=CHECKPOINT_DOCS,
                 reason="Gradients stay as they are; the counts or collections change.",
             ),
         )
@@ -495,9 +499,58 @@ RS404 = Rule(
 )
 
 
+# Title, with a place for the blocks; detail; summary of the fix.
+_LOST: dict[WhyLost, tuple[str, str, str]] = {
+    "grad-mode-off": (
+        "Recomputes of {} run without autograd: their weights get no gradient",
+        "The checkpoint function runs the block again while autograd is off, as it is in the "
+        "backward of an autograd function. Nothing is differentiated, and nothing fails.",
+        "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does.",
+    ),
+    "left-without": (
+        "Tensors that {} return leave the checkpoint without their gradient",
+        "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
+        "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
+        "attribute. The loss depends on such a tensor: what it was computed from is not "
+        "trained by that part of the loss, and nothing fails.",
+        "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
+        "tensor its gradient, or return these tensors side by side.",
+    ),
+    "arrives-otherwise": (
+        "Recomputes of {} run backward from another gradient than the function gets",
+        "The autograd function returns what its block returns. So the gradient that its "
+        "backward gets has to arrive, whole, at what the block returns when it runs again. "
+        "Another one arrives there: one that is scaled, or a part of it.",
+        "Run backward from the block's results with the gradient that backward gets.",
+    ),
+    "returned-otherwise": (
+        "The function around {} returns another gradient than its recompute gives",
+        "Behind the recompute, the block's input has one gradient, and the autograd function "
+        "returns another one: what comes before the block is trained by that.",
+        "Return the gradient that the recompute gives for the block's input.",
+    ),
+    "weights-left-out": (
+        "Weights of {} get no gradient from their recompute",
+        "The autograd function runs its block again and asks for the gradients of the inputs "
+        "alone, as torch.autograd.grad(output, inputs) does. The weights inside get none.",
+        "Call torch.autograd.backward(output, gradient) on the recompute, as "
+        "torch.utils.checkpoint does, or add the weights' gradients to theirs.",
+    ),
+    "detached": (
+        "Recomputes of {} are cut off from a tensor that needs a gradient",
+        "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
+        "needs none, so that what comes before it is not trained through this block. That "
+        "happens to tensors that are no arguments of the checkpoint function itself, such "
+        "as keywords.",
+        "Pass the tensor by position, as the checkpoint function takes them, or use "
+        "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords.",
+    ),
+}
+
+
 def check_lost_gradient(evidence: RunEvidence) -> Answer:
     """One finding for each way in which gradients are lost."""
-    found: dict[str, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
+    found: dict[WhyLost, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
     for region in evidence.regions:
         for lost in region.lost:
             found[lost.why].append((region, lost))
@@ -506,106 +559,43 @@ def check_lost_gradient(evidence: RunEvidence) -> Answer:
 
 
 def _lost_gradient_finding(
-    evidence: RunEvidence, why: str, some: list[tuple[ComparedRegion, LostGradient]], compared: int
+    evidence: RunEvidence,
+    why: WhyLost,
+    some: list[tuple[ComparedRegion, LostGradient]],
+    compared: int,
 ) -> Finding:
     regions = list(dict.fromkeys(region for region, _ in some))
-    blocks = count_blocks(len(regions), compared)
-    if why == "grad-mode-off":
-        title = f"Recomputes of {blocks} run without autograd: their weights get no gradient"
-        detail = (
-            "The checkpoint function runs the block again while autograd is off, as it is in the "
-            "backward of an autograd function. Nothing is differentiated, and nothing fails."
-        )
-        summary = "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does."
-    elif why == "left-without":
-        count = count_blocks(len(regions), max(compared, len(regions)))
-        title = f"Tensors that {count} return leave the checkpoint without their gradient"
-        detail = (
-            "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
-            "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
-            "attribute. The loss depends on such a tensor: what it was computed from is not "
-            "trained by that part of the loss, and nothing fails."
-        )
-        summary = (
-            "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
-            "tensor its gradient, or return these tensors side by side."
-        )
-    elif why == "arrives-otherwise":
-        title = f"Recomputes of {blocks} run backward from another gradient than the function gets"
-        detail = (
-            "The autograd function returns what its block returns. So the gradient that its "
-            "backward gets has to arrive, whole, at what the block returns when it runs again. "
-            "Another one arrives there: one that is scaled, or a part of it."
-        )
-        summary = "Run backward from the block's results with the gradient that backward gets."
-    elif why == "returned-otherwise":
-        title = f"The function around {blocks} returns another gradient than its recompute gives"
-        detail = (
-            "Behind the recompute, the block's input has one gradient, and the autograd function "
-            "returns another one: what comes before the block is trained by that."
-        )
-        summary = "Return the gradient that the recompute gives for the block's input."
-    elif why == "weights-left-out":
-        title = f"Weights of {blocks} get no gradient from their recompute"
-        detail = (
-            "The autograd function runs its block again and asks for the gradients of the inputs "
-            "alone, as torch.autograd.grad(output, inputs) does. The weights inside get none."
-        )
-        summary = (
-            "Call torch.autograd.backward(output, gradient) on the recompute, as "
-            "torch.utils.checkpoint does, or add the weights' gradients to theirs."
-        )
-    else:
-        title = f"Recomputes of {blocks} are cut off from a tensor that needs a gradient"
-        detail = (
-            "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
-            "needs none, so that what comes before it is not trained through this block. That "
-            "happens to tensors that are no arguments of the checkpoint function itself, such "
-            "as keywords."
-        )
-        summary = (
-            "Pass the tensor by position, as the checkpoint function takes them, or use "
-            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords."
-        )
-    then = consequence(evidence, regions)
-    return RS405.finding(
+    of = max(compared, len(regions)) if why == "left-without" else compared
+    title, detail, summary = _LOST[why]
+    title = title.format(count_blocks(len(regions), of))
+    return consequence(evidence, regions).finding(
+        RS405,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=title,
-        detail=f"{detail} {then.sentence}",
+        detail=detail,
         evidence=(
             *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
             *name_blocks(regions),
         ),
-        fix=Fix(
+        fix=_review(
             summary=summary,
-            disposition="review",
-            diff=None,
-            keep="the checkpoint",
             remove="nothing",
-            docs=CHECKPOINT_DOCS,
             reason="Weights that were not trained are trained from here on.",
         ),
     )
 
 
 def _line(lost: LostGradient) -> str:
+    named = ", ".join(lost.weights[:_MOST_SHOWN])
+    more = len(lost.weights) - _MOST_SHOWN
+    weights = f"{named}{f' and {more} more' if more > 0 else ''}"
+    used = describe_operation(lost.operation)
     if lost.why == "left-without":
-        named = ", ".join(lost.weights[:_MOST_SHOWN])
-        more = len(lost.weights) - _MOST_SHOWN
-        without = f"; no gradient at all: {named}{f' and {more} more' if more > 0 else ''}"
-        what = lost.name or "a tensor that the block keeps"
-        used = describe_operation(lost.operation)
-        return f"{what}, first used by {used}{without if named else ''}"
+        without = f"; no gradient at all: {weights}" if named else ""
+        return f"{lost.name or 'a tensor that the block keeps'}, first used by {used}{without}"
     if lost.why in ("arrives-otherwise", "returned-otherwise", "weights-left-out"):
-        named = ", ".join(lost.weights[:_MOST_SHOWN])
-        more = len(lost.weights) - _MOST_SHOWN
-        without = f": no gradient for {named}{f' and {more} more' if more > 0 else ''}"
-        return f"{describe_operation(lost.operation)}{without if named else ''}"
-    what = lost.name or "a tensor from outside the block"
-    return f"{what}, used by {describe_operation(lost.operation)}"
+        return used + (f": no gradient for {weights}" if named else "")
+    return f"{lost.name or 'a tensor from outside the block'}, used by {used}"
 
 
 RS405 = Rule(
@@ -647,13 +637,10 @@ def _determinism_check_off_finding(
             f"{_here(regions)}"
         ),
         evidence=name_blocks(regions),
-        fix=Fix(
+        fix=_review(
             summary=f"Leave {_SWITCH} at its default.",
-            disposition="review",
             diff=set_back(evidence, site, _SWITCH, '"default"'),
-            keep="the checkpoint",
             remove=f'{_SWITCH}="none"',
-            docs=CHECKPOINT_DOCS,
             reason=(
                 "Gradients stay what they are; where a recompute differs in shape or type, the "
                 "backward pass raises instead. Where what the check refuses is intended, leave it "

@@ -85,6 +85,7 @@ def explanation(
     *,
     color: bool,
     width: int = WIDTH,
+    verbose: bool = True,
 ) -> str:
     """The answer of ``explain`` for a log: the cause, other hints, where to read more.
 
@@ -94,6 +95,7 @@ def explanation(
         first: The failure that came first, in one line, or ``None`` where the log has none.
         color: Whether to use ANSI codes.
         width: Columns of the terminal.
+        verbose: Whether to print all of it; else the answer has at most 15 lines.
     """
     page = Page(color, width)
     if first is None and not findings:
@@ -101,25 +103,36 @@ def explanation(
     elif not findings:
         page.prose(f"First failure: {visible(first or '', 400)}", "", bold=True)
         page.prose(UNKNOWN_CAUSE, "")
-    for finding in findings:
-        _explained(page, finding)
-    for finding in hints:
+    codes = list(dict.fromkeys(finding.code for finding in (*findings, *hints)))
+    for finding in findings[: None if verbose else 1]:
+        _explained(page, finding, verbose=verbose)
+    for finding in hints if verbose else ():
         page.title("Also seen; nothing shows that it ended the run")
         _explained(page, finding)
-    codes = list(dict.fromkeys(finding.code for finding in (*findings, *hints)))
-    if codes:
+    if codes and not verbose:
+        if others := [f"{one.code} {one.name}" for one in (*findings[1:], *hints)]:
+            page.cut(f"Also seen (-v): {', '.join(others)}", "  ")
+        page.written += ["", f"  more    recompute-scan explain {codes[0]}"]
+    elif codes:
         page.title("Read more")
         for code in codes:
             page.verbatim(f"recompute-scan explain {code}", "  ")
     return "\n".join(page.written).strip("\n") + "\n"
 
 
-def _explained(page: Page, finding: Finding) -> None:
+def _explained(page: Page, finding: Finding, *, verbose: bool = True) -> None:
+    """The cause, its evidence and its fix; in short, in at most 12 lines."""
+    most = None if verbose else _MOST_EVIDENCE
     page.prose(_head(finding), "", fg="red" if finding.severity == "error" else "yellow")
-    page.prose(finding.title, "", bold=True)
-    _why(page, finding)
+    page.prose(finding.title, "", bold=True, most=most and 2)
+    if verbose:
+        _why(page, finding)
+    else:
+        _part(page, "Why", finding.detail, most=most)
+        for item in finding.evidence[:most]:
+            page.cut(f"- {item}", "    ")
     if finding.fix is not None:
-        _part(page, "Fix", finding.fix.summary, bold=True)
+        _part(page, "Fix", finding.fix.summary, bold=True, most=most)
 
 
 def _head(finding: Finding) -> str:

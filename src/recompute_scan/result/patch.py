@@ -189,7 +189,10 @@ def _each_keeps_one(result: Result, findings: Sequence[Finding]) -> bool:
 
 
 def _parsed(fix: Fix) -> list[Change]:
-    diff = fix.diff or ""
+    return _parsed_diff(fix.diff or "", fix.digest)
+
+
+def _parsed_diff(diff: str, digest: str | None) -> list[Change]:
     lines = diff.split("\n")
     if len(diff) > _MOST_DIFF or len(lines) < 4 or lines.pop() or "\r" in diff:
         raise _unusable("it is none that recompute-scan writes")
@@ -211,7 +214,7 @@ def _parsed(fix: Fix) -> list[Change]:
             most -= kind != "+"
             more -= kind != "-"
             at += 1
-        change = Change(name, int(head[1]), tuple(lines[begin:at]), fix.digest)
+        change = Change(name, int(head[1]), tuple(lines[begin:at]), digest)
         if most or more or not change.first or any(end == at for at, end, _ in change.edits):
             raise _unusable("it is none that recompute-scan writes")
         found.append(change)
@@ -221,6 +224,13 @@ def _parsed(fix: Fix) -> list[Change]:
 def file_of(diff: str) -> str:
     """The file that a diff of ours changes, without ``a/``."""
     return _named(diff.partition("\n")[0].removeprefix("--- "))
+
+
+def places_of(diff: str) -> list[tuple[str, int]]:
+    """File and first changed line of each change of a diff; empty where it cannot be used."""
+    with suppress(InputError):
+        return [(one.file, one.edits[0][0] + 1) for one in _parsed_diff(diff, None) if one.edits]
+    return []
 
 
 def _unusable(why: str) -> InputError:

@@ -48,13 +48,12 @@ from recompute_scan.report.templating import (
 )
 from recompute_scan.report.words import KIND_WORDS, STATUS_WORDS, plain_count_row, plain_count_table
 from recompute_scan.result import MEASURED, Finding, Fix, Result
+from recompute_scan.result.patch import places_of
 from recompute_scan.result.recompute import DOUBLED
 from recompute_scan.units import plural
 
 # Lines of the diff on the first screen.
 _MOST_DIFF = 10
-_FILE = re.compile(r"^\+\+\+ b/(.{1,400})$", re.MULTILINE)
-_HUNK = re.compile(r"^@@ -(\d{1,9})[^\n]*\n((?: [^\n]*\n)*)", re.MULTILINE)
 _BELOW = re.compile(r"(?!/)(?!.*\.\.)[A-Za-z0-9_./@%+-]+")
 _VERDICT_COLOUR = {
     "doubled": "red",
@@ -97,26 +96,18 @@ def _cure(result: Result) -> _Cure | None:
     for anchor, finding in zip(anchors, result.findings, strict=True):
         if finding.fix is not None and result.crash is None:
             shown = _changed_lines(finding.fix.diff)
-            file = _FILE.search(finding.fix.diff or "")
-            line = _first_line(finding.fix.diff or "")
-            below = file is not None and _BELOW.fullmatch(file[1]) is not None
+            file, line = next(iter(places_of(finding.fix.diff or "")), ("", 0))
             apply = (one.text for one in result.next_steps if one.purpose == "apply")
             return _Cure(
                 anchor,
                 finding.fix,
                 tuple(shown[:_MOST_DIFF]),
                 cut=len(shown) > _MOST_DIFF,
-                file=file[1] if file else "",
-                place=f"{file[1]}:{line}" if file and line and below else "",
+                file=file,
+                place=f"{file}:{line}" if _BELOW.fullmatch(file) else "",
                 command=next(apply, ""),
             )
     return None
-
-
-def _first_line(diff: str) -> int | None:
-    """The number of the first line that the diff changes, in the file as it was."""
-    hunk = _HUNK.search(diff)
-    return int(hunk[1]) + len(hunk[2].splitlines()) if hunk else None
 
 
 def _changed_lines(diff: str | None) -> list[DiffLine]:
