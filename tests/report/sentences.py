@@ -43,7 +43,7 @@ COMPARED: dict[str, Callable[[Comparison], object]] = {
     "A step takes {} time than before": lambda c: (
         c.before.step_high_ms < c.after.step_low_ms or c.after.step_high_ms < c.before.step_low_ms
     ),
-    "How sure that is, only six steps": lambda c: min(c.before.steps, c.after.steps) < 6,
+    "An interval needs at least six steps": lambda c: min(c.before.steps, c.after.steps) < 6,
     "{}: {} {} time, {} {} throughput": lambda c: (
         c.difference in (None, "sure") and abs(c.time_change_pct or 0.0) >= 0.05
     ),
@@ -158,7 +158,7 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "are equal to the last bit with and without": bare("equal"),
     "are equal up to rounding with and without": bare("rounding"),
-    "Whether the script's checkpoints change gradients could not": bare("not-repeatable"),
+    "Whether the script's checkpoints change gradients is not known": bare("not-repeatable"),
     "Gradients could not be compared with those without": bare("not-seen"),
     "The script's checkpoints change what is trained": bare("different"),
     "gradients of the first step stay equal to the last bit": fixed("equal"),
@@ -259,7 +259,7 @@ CONDITIONS: dict[str, Condition] = {
     "median of {}": lambda r: r.cost is not None,
     "how far step times vary is not known": lambda r: r.cost.steps == 1,
     "on a machine that does nothing else": lambda r: r.cost is not None,
-    "what part of it repeats forward work cannot": lambda r: r.cost is not None and _no_verdict(r),
+    "how much of it repeats forward work is not": lambda r: r.cost is not None and _no_verdict(r),
     "redundant among them": lambda r: r.cost is not None,
     "Collectives that recomputes repeat": lambda r: r.cost is not None,
     "The line under the second bar": _saves,
