@@ -74,7 +74,7 @@ TOUCHES = re.compile(
 SOURCE = Path(recompute_scan.__file__).parent
 # Failures have fixes, and pages made from them; see tests/diagnose/test_gradients.py.
 ELSEWHERE = {"diagnose"}
-MAKERS = ("Fix", "_review")
+MAKERS = ("Fix", "review")
 OF_TRAININGS = [page for page in PAGES if re.match("RS[03-6]", page.stem)]
 
 

@@ -330,6 +330,7 @@ class RankEvidence(Struct, frozen=True):
 
 Severity = Literal["error", "warning", "info"]
 
+CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_BLOCKS = 3
 
 
@@ -449,6 +450,27 @@ class Rule(Struct, frozen=True):
             saving_pct=saving_pct,
             wrong_gradients=self.wrong_gradients if wrong_gradients is None else wrong_gradients,
         )
+
+
+def review(
+    summary: str,
+    reason: str,
+    *,
+    remove: str,
+    keep: str = "the checkpoint",
+    docs: str = CHECKPOINT_DOCS,
+    diff: str | None = None,
+) -> Fix:
+    """A fix that needs a look, for ``reason``."""
+    return Fix(
+        summary=summary,
+        disposition="review",
+        diff=diff,
+        keep=keep,
+        remove=remove,
+        docs=docs,
+        reason=reason,
+    )
 
 
 def predicted(evidence: Evidence) -> Level:

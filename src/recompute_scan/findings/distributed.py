@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from recompute_scan.advise import find_mechanism, switch_of, title_of
 from recompute_scan.cost.phases import Repeated
 from recompute_scan.findings.base import (
+    CHECKPOINT_DOCS,
     Answer,
     Evidence,
     NotApplicable,
@@ -25,9 +26,10 @@ from recompute_scan.findings.base import (
     RunEvidence,
     describe,
     name_some,
+    review,
 )
 from recompute_scan.frameworks.base import NON_REENTRANT
-from recompute_scan.result import DOUBLED, Checkpoint, Finding, Fix, Region
+from recompute_scan.result import DOUBLED, Checkpoint, Finding, Region
 from recompute_scan.units import ms, plural, size
 
 # Recomputes per block; one more layer of eight recomputed is more than this.
@@ -119,13 +121,11 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
         evidence=_evidence(gathers),
         fix=None
         if goes
-        else Fix(
+        else review(
             summary=(
                 "Checkpoint inside the FSDP units, non-reentrant: FSDP's own wrapper on the "
                 "layers, or the setting of your framework for it."
             ),
-            disposition="review",
-            diff=None,
             keep="one checkpoint inside each FSDP unit",
             remove="the checkpoint outside",
             docs=_REPEATED_COLLECTIVES_DOCS,
@@ -187,9 +187,6 @@ def _time(found: Repeated) -> str:
 RS005 = Rule("RS005", "repeated-collectives", check_repeated_collectives)
 
 
-_REENTRANT_UNDER_FSDP_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
-
-
 def check_reentrant_under_fsdp(evidence: Evidence) -> Answer:
     """One finding for each reentrant checkpoint that advice on doubling would leave in place."""
     if not evidence.run.sharded:
@@ -221,16 +218,14 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             describe(checkpoint),
             *name_some(regions),
         ),
-        fix=Fix(
+        fix=review(
             summary=(
                 "Checkpoint non-reentrantly: pass use_reentrant=False where "
                 f"{title_of(checkpoint)} is switched on, or use FSDP's own wrapper."
             ),
-            disposition="review",
-            diff=None,
             keep="one non-reentrant checkpoint around each block",
             remove="use_reentrant=True, or a default that means it",
-            docs=mechanism.docs if mechanism else _REENTRANT_UNDER_FSDP_DOCS,
+            docs=mechanism.docs if mechanism else CHECKPOINT_DOCS,
             reason=(
                 f"{NON_REENTRANT} Its recompute checks what it recomputes, and stops a block that "
                 "does not compute the same twice; a reentrant one goes on with wrong gradients."

@@ -23,6 +23,7 @@ from recompute_scan.findings.base import (
     Stack,
     describe,
     name_some,
+    review,
 )
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Fix, Region
 from recompute_scan.result.run_record import SwitchedOn
@@ -216,9 +217,6 @@ def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
 RS003 = Rule("RS003", "idle-checkpoint", check_idle_checkpoint)
 
 
-_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
-
-
 def check_early_stop_off(evidence: Evidence) -> Answer:
     """One finding for each mechanism that calls its checkpoints with early stop off."""
     if not evidence.annotated and evidence.verdict != "none":
@@ -260,16 +258,13 @@ def _early_stop_off_finding(evidence: Evidence, checkpoints: list[Checkpoint]) -
             *map(describe, checkpoints),
             *name_some(regions),
         ),
-        fix=Fix(
+        fix=review(
             summary=(
                 "Leave early stop on: no set_checkpoint_early_stop(False) and no "
                 f"early_stop=False in {title}."
             ),
-            disposition="review",
-            diff=None,
             keep=title,
             remove="early_stop=False, or set_checkpoint_early_stop(False)",
-            docs=_DOCS,
             reason=(
                 "Some frameworks turn it off so that hooks and side effects at the end of a "
                 "block run in each recompute."

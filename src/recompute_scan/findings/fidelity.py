@@ -26,7 +26,7 @@ from msgspec import Struct
 from recompute_scan.advise import place
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.annotations import CHECK_OFF
-from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity
+from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity, review
 from recompute_scan.frameworks.base import Edit
 from recompute_scan.result import Finding, Fix, Level
 from recompute_scan.result.fidelity import (
@@ -45,7 +45,6 @@ COMPARE = (
     "Whether gradients are wrong shows when they are compared with those without checkpoints: "
     "recompute-scan run --verify --without-checkpointing does that."
 )
-CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_NAMED = 3
 
 
@@ -159,21 +158,6 @@ def describe_operation(operation: Operation) -> str:
     return f"{operation.name}{inside}{place(operation.site)}"
 
 
-def _review(
-    summary: str, reason: str, *, keep: str = "the checkpoint", remove: str, diff: str | None = None
-) -> Fix:
-    """A fix that needs a look, since results change with it."""
-    return Fix(
-        summary=summary,
-        disposition="review",
-        diff=diff,
-        keep=keep,
-        remove=remove,
-        docs=CHECKPOINT_DOCS,
-        reason=reason,
-    )
-
-
 def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
     """The first few blocks, with the checkpoint around them, as lines of evidence."""
     lines = [
@@ -245,7 +229,7 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
         )
         keep = "the checkpoint"
         remove = f"the call inside the block that draws from {generator}"
-    return _review(
+    return review(
         summary=summary,
         diff=diff,
         keep=keep,
@@ -293,7 +277,7 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
             "runs it again."
         ),
         evidence=fault.shown(),
-        fix=_review(
+        fix=review(
             summary=(
                 "Enter the context inside the checkpointed function, so that the recompute enters "
                 "it too. torch's own checkpoint restores torch.autocast; one that is written by "
@@ -332,7 +316,7 @@ def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         title=f"Recomputes of {fault.blocks} are not the computation of their forward",
         detail=_why(difference),
         evidence=fault.shown(),
-        fix=_review(
+        fix=review(
             summary=_what_to_do(difference),
             remove="what changes between the forward and the backward pass",
             reason="Gradients change with it: they then belong to the loss.",
@@ -428,7 +412,7 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
                 "updates, which is reported as RS403."
             ),
             evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
-            fix=_review(
+            fix=review(
                 summary=(
                     "Update such buffers outside the checkpointed block, or not in a recompute: "
                     "for BatchNorm leave the layer outside the checkpoint; where the model "
@@ -466,7 +450,7 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
                 "on it, RS403 says so."
             ),
             evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
-            fix=_review(
+            fix=review(
                 summary=(
                     "Count or collect outside the checkpointed block, or take it that every call "
                     "counts twice."
@@ -577,7 +561,7 @@ def _lost_gradient_finding(
             *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
             *name_blocks(regions),
         ),
-        fix=_review(
+        fix=review(
             summary=summary,
             remove="nothing",
             reason="Weights that were not trained are trained from here on.",
@@ -637,7 +621,7 @@ def _determinism_check_off_finding(
             f"{_here(regions)}"
         ),
         evidence=name_blocks(regions),
-        fix=_review(
+        fix=review(
             summary=f"Leave {_SWITCH} at its default.",
             diff=set_back(evidence, site, _SWITCH, '"default"'),
             remove=f'{_SWITCH}="none"',

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.advise.edit import change_diff
-from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted
+from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted, review
 from recompute_scan.findings.memory import WORTH
 from recompute_scan.recompute import vocabulary
 from recompute_scan.result import Finding, Fix
@@ -84,10 +84,8 @@ def dear_ones(
 
 def keep_too(summary: str, reason: str) -> Fix:
     """The fix that lets a policy keep one more operator."""
-    return Fix(
+    return review(
         summary=summary,
-        disposition="review",
-        diff=None,
         keep="what the policy keeps already",
         remove="",
         docs=POLICY_DOCS,
@@ -171,14 +169,13 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
             "A checkpoint without a policy does the same, without asking at each operator."
         ),
         evidence=(*describe_decided(policy), *called),
-        fix=Fix(
+        fix=review(
             summary="Name the overload that is called, such as torch.ops.aten.mm.default."
             if missed
             else "Compile the code that calls the checkpoint rather than the block in it, so that "
             "the compiler asks the policy; or leave the policy out (context_fn)."
             if hidden
             else "Name operators that are called, or leave the policy out (context_fn).",
-            disposition="review",
             diff=spell_overloads(evidence, policy, missed) if missed else None,
             keep="the checkpoint",
             remove="" if missed else "context_fn, if everything is to be recomputed",
@@ -261,11 +258,10 @@ def _entry_never_met_finding(
             + "."
         ),
         evidence=(*describe_decided(policy), *lines),
-        fix=Fix(
+        fix=review(
             summary="Name the overload that is called, such as torch.ops.aten.mm.default."
             if packets
             else "Take the entries out, or name the operators that are called instead.",
-            disposition="review",
             diff=spell_overloads(evidence, policy, packets) if packets else None,
             keep="the other entries",
             remove="" if packets else ", ".join(one.name for one in missed),
@@ -371,10 +367,8 @@ def _keep_buys_nothing_finding(
                 for one in useless
             ),
         ),
-        fix=Fix(
+        fix=review(
             summary=f"Let the policy recompute {names}: it frees {size(together)}.",
-            disposition="review",
-            diff=None,
             keep="the other operators",
             remove=names,
             docs=POLICY_DOCS,

@@ -230,8 +230,8 @@ def _group_label(members: Sequence[Region]) -> str:
     return f"{before}[{numbers}]{after}" if "," in numbers else f"{before}{numbers}{after}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """``0-3, 7``; long lists of single numbers lose their middle: ``0, 2, 4, …, 30``."""
+def ranges(numbers: Sequence[int], most: int = _MOST_RANGES) -> str:
+    """``0-3, 7``; of more than ``most`` parts the middle is left out: ``0, 2, 4, …, 30``."""
     parts: list[str] = []
     start = previous = None
     for number in (*numbers, None):
@@ -241,7 +241,7 @@ def ranges(numbers: Sequence[int]) -> str:
         elif start is None:
             start = number
         previous = number
-    if len(parts) > _MOST_RANGES:
+    if len(parts) > most:
         parts = [*parts[:3], "…", parts[-1]]
     return ", ".join(parts)
 
@@ -281,18 +281,6 @@ def always(_result: Result) -> bool:
     return True
 
 
-def _no_values(_result: Result) -> Mapping[str, Any]:
-    return {}
-
-
-def _no_lines(_page: Page, _result: Result) -> None:
-    return
-
-
-def _no_markdown(_result: Result) -> str:
-    return ""
-
-
 class Section(Struct, frozen=True):
     """One section; the page, the terminal and Markdown each ask it for their part.
 
@@ -313,9 +301,9 @@ class Section(Struct, frozen=True):
     title: str | Callable[[Result], str]
     template: str
     present: Callable[[Result], bool] = analysed
-    html: Callable[[Result], Mapping[str, Any]] = _no_values
-    text: Callable[[Page, Result], None] = _no_lines
-    markdown: Callable[[Result], str] = _no_markdown
+    html: Callable[[Result], Mapping[str, Any]] = lambda _: {}
+    text: Callable[[Page, Result], None] = lambda _page, _: None
+    markdown: Callable[[Result], str] = lambda _: ""
     link: str | None = None
     help: tuple[str, str] | None = None
 

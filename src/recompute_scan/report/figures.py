@@ -505,29 +505,14 @@ FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#cfe6c6", "#e1e4e8"
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
-class PictureMark(Struct, frozen=True):
-    """One operator of a lane; ``label`` is its family where that fits.
-
-    ``op`` is the same number for the same operator in every lane.
-    """
-
-    x: float
-    width: float
-    colour: int
-    label: str
-    name: str
-    time: str
-    op: int
-
-
 class LaneRun(Struct, frozen=True):
-    """One run of the block, as a lane."""
+    """One run of the block, as a lane; a label is the operator's family where that fits."""
 
     name: str
     kind: str
     title: str
     width: float
-    marks: tuple[PictureMark, ...]
+    marks: tuple[Box, ...]
 
 
 class Picture(Struct, frozen=True):
@@ -586,9 +571,10 @@ def _run(
         family = visible(family_words(op.family), 20)
         fits = len(family) * _PICTURE_CHARACTER + 1 < width and op.family != "other"
         marks.append(
-            PictureMark(
+            Box(
                 x=round(x, 2),
                 width=round(width, 2),
+                y=0,
                 colour=colours[op.family],
                 label=family if fits else "",
                 name=short_name(op),

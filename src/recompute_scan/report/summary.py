@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.report import words
@@ -229,14 +229,7 @@ def what_was_measured(result: Result) -> tuple[str, ...]:
 
 def total(breakdown: Breakdown) -> float:
     """The whole of a breakdown, in ms."""
-    return (
-        breakdown.forward
-        + breakdown.recompute
-        + breakdown.redundant
-        + breakdown.backward
-        + breakdown.optimizer
-        + breakdown.other
-    )
+    return float(sum(astuple(breakdown)))
 
 
 def key_numbers(result: Result) -> tuple[KeyNumber, KeyNumber, KeyNumber]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from recompute_scan.report.blocks import Page, Section
+from recompute_scan.report.blocks import Page, Section, ranges
 from recompute_scan.report.figures import drawing, recomputed
 from recompute_scan.report.summary import what_was_measured
 from recompute_scan.report.templating import markdown_prose, visible
@@ -102,23 +102,13 @@ def _names(names: Sequence[str], most: int = 4) -> str:
     said = [
         f"{stem}.{lasts[0]}"
         if len(lasts) == 1 and lasts[0].isdigit()
-        else f"{stem}[{_spans(lasts)}]"
+        else f"{stem}[{ranges(sorted(map(int, lasts)), len(lasts))}]"
         if lasts[0].isdigit()
         else stem
         for stem, lasts in groups.items()
     ]
     more = f" and {len(said) - most} more" if len(said) > most else ""
     return visible(", ".join(said[:most]) + more, 300)
-
-
-def _spans(numbers: Sequence[str]) -> str:
-    spans: list[list[int]] = []
-    for number in sorted(map(int, numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def _proven(plan: ActivationPlan) -> bool:
