@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from recompute_scan.report.blocks import WIDTH, columns, printed, wrap
+from recompute_scan.report.finding_words import explanation
 from recompute_scan.report.render import render_answer, render_text
 from recompute_scan.report.sections.answer import MOST_LINES
 from recompute_scan.report.templating import sentence, visible
@@ -61,6 +62,18 @@ def test_the_answer_has_at_most_15_lines_of_80_columns() -> None:
         assert all(columns(line) <= WIDTH or line.startswith(copied) for line in lines), written
         coloured = render_answer(result, color=True, report="out/train/report.html", folder="t")
         assert printed(coloured) == written
+
+
+def test_a_log_is_explained_in_15_lines() -> None:
+    (finding,) = doubled().findings
+    assert finding.fix is not None
+    words = "word " * 200
+    fix = structs.replace(finding.fix, summary=words)
+    wordy = structs.replace(finding, title=words, detail=words, evidence=(words,) * 9, fix=fix)
+    for causes, first in (([wordy] * 2, words), ([], words), ([wordy], None), ([], None)):
+        said = explanation(causes, [wordy] * 9, first, color=False, verbose=False)
+        assert all(columns(line) <= WIDTH for line in said.splitlines())
+        assert len(said.splitlines()) <= MOST_LINES, said
 
 
 def test_the_answer_has_what_to_do() -> None:

@@ -94,11 +94,11 @@ class Consequence(Struct, frozen=True):
     sentence: str
 
     def finding(
-        self, rule: Rule, evidence: RunEvidence, title: str, detail: str, **others: Any
+        self, rule: Rule, seen: RunEvidence, title: str, detail: str, **others: Any
     ) -> Finding:
         """A finding of the rule with this severity and confidence, and the sentence at its end."""
         return rule.finding(
-            evidence,
+            seen,
             title,
             f"{detail} {self.sentence}",
             severity=self.severity,

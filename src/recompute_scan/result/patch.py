@@ -189,10 +189,13 @@ def _each_keeps_one(result: Result, findings: Sequence[Finding]) -> bool:
 
 
 def _parsed(fix: Fix) -> list[Change]:
-    return _parsed_diff(fix.diff or "", fix.digest)
+    found = _read(fix.diff or "", fix.digest)
+    if any(end == at for change in found for at, end, _ in change.edits):  # it only adds
+        raise _unusable("it is none that recompute-scan writes")
+    return found
 
 
-def _parsed_diff(diff: str, digest: str | None) -> list[Change]:
+def _read(diff: str, digest: str | None) -> list[Change]:
     lines = diff.split("\n")
     if len(diff) > _MOST_DIFF or len(lines) < 4 or lines.pop() or "\r" in diff:
         raise _unusable("it is none that recompute-scan writes")
@@ -215,7 +218,7 @@ def _parsed_diff(diff: str, digest: str | None) -> list[Change]:
             more -= kind != "-"
             at += 1
         change = Change(name, int(head[1]), tuple(lines[begin:at]), digest)
-        if most or more or not change.first or any(end == at for at, end, _ in change.edits):
+        if most or more or not change.first:
             raise _unusable("it is none that recompute-scan writes")
         found.append(change)
     return found
@@ -229,7 +232,7 @@ def file_of(diff: str) -> str:
 def places_of(diff: str) -> list[tuple[str, int]]:
     """File and first changed line of each change of a diff; empty where it cannot be used."""
     with suppress(InputError):
-        return [(one.file, one.edits[0][0] + 1) for one in _parsed_diff(diff, None) if one.edits]
+        return [(one.file, one.edits[0][0] + 1) for one in _read(diff, None) if one.edits]
     return []
 
 
