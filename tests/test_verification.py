@@ -256,7 +256,7 @@ def test_losses() -> None:
     [
         (2.0 + 1e-7, 2.0 + 9e-7, "helps", "differ by up to 1e-07"),
         (2.0 + 1e-7, 2.001, "helps", "say little of the fix"),  # below a thousandth of 3
-        (2.0 + 1e-7, 9.0, "losses-differ", "differ by up to 7, where those of the unchanged"),
+        (2.0 + 1e-7, 9.0, "losses-differ", "differ by up to 7, where the unchanged script"),
         (2.0 + 1e-7, float("nan"), "losses-differ", "some losses are not numbers"),
         (2.5, 6.5, "helps", "say little of the fix"),  # not ten times as far
         (float("nan"), float("nan"), "helps", "not known"),
