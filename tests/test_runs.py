@@ -159,7 +159,12 @@ def test_options_come_from_the_project_and_the_environment(
     assert "[E204]" in capsys.readouterr().err
     monkeypatch.setenv("RECOMPUTE_SCAN_RUN_STEPS", "many")
     assert main(["run", "train.py"]) == 2
-    assert "'many' is not a valid integer" in capsys.readouterr().err
+    wrong = "'many' is not a valid integer"
+    assert f"RECOMPUTE_SCAN_RUN_STEPS: {wrong}" in capsys.readouterr().err
+    monkeypatch.delenv("RECOMPUTE_SCAN_RUN_STEPS")
+    project.write_text('[tool.recompute-scan.run]\nsteps = "many"\n')
+    assert main(["run", "train.py"]) == 2
+    assert f"steps of [tool.recompute-scan.run]: {wrong}" in capsys.readouterr().err
     assert main(["run", "--steps", "-1", "train.py"]) == 2
     assert "[E204]" in capsys.readouterr().err
     project.write_text("[tool.recompute-scan.run]\nstepz = 3\n")

@@ -47,7 +47,7 @@ from recompute_scan.run_folders import new_run, remove_if_empty
 @click.option(
     "--memory",
     metavar="AMOUNT|N%|free",
-    help="Memory to keep to: 60GB, 80% of what it takes today, or what is free.  [default: 100%]",
+    help="Memory to keep to: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
 )
 @click.option(
     "--step-time",

@@ -49,7 +49,7 @@ from recompute_scan.recompute.boundaries import same_boundary
 from recompute_scan.recompute.layers import Block
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
-from recompute_scan.result.decisions import DecidedOperator, Policies, WatchedPolicy
+from recompute_scan.result.fidelity import DecidedOperator, Policies, WatchedPolicy
 from recompute_scan.result.run_record import Candidate
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.calls import step_of

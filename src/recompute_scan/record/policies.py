@@ -38,7 +38,7 @@ from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.region_ranges import Within
 from recompute_scan.record.torch_versions import compiled_something
-from recompute_scan.result.decisions import (
+from recompute_scan.result.fidelity import (
     DecidedOperator,
     EntryKind,
     Policies,

@@ -47,8 +47,7 @@ from recompute_scan.record.steps import (
     wait_for_gpus,
 )
 from recompute_scan.record.torch_versions import compiled_something, stacks_crash
-from recompute_scan.result.decisions import Policies
-from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.run_record import Counted
 from recompute_scan.units import plural
 
