@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.record.checkpoint_calls import Probe, install_self_test
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.profiler import ProfilerWindow
-from recompute_scan.record.session import install_self_test
 from recompute_scan.result.fidelity import Fidelity
 from recompute_scan.result.run_record import RunInfo, write_run_info
 

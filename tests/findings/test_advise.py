@@ -498,7 +498,7 @@ def test_a_default_is_called_one_only_where_nothing_is_passed(
 )
 def test_why_there_is_no_diff(site: str | None, source: Source | None, why: str) -> None:
     dropped = Checkpoint(1, "reentrant", "hf-gradient-checkpointing", site)
-    fix = advised((checkpoint(0, "fsdp-wrapper"), dropped), {site: source} if source else {})  # type: ignore[dict-item]
+    fix = advised((checkpoint(0, "fsdp-wrapper"), dropped), {site: source} if source else {})
     assert why in (fix.reason or "")
     assert (fix.diff, fix.disposition) == (None, "review")
     if site is not None:

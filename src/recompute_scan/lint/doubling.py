@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from recompute_scan.frameworks import finetuning, huggingface, parallel, registry, trainers
 from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, truthy
-from recompute_scan.lint.python import Script
+from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned
 
 ONE_SETTING = "Keep one: delete gradient_checkpointing, or FSDP's activation_checkpointing."

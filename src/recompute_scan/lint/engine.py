@@ -30,8 +30,8 @@ from recompute_scan.lint.launches import (
     read_settings,
     read_shell,
 )
-from recompute_scan.lint.library_calls import pinned_beside
-from recompute_scan.lint.python import Script, read_script
+from recompute_scan.lint.library_calls import Script, pinned_beside
+from recompute_scan.lint.python import read_script
 from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Found, Pinned, Unreadable
 from recompute_scan.lint.wrappers import nested_findings
 from recompute_scan.project_file import LintSettings

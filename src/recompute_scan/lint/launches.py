@@ -25,7 +25,7 @@ from recompute_scan.lint.doubling import (
     found_flaw,
     script_findings,
 )
-from recompute_scan.lint.python import Script
+from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import Found, Pinned, Unreadable
 from recompute_scan.project_file import refuse_long_keys
 from recompute_scan.result.run_record import source_lines

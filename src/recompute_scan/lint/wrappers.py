@@ -12,7 +12,8 @@ from typing import Literal
 from msgspec import Struct
 
 from recompute_scan.frameworks.base import RUN
-from recompute_scan.lint.python import CHECKPOINTS, Script
+from recompute_scan.lint.library_calls import Script
+from recompute_scan.lint.python import CHECKPOINTS
 from recompute_scan.lint.rules import Found
 from recompute_scan.lint.script_checkpoints import Checkpoints
 from recompute_scan.lint.statements import Sources
