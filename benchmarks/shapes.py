@@ -47,7 +47,7 @@ from benchmarks.accuracy import EVIDENCE, agrees, marked
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.result import Result
-from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.nsys import load_nsys
 
 GROUPS = {**RECORDED, "attention-free": SEEN, "unseen": UNSEEN}
 # Collectives and compilers know the CPU alone.

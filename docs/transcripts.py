@@ -65,7 +65,7 @@ TRANSCRIPTS = (
     Transcript("List runs", "recompute-scan runs", recorded=True),
     Transcript("Refuse it in CI", "recompute-scan check traces/doubled_llama_fsdp"),
     Transcript("Read scripts alone", "recompute-scan lint examples/doubled_llama_fsdp.py"),
-    Transcript("Explain a log", "recompute-scan explain crash.log", full=True),
+    Transcript("Explain a log", "recompute-scan explain crash.log"),
     Transcript("Explain a finding", "recompute-scan explain RS001"),
     Transcript("Explain a failure", "recompute-scan explain RS101"),
     Transcript("Explain a message", "recompute-scan explain E202"),
@@ -109,7 +109,7 @@ checkpoint(block, torch.randn(4, 8, requires_grad=True), use_reentrant=False).su
 _HEAD = """\
 # Transcripts
 
-What the commands print on a terminal of 80 columns. Generated: `python docs/transcripts.py`.
+The output of the commands on a terminal of 80 columns. Generated: `python docs/transcripts.py`.
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from recompute_scan.analysis.confidence import confidence, doubts, headline
-from recompute_scan.recompute.annotated import Annotations
+from recompute_scan.recompute.boundaries import Annotations
 from recompute_scan.recompute.study import RecomputeFacts, study
 from tests.report.sample_results import full
 from tests.trace.kineto_reading import parse

@@ -68,7 +68,7 @@ def test_a_finding_is_one_module_and_one_line(package: Path) -> None:
 def test_a_framework_is_one_module_and_one_line(package: Path, tmp_path: Path) -> None:
     heading = "A framework's way to switch checkpointing on"
     (package / "frameworks" / "acme.py").write_text(example(heading), encoding="utf-8")
-    listed(package / "frameworks" / "registry.py", "acme", before="timm")
+    listed(package / "frameworks" / "registry.py", "acme", before="parallel")
     asked = "from recompute_scan.frameworks.registry import recognise, packages\n"
     asked += "print(recognise('acme/blocks.py:forward').title, 'acme' in packages())"
     assert printed(package, "-c", asked) == "Acme's save_memory True\n"

@@ -88,7 +88,7 @@ def test_a_trace_source(copy: Path, tmp_path: Path) -> None:
     sources = copy / "trace" / "sources.py"
     insert(
         sources,
-        "from recompute_scan.trace.nsys import",
+        "from recompute_scan.trace.sniff import",
         "from recompute_scan.trace import toy\n",
     )
     insert(

@@ -54,7 +54,7 @@ def test_a_broken_torch_is_a_problem_and_no_traceback(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     line = by_purpose(look())["run"]
     assert line.state == "problem"
-    assert line.said == "importing torch fails: ImportError: libcudart.so.12: no such file"
+    assert line.found == "importing torch fails: ImportError: libcudart.so.12: no such file"
 
 
 @pytest.mark.parametrize(

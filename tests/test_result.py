@@ -19,7 +19,6 @@ from recompute_scan.report.render import render_html, render_markdown, render_te
 from recompute_scan.result import (
     SCHEMA,
     Result,
-    decisions,
     fidelity,
     from_json,
     json_schema,
@@ -168,6 +167,6 @@ def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
 
 def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
-        homes = (result, crash, fidelity, decisions, run_record)
+        homes = (result, crash, fidelity, run_record)
         module = next(home for home in homes if hasattr(home, name))
         assert getattr(module, name).__struct_config__.frozen, name

@@ -37,6 +37,62 @@ def test_runs_of_a_day_are_numbered_and_the_newest_that_came_through_counts(tmp_
     assert runs.all_runs(script.parent) == [first, third]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"TORCHELASTIC_RUN_ID": "5af5529d-acb0-4da1"},
+        {"MASTER_PORT": "29501"},
+        {"SLURM_JOB_ID": "17"},
+        {"TORCHELASTIC_RESTART_COUNT": "10", "GROUP_WORLD_SIZE": "1"},
+        {"TORCHELASTIC_RUN_ID": "../../etc"},
+    ],
+    ids=str,
+)
+def test_each_job_of_a_launcher_has_a_folder_of_its_own(
+    other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of a job share it; a job that restarts on several nodes counts there unalike."""
+    script = tmp_path / "recompute-scan-out" / "train"
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    first = runs.new_run(script, several=True)
+    for restarts, rank in ("01", "10"):
+        monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        monkeypatch.setenv("RANK", rank)
+        assert runs.new_run(script, several=True) == first
+    for name, value in other.items():
+        monkeypatch.setenv(name, value)
+    second = runs.new_run(script, several=True)
+    assert second != first
+    for one in (first, second):
+        assert runs.is_run(one)
+        assert one.parent == script
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_leave_one_result_for_each_job(tmp_path: Path) -> None:
+    """torchrun starts `run` as each rank: a second job keeps the first one's result."""
+    script = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "optimizer = torch.optim.SGD((weight := torch.ones(4, requires_grad=True),))\n"
+        "for _ in range(9):\n    weight.sum().backward()\n    optimizer.step()\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1"]
+    command = [*launcher, "-m", "recompute_scan", "run", *options, "train.py"]
+    for number in (1, 2):
+        done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True)
+        assert done.returncode == 0, done.stderr
+        made = list(tmp_path.glob("recompute-scan-out/train/launched-*"))
+        assert len(made) == number
+        assert all((one / f"run-rank{rank}.json").exists() for one in made for rank in range(2))
+        assert all((one / "result.json").exists() for one in made)
+
+
 def test_a_file_says_it_where_links_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +159,12 @@ def test_options_come_from_the_project_and_the_environment(
     assert "[E204]" in capsys.readouterr().err
     monkeypatch.setenv("RECOMPUTE_SCAN_RUN_STEPS", "many")
     assert main(["run", "train.py"]) == 2
-    assert "'many' is not a valid integer" in capsys.readouterr().err
+    wrong = "'many' is not a valid integer"
+    assert f"RECOMPUTE_SCAN_RUN_STEPS: {wrong}" in capsys.readouterr().err
+    monkeypatch.delenv("RECOMPUTE_SCAN_RUN_STEPS")
+    project.write_text('[tool.recompute-scan.run]\nsteps = "many"\n')
+    assert main(["run", "train.py"]) == 2
+    assert f"steps of [tool.recompute-scan.run]: {wrong}" in capsys.readouterr().err
     assert main(["run", "--steps", "-1", "train.py"]) == 2
     assert "[E204]" in capsys.readouterr().err
     project.write_text("[tool.recompute-scan.run]\nstepz = 3\n")

@@ -256,7 +256,7 @@ def test_losses() -> None:
     [
         (2.0 + 1e-7, 2.0 + 9e-7, "helps", "differ by up to 1e-07"),
         (2.0 + 1e-7, 2.001, "helps", "say little of the fix"),  # below a thousandth of 3
-        (2.0 + 1e-7, 9.0, "losses-differ", "differ by up to 7, where those of the unchanged"),
+        (2.0 + 1e-7, 9.0, "losses-differ", "differ by up to 7, where the unchanged script"),
         (2.0 + 1e-7, float("nan"), "losses-differ", "some losses are not numbers"),
         (2.5, 6.5, "helps", "say little of the fix"),  # not ten times as far
         (float("nan"), float("nan"), "helps", "not known"),
@@ -334,14 +334,14 @@ def test_what_the_plan_gave_is_said_beside_what_was_predicted() -> None:
     assert said == (
         "With the plan of RS301 (1 layer without checkpoint) a step takes 90.0 ms, predicted "
         f"{predicted:.1f} ms; at most 65.0 GiB are allocated, predicted 66.0 GiB. Its losses equal "
-        "those of the unchanged script, to the last bit."
+        "the unchanged script's, to the last bit."
     )
 
 
 def test_losses_with_the_plan_that_differ_are_said() -> None:
     found, said = with_plan(trial(*STEADY, losses=(3.0, 2.5), calls=4))
     assert (found.losses.status, found.losses.largest_difference) == ("different", 0.5)
-    assert said.endswith("Its losses differ from those of the unchanged script by up to 0.5.")
+    assert said.endswith("Its losses differ from the unchanged script's by up to 0.5.")
     found, said = with_plan(trial(*STEADY, losses=(3.0, float("nan")), calls=4))
     assert found.losses.status == "different"
     assert said.endswith("Some of its losses are not numbers.")

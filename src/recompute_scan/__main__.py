@@ -21,7 +21,7 @@ from recompute_scan.cli import main  # noqa: E402 - found in that place
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--trial"]:
-        from recompute_scan.record.trial import run_here
+        from recompute_scan.record.children import run_trial_here
 
-        sys.exit(run_here(sys.argv[2:]))
+        sys.exit(run_trial_here(sys.argv[2:]))
     sys.exit(main())

@@ -26,14 +26,14 @@ ANY_RECOMPUTE = re.compile(r"recompute_scan\.re(?:compute|play)\?")
 ANNOTATING = "recompute_scan.annotating"
 LONGEST_NAME = 4096
 
-# What a recorded run notes of a checkpoint call beside its variant.
+# A recorded run notes these of a checkpoint call, besides its variant.
 EARLY_STOP_OFF = "early-stop-off"
 SELECTIVE = "selective"
 CHECK_OFF = "determinism-check-off"
 RANDOM_STATE_LEFT = "random-state-not-kept"
 COUNTS_RUNS = "counts-runs"
 # Of a checkpoint inside compiled code, and of a function that goes through its block part by part:
-# no annotation has these, the graph or the trace tells.
+# no annotation has these, but the graph or the trace shows them.
 COMPILED = "compiled"
 IN_PARTS = "in-parts"
 OPTIONS = (EARLY_STOP_OFF, SELECTIVE, CHECK_OFF, RANDOM_STATE_LEFT, COUNTS_RUNS)

@@ -2,10 +2,11 @@
 
 The Python interface: the command line's answers as objects, with tables and figures.
 
-Results and traces as pandas tables. What each column holds is data here, and documented from it.
+Results and traces as pandas tables: the contents of each column are data here, and the page
+``docs/python-api.md`` is made from it.
 
-Times of results are ms, of events ns; counts are per step unless a name says otherwise. What is
-not known is missing (``NaN``, ``<NA>``), never 0.
+Times of results are ms, of events ns; counts are per step unless a name says otherwise. A value
+that is not known is missing (``NaN``, ``<NA>``), never 0.
 
 Plotly figures for notebooks. This is the only module that imports plotly.
 
@@ -127,7 +128,7 @@ def event_table(trace: Trace) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - costs more than most analyses
 
     def coded(codes: Ints, texts: Sequence[str | None]) -> pd.Categorical:
-        # Names may be said twice (of two threads, say), categories may not.
+        # Names may occur twice (of two threads, for example), categories may not.
         distinct = list(dict.fromkeys(text for text in texts if text is not None))
         places = {text: place for place, text in enumerate(distinct)}
         table = np.array([-1 if text is None else places[text] for text in texts], np.int64)
@@ -442,7 +443,7 @@ def label(name: str, limit: int = 60) -> str:
 
 
 def _in_a_box(op: ProofOp) -> str:
-    """What is written on an operator: its name, or its family where that is long."""
+    """The label of an operator: its name, or its family where that is long."""
     name = short_name(op)
     return label(name if len(name) <= _LONGEST_IN_A_BOX else words.family_words(op.family), 30)
 
@@ -519,7 +520,7 @@ def cost_figure(result: Result) -> go.Figure:
     """Where one step's time goes, in ms: now, and after the fix where one saves time."""
     bars = cost_bars(result)
     if result.cost is None or bars is None:
-        return _empty("What a step spends its time on is not known")
+        return _empty("The parts of a step are not known")
     rows = {"after the fix": bars.after, "now": bars.before}
     shown = [name for name, parts in rows.items() if parts]
     scale = result.cost.step_ms / sum(part.width for part in bars.before) if bars.before else 0.0

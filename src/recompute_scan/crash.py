@@ -111,7 +111,7 @@ class RankEnd(Struct, frozen=True):
 
 
 class Crash(Struct, frozen=True):
-    """What a failed run leaves beside its verdict.
+    """The evidence of a failed run, in addition to its verdict.
 
     Attributes:
         kind: An exception (``raised``), a failing exit status (``exited``), no progress

@@ -1,4 +1,4 @@
-"""What can go wrong, with the words a person needs and the status a shell needs.
+"""Errors, with the words a person needs and the status a shell needs.
 
 ScanError
 ├── UsageError        2   asked for something that makes no sense
@@ -38,7 +38,7 @@ class ScanError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What other processes read stands here again with all its parts.
+        # Other processes read it again with all its parts.
         return _revive, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class ScanError(Exception):
 
 def how_to_add(extra: str) -> str:
     """The command that installs an extra, from a checkout: no package index has this package, and
-    a name that nobody owns there is anybody's to take.
+    anybody may take a name that is free there.
     """
     return f'in the checkout of recompute-scan: pip install ".[{extra}]"'
 

@@ -1,7 +1,7 @@
-"""What happens in a run, told to another program: one JSON object a line, as it happens.
+"""The events of a run for another program: one JSON object a line, as they happen.
 
 The stream is written in the script's own process, so it takes nothing of the script's. It waits for
-no reader and raises nothing; what a reader was too slow for is counted and left out.
+no reader and raises nothing; lines that a reader was too slow for are left out and counted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import signal
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -34,13 +34,13 @@ PhaseName = Literal[
 
 
 class EventLine(Struct, frozen=True, kw_only=True, tag_field="event"):
-    """What every line has.
+    """The fields of every line.
 
     Attributes:
         schema: The version of this format; fields may be added to it, and lines of other kinds.
         time: When it was written, seconds since the epoch.
         process: The process that wrote it.
-        rank: Its rank as last known; ``None`` for a command that is none of several.
+        rank: Its rank as last known; ``None`` for a command that runs alone.
         lost: Lines of this process that the reader was too slow for, since the one before.
     """
 
@@ -60,26 +60,26 @@ class CommandStarted(EventLine, frozen=True, tag="started"):
 
 
 class PhaseBegun(EventLine, frozen=True, tag="phase"):
-    """What the steps from here on are for, after so many; ``done`` where nothing is recorded."""
+    """The purpose of the steps from here on, after so many; ``done`` where nothing is recorded."""
 
     phase: PhaseName
     step: int
 
 
 class StepEnded(EventLine, frozen=True, tag="step"):
-    """A step of the training has ended, counted from 1; told until nothing more is recorded."""
+    """A step of the training has ended, counted from 1; sent until nothing more is recorded."""
 
     step: int
 
 
 class ProgressTold(EventLine, frozen=True, tag="progress"):
-    """What goes on, in words."""
+    """One line of progress, in words."""
 
     text: str
 
 
 class WarningTold(EventLine, frozen=True, tag="warning"):
-    """What a person should know."""
+    """A warning for a person."""
 
     text: str
 
@@ -106,7 +106,7 @@ class ScriptEnded(EventLine, frozen=True, tag="script"):
 
 
 class FindingTold(EventLine, frozen=True, tag="finding"):
-    """One finding of the result that is told next."""
+    """One finding of the result that comes next."""
 
     code: str
     severity: str
@@ -173,7 +173,7 @@ def read_event(line: str | bytes) -> AnyEvent:
     """One line as an event.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: It is no such event.
     """
     event: AnyEvent = msgspec.json.decode(line, type=AnyEvent)
     if event.schema != SCHEMA:
@@ -189,8 +189,8 @@ class EventStream:
         rank: This process among others.
 
     Raises:
-        UsageError: It cannot be written, nobody reads the pipe, it is the script's own, or it holds
-            something else (``E235``).
+        UsageError: It cannot be written, the pipe has no reader, it belongs to the script, or it
+            holds something else (``E235``).
     """
 
     def __init__(self, path: str) -> None:
@@ -233,7 +233,7 @@ class EventStream:
                 os.close(self._descriptor)
 
     def _open(self) -> None:
-        # A pipe that nobody reads is an error, instead of something to wait for.
+        # A pipe without a reader is an error, instead of something to wait for.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         for more in ("O_NONBLOCK", "O_NOCTTY"):
             flags |= getattr(os, more, 0)
@@ -265,6 +265,51 @@ class EventStream:
         self._lost = int(self._torn)
 
 
+class TrainingEvents:
+    """Writes an event at the end of each step of a training; phases and steps are rank 0's.
+
+    Args:
+        path: The file of the stream; empty for none.
+
+    Raises:
+        UsageError: The file cannot be written (``E235``).
+    """
+
+    def __init__(self, path: str) -> None:
+        self._stream = EventStream(path) if path else None
+        self._phase: PhaseName | None = None
+
+    def boundary(self, phase: PhaseName, steps: int, rank: int) -> None:
+        """So many steps have ended, and the next ones belong to this phase."""
+        if self._stream is None:
+            return
+        self._stream.rank = rank
+        if rank:
+            return
+        if steps:
+            self._tell(StepEnded(step=steps))
+        if phase != self._phase:
+            self._phase = phase
+            self._tell(PhaseBegun(phase=phase, step=steps))
+
+    def progress(self, text: str) -> None:
+        """One line of progress."""
+        self._tell(ProgressTold(text=text))
+
+    def ended(self, ended: ScriptEnded, rank: int, warnings: Iterable[str]) -> None:
+        """The script has ended, with these warnings in its run record."""
+        if self._stream is not None:
+            self._stream.rank = rank
+            for text in warnings:
+                self._tell(WarningTold(text=text))
+            self._tell(ended)
+            self._stream.close()
+
+    def _tell(self, event: AnyEvent) -> None:
+        if self._stream is not None:
+            self._stream.tell(event)
+
+
 def _absolute(path: str) -> str:
     """The same file in other processes too, and whatever the current directory is."""
     held = _DESCRIPTOR.match(path)
@@ -283,9 +328,9 @@ def _may_append(path: str) -> bool:
 
 
 def _encoded(event: AnyEvent, process: int, rank: int | None, lost: int) -> bytes:
-    said = {name: _short(getattr(event, name)) for name in event.__struct_fields__}
-    said |= {"time": round(time.time(), 6), "process": process, "rank": rank, "lost": lost}
-    return msgspec.json.encode(type(event)(**said)) + b"\n"
+    fields = {name: _short(getattr(event, name)) for name in event.__struct_fields__}
+    fields |= {"time": round(time.time(), 6), "process": process, "rank": rank, "lost": lost}
+    return msgspec.json.encode(type(event)(**fields)) + b"\n"
 
 
 def _short(value: Any) -> Any:
@@ -300,8 +345,8 @@ def _short(value: Any) -> Any:
 
 @contextmanager
 def _no_signal() -> Iterator[None]:
-    """Run the body without the signal that a pipe sends whose reader has gone, which ends a
-    process where a script has put its default action back.
+    """Run the body without the signal of a pipe without a reader, which ends a process where a
+    script has put its default action back.
     """
     pipe = getattr(signal, "SIGPIPE", None)
     if pipe is None or signal.getsignal(pipe) is signal.SIG_IGN:

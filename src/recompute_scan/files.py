@@ -21,7 +21,7 @@ from recompute_scan.errors import InputError, UsageError
 
 # More than any file has that is read as a whole: results, run records, settings.
 LARGEST = 256 << 20
-# What this process was given by whoever started it: `recompute-scan explain <(command)`.
+# The arguments of this process, from whoever started it: `recompute-scan explain <(command)`.
 _HELD = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/\d{1,9}")
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
@@ -31,7 +31,7 @@ def opened(path: Path, *, buffering: Literal[0], held: bool = False) -> FileIO: 
 @overload
 def opened(path: Path, *, held: bool = False) -> BinaryIO: ...
 def opened(path: Path, *, buffering: int = -1, held: bool = False) -> FileIO | BinaryIO:
-    """A file, to read its bytes; opening it waits for nobody, and neither does reading.
+    """A file, to read its bytes; neither opening nor reading waits for another process.
 
     Args:
         path: Its path.
@@ -58,7 +58,7 @@ def opened(path: Path, *, buffering: int = -1, held: bool = False) -> FileIO | B
 
 
 class _Regular(FileIO):
-    """A file whose end is where there is nothing to read: of some in /proc there never is."""
+    """A file that ends where there is nothing to read: of some in /proc there never is."""
 
     def readinto(self, buffer: Any, /) -> int:
         return super().readinto(buffer) or 0
@@ -125,7 +125,7 @@ def write(path: Path, text: str, *, force: bool = False) -> None:
 
 @contextmanager
 def written(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """A file to fill beside ``path``, which it becomes at the end if nothing went wrong.
+    """A file to fill in the folder of ``path``, which it becomes at the end if nothing went wrong.
 
     Raises:
         UsageError: There is such a file and ``force`` was not given (``E209``), or it cannot be
@@ -182,7 +182,7 @@ def write_whole(target: Path, data: bytes) -> None:
 
 
 def new_version(path: Path, data: bytes) -> Path:
-    """A new file beside another, with its rights, to take its place.
+    """A new file in another's folder, with its rights, to take its place.
 
     Raises:
         OSError: The other is read-only, or the folder cannot be written.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No search for cycles meanwhile; what no name holds is freed at once all the same."""
+    """No search for cycles meanwhile; objects without references are freed at once all the same."""
     collecting = gc.isenabled()
     gc.disable()
     try:

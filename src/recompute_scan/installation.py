@@ -1,4 +1,4 @@
-"""What is installed here, and what that allows: the lines of ``recompute-scan doctor``."""
+"""The installed packages and their uses: the lines of ``recompute-scan doctor``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ State = Literal["ok", "missing", "problem"]
 
 # Importing torch takes seconds on a cold disk; longer than this it hangs.
 _TORCH_TIMEOUT_S = 120
-# In a process of its own: a torch that is broken takes nobody along, and its memory goes again.
+# In another process: a broken torch ends only that process, and its memory is freed.
 # `python -c` looks for modules in the folder where it is started first, which may be a stranger's.
 _ASK_TORCH = """\
 import sys
@@ -38,7 +38,7 @@ print(json.dumps({
     "built_for": torch.version.cuda or torch.version.hip,
 }))
 """
-# Distributions, any of which will do; the extra that brings them; what needs them.
+# Distributions, one is enough; the extra that brings them; the feature that needs them.
 _EXTRAS = (
     (("transformers",), "examples", "examples"),
     (("fsspec",), "remote", "remote traces"),
@@ -53,12 +53,12 @@ class Installed(Struct, frozen=True):
     Attributes:
         state: ``missing`` is a choice, ``problem`` something to mend.
         purpose: What it is needed for.
-        said: What was found, or what to do.
+        found: The version or device, or the advice.
     """
 
     state: State
     purpose: str
-    said: str
+    found: str
 
 
 def look() -> list[Installed]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 
-# What an interval of 95 % leaves out on each side, and one of 98.5 %.
+# The share that an interval of 95 %, and one of 98.5 %, leaves out on each side.
 _ONE_SIDE, _ONE_SIDE_OF_A_LOOK = 0.025, 0.0075
 # Student's t for 98.5 % at 1, 2, … degrees of freedom, and for very many. So much at each look,
 # because the question is asked anew until it is answered: after two rounds, and then after each of
@@ -62,7 +62,7 @@ def is_sure(number: int) -> bool:
 
 
 def pair_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """What the second times of pairs are of the first, at least and at most, as a rule.
+    """The ratio of the second times to the first, at least and at most, by pairs.
 
     Each pair is two neighbouring steps of one process, which what else a machine does slows alike.
     By order statistics of their ratios, with 98.5 %, because the question is asked anew after
@@ -77,7 +77,7 @@ def pair_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def ratio_interval(
     rounds: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[float, float]:
-    """What the second times are of the first, at least and at most, by the medians of rounds.
+    """The ratio of the second times to the first, at least and at most, by medians of rounds.
 
     A machine that is slower in one round than in another slows both sides of it, so each round
     gives one ratio; how far these lie apart says how sure their mean is (Student's t, of their

@@ -65,12 +65,12 @@ def _docs() -> Path:
 
 
 def message(code: str) -> str | None:
-    """What the documentation says of an error, as Markdown; ``None`` where there is none."""
+    """The documentation of an error, as Markdown; ``None`` where there is none."""
     return messages().get(code.upper())
 
 
 def messages() -> dict[str, str]:
-    """What the documentation says of every error, by its code, heading first."""
+    """The documentation of every error, by its code, heading first."""
     path = _docs() / "messages.md"
     page = path.read_text(encoding="utf-8") if path.is_file() else ""
     parts = re.split(r"^(?=#{2,3} )", page, flags=re.MULTILINE)

@@ -1,7 +1,7 @@
 """How far a long piece of work has come, for whoever shows that to a person.
 
-Who works says it with :func:`telling`; who shows it asks :func:`how_far` when it draws. Nothing is
-called in between, so that the work itself gets no slower.
+The code that works reports with :func:`telling`; the code that draws asks :func:`how_far`. Nothing
+is called in between, so that the work itself gets no slower.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def telling(share: Callable[[], float]) -> Iterator[None]:
 
 @contextmanager
 def reading(file: IO[bytes]) -> Iterator[None]:
-    """While the body runs, the share is that of the file's bytes that have been read."""
+    """While the body runs, the share is the part of the file's bytes that have been read."""
     size = max(1, os.fstat(file.fileno()).st_size)
     with telling(lambda: os.lseek(file.fileno(), 0, os.SEEK_CUR) / size):
         yield

@@ -1,4 +1,4 @@
-"""What a project's ``pyproject.toml`` says of ``lint``, ``check`` and ``run``."""
+"""Settings of ``lint``, ``check`` and ``run`` in a project's ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LintSettings:
     """``[tool.recompute-scan.lint]``.
 
     Attributes:
-        select: Codes, or beginnings of codes, that are said; empty for all.
+        select: Codes, or beginnings of codes, that are reported; empty for all.
         ignore: Codes, or beginnings of codes, that are not.
         exclude: Patterns of paths below the project that are not read.
         fail_on: The mildest severity that ends the command with 1; ``none`` for none.
@@ -66,7 +66,7 @@ class LintSettings:
     root: Path = Path()
 
     def wants(self, code: str) -> bool:
-        """Whether a finding of this code is said."""
+        """Whether a finding of this code is reported."""
         return (not self.select or code.startswith(self.select)) and not (
             self.ignore and code.startswith(self.ignore)
         )

@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.record.checkpoint_calls import Probe, install_self_test
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.profiler import ProfilerWindow
-from recompute_scan.record.session import install_self_test
 from recompute_scan.result.fidelity import Fidelity
 from recompute_scan.result.run_record import RunInfo, write_run_info
 
@@ -36,7 +35,7 @@ def assert_no_redundant_recompute(tmp_path: Path) -> Iterator[Assert]:
     backward. It is called three times, on whatever device the model is; its operators are recorded
     on the CPU. The test fails with the blocks, the call sites and the fix where forward work runs
     again more than ``max_recompute`` times in a backward pass (0: not at all), and where that
-    cannot be told. Make the model inside the test, so that the call sites are seen.
+    cannot be determined. Make the model inside the test, so that the call sites are seen.
     """
     with CallRecorder(Path.cwd()) as recorder:
 
@@ -65,8 +64,8 @@ def assert_recompute_is_faithful(tmp_path: Path) -> Iterator[Assert]:
     backward. It is called four times, and the second time each checkpoint's recompute is compared
     with its forward, operator by operator, on whatever device the model is. The test fails with
     the operator, the module and the fix where gradients come out wrong or buffers are updated
-    twice, and where that cannot be told, as with compiled code. Make the model inside the test,
-    so that the call sites are seen.
+    twice, and where that cannot be determined, as with compiled code. Make the model inside the
+    test, so that the call sites are seen.
     """
     with CallRecorder(Path.cwd()) as recorder:
 
@@ -86,7 +85,7 @@ def assert_recompute_is_faithful(tmp_path: Path) -> Iterator[Assert]:
 
 
 class CallRecorder:
-    """Annotates checkpointed calls from its beginning to its end, and records steps when told.
+    """Annotates checkpointed calls from its beginning to its end, and records steps on request.
 
     Made before the model is, it sees who switched checkpointing on. On the CPU only: what runs
     again does not depend on the device.

@@ -21,13 +21,13 @@ from recompute_scan.files import content, write_whole
 
 HOME = Path("recompute-scan-out")
 _LATEST = "latest"
-# The day and a number; of processes that some launcher has started, perhaps with a job's name.
+# The day and a number; of processes that some launcher has started, a name for their job.
 _OWN = re.compile(r"\d{4}-\d\d-\d\d-(\d{1,6})", re.ASCII)
-_RUN = re.compile(rf"{_OWN.pattern}|launched(?:-[\w.]{{1,60}})?", re.ASCII)
+_RUN = re.compile(rf"{_OWN.pattern}|launched(?:-[\w.-]{{1,130}})?", re.ASCII)
 
 
 def is_run(folder: Path, *, alone: bool = False) -> bool:
-    """Whether a path is that of a run's folder; ``alone``: of one that no other run writes to."""
+    """Whether a path names a run's folder; ``alone``: one that no other run writes to."""
     name = (_OWN if alone else _RUN).fullmatch(folder.name)
     return bool(name) and folder.parent.parent.name == HOME.name
 
@@ -44,12 +44,12 @@ def newest_run(address: str) -> str:
 
 
 def new_run(folder: Path, *, several: bool = False) -> Path:
-    """Make a new run's folder below that of its script.
+    """Make a new run's folder, below its script's.
 
     Args:
         folder: The script's folder.
-        several: Whether processes that know nothing of each other make one run together. They get a
-            folder of one name, which is that of the job where a launcher has given it one.
+        several: Whether a launcher of the user's has started this process as one of several. All
+            processes of a job get the same folder, as far as the environment identifies the job.
 
     Raises:
         UsageError: It cannot be made (``E206``).
@@ -59,9 +59,7 @@ def new_run(folder: Path, *, several: bool = False) -> Path:
         if not os.path.lexists(folder.parent / ".gitignore"):
             write_whole(folder.parent / ".gitignore", b"*\n")
         if several:
-            job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "none")
-            name = f"launched-{job}" if job != "none" else "launched"
-            return folder / (name if _RUN.fullmatch(name) else "launched")
+            return folder / "-".join(["launched", *_job()])
         today = date.today().isoformat()
         there = [_OWN.fullmatch(one.name) for one in folder.glob(f"{today}-*")]
         number = max((int(one[1]) for one in there if one), default=0)
@@ -73,6 +71,20 @@ def new_run(folder: Path, *, several: bool = False) -> Path:
     except OSError as error:
         what = f"Cannot write to the output folder {folder}."
         raise UsageError("E206", what, why=error.strerror) from None
+
+
+def _job() -> list[str]:
+    """Words that all processes of a job have in common, and no other job as far as possible.
+
+    torchrun and accelerate choose a run id or a free port for each job, unless the user names one.
+    Restarts are counted alike everywhere only where one node has all processes.
+    """
+    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+    words = [os.environ.get(name, "none") for name in names]
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if os.environ.get("GROUP_WORLD_SIZE") == "1" and restarts != "0":
+        words.append(restarts)
+    return [re.sub(r"[^\w.]", "-", one)[:30] for one in words if one not in ("", "none")]
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -102,8 +114,10 @@ def all_runs(home: Path = HOME) -> list[Path]:
 
 
 def _by_time(run: Path) -> tuple[str, str, int]:
-    number = _OWN.fullmatch(run.name)
-    return run.parent.name, run.name[:10], int(number[1]) if number else 0
+    own = _OWN.fullmatch(run.name)
+    if own is None:
+        return run.parent.name, date.fromtimestamp(run.stat().st_mtime).isoformat(), 0
+    return run.parent.name, run.name[:10], int(own[1])
 
 
 def runs_of(script: Path) -> list[Path]:

@@ -1,9 +1,9 @@
 """How the Python processes of a run take part in its recording by themselves.
 
 ``recompute-scan run -- torchrun train.py`` starts the launcher with :data:`VARIABLE` set. Every
-Python that starts below it reads ``recompute_scan.pth``, one line beside the installed packages,
+Python that starts below it reads ``recompute_scan.pth``, one line next to the installed packages,
 which does nothing without the variable. With it, a process that runs a script of the user's is
-replaced, before anything of its own has run, by ``recompute-scan run … SCRIPT``: same
+replaced, before any of its code has run, by ``recompute-scan run … SCRIPT``: same
 process id, same environment, same arguments. Launchers themselves, data-loader workers, compile
 workers and other tools run on as they are.
 
@@ -24,13 +24,13 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
-# What the processes that join are told, as text that is passed on and not looked into.
+# Holds the options for the processes that join, as text that is passed on unread.
 VARIABLE = "RECOMPUTE_SCAN_JOIN"
 # The file that processes of ours start by.
 MAIN = str(Path(__file__).with_name("__main__.py"))
 
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-# Programs that are no training, by the first names of their modules, beside frameworks' launchers.
+# Programs that are no training, by the first names of their modules; frameworks' launchers too.
 _TOOLS = ("multiprocessing", "joblib", "ipykernel", "pip", "recompute_scan")
 
 
@@ -47,8 +47,8 @@ def join() -> None:
 
 
 def run_as_it_is() -> NoReturn:
-    """Become the script that this process was to record: what it was told makes no sense, such as
-    a variable that an earlier run has left.
+    """Become the script that this process was to record: its options make no sense, such as a
+    variable that an earlier run has left.
     """
     words = f"{VARIABLE} is damaged or of another version, and the script is not recorded"
     print(f"recompute-scan: {words}", file=sys.stderr, flush=True)
@@ -63,7 +63,7 @@ def joined(argv: Sequence[str], options: str, tool_folders: Sequence[str]) -> li
 
     Args:
         argv: The process's whole command line, the interpreter first.
-        options: What ``recompute-scan run`` is told, as
+        options: The options for ``recompute-scan run``, as
             :mod:`recompute_scan.record.options` encodes it.
         tool_folders: Scripts in these folders are tools: installed packages and programs.
     """
@@ -123,7 +123,7 @@ class Recorded(Struct, frozen=True):
         target: What the script gave.
         options: How to record it, as :mod:`recompute_scan.record.options` encodes it.
         number: How many such processes the script had started before.
-        module: The module whose ``run_here`` does, imported only where torch is.
+        module: The module that has ``run_here``, imported only where torch is.
     """
 
     target: Callable[..., Any]

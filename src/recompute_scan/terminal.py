@@ -1,4 +1,4 @@
-"""What a terminal can do, text that does nothing to it, and lines of our own on it."""
+"""A terminal's abilities, text that does nothing to it, and our lines on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINKING_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper")
 # Control, format (bidi, zero-width, tags), lone surrogate, line and paragraph separator.
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# What we write ourselves: colours, and links to files.
+# Codes that we write ourselves: colours, and links to files.
 _CODES = re.compile(r"(\x1b\[[0-9;]*m|\x1b\]8;;[^\x00-\x1f\x7f-\x9f]*\x1b\\)")
 # By these a CI service knows commands: GitHub Actions, Azure Pipelines, TeamCity.
 _CI_COMMAND = re.compile(r"(^[^\S\n]*:)(?=:)|(##)(?=\[|vso\[|teamcity\[)", re.MULTILINE)
@@ -97,7 +97,7 @@ def links(stream: TextIO | None) -> bool:
 
 
 def width(stream: TextIO | None) -> int:
-    """How many columns to write: those of the terminal, from 80 to 110; 80 elsewhere."""
+    """How many columns to write: the terminal's, from 80 to 110; 80 elsewhere."""
     if stream is None or not stream.isatty():
         return _COLUMNS
     return min(max(columns(stream), _COLUMNS), _MOST_COLUMNS)
@@ -112,7 +112,7 @@ def columns(stream: TextIO) -> int:
 
 
 def fresh_line(stream: TextIO | None) -> str:
-    """What brings the cursor of a terminal to the beginning of a line; empty for anything else.
+    """The text that moves a terminal's cursor to the beginning of a line; empty for other streams.
 
     As many blanks as a line has columns, and a return: from the beginning of a line they fill it,
     to be written over, and behind other text (a progress bar, a line without an end) they go on to
@@ -127,7 +127,7 @@ def fresh_line(stream: TextIO | None) -> str:
 def without_lines(descriptor: int, unwanted: re.Pattern[bytes]) -> Iterator[None]:
     """Leave out lines that compiled code writes to a file descriptor while the body runs.
 
-    For libraries that no setting silences. What else is written there meanwhile is passed on.
+    For libraries that no setting silences. Everything else that is written there is passed on.
 
     Args:
         descriptor: 1 or 2; where it is closed there is nothing to do.

@@ -1,8 +1,8 @@
 """Where the script keeps track of its trainings: what was found goes there too.
 
 A tracker is used where the script has imported it and has a run or a writer open; none is imported
-or opened here. Each is told by calls that move no step counter of the script's. What fails in one
-is logged, and never the training's.
+or opened here. No call moves a step counter of the script's. A failure
+of one is logged, and does not reach the training.
 
 Sources: the documentation of ``wandb.Run``, ``mlflow``, ``torch.utils.tensorboard`` and
 ``trackio``.
@@ -26,13 +26,13 @@ _ARTIFACT = "recompute-scan"
 
 
 class Note(Struct, frozen=True):
-    """What a tracker is told.
+    """The values that a tracker gets.
 
     Attributes:
         step: The training's step that has ended, from 1.
         text: What was found, in a sentence or two.
-        scalars: Numbers by name; what is not known is not among them.
-        alert: The title of an alert; ``None`` where nobody need be woken.
+        scalars: Numbers by name; unknown ones are left out.
+        alert: The title of an alert; ``None`` for no alert.
         verdict: That of a scan; ``None`` where there was none.
         files: What is kept with the run, by file name.
         artifact: The name that the files are kept under.
@@ -53,7 +53,7 @@ def in_use() -> tuple[str, ...]:
 
 
 def tell(note: Note) -> tuple[str, ...]:
-    """Tell every tracker in use; the names of those that took all of it. Raises nothing."""
+    """Send it to every tracker in use; the names of the trackers that took all. Raises nothing."""
     told: list[str] = []
     try:
         in_turn = [(name, one, how) for name, find, how in _TRACKERS for one in _found(name, find)]
@@ -67,11 +67,11 @@ def tell(note: Note) -> tuple[str, ...]:
                     try:
                         how(one, note, scalars, files)
                     except Exception:  # the training goes on whatever a tracker does
-                        _log.warning("%s could not be told", name, exc_info=True)
+                        _log.warning("%s could not be updated", name, exc_info=True)
                     else:
                         told.append(name)
     except Exception:  # no room, no memory
-        _log.exception("Trackers could not be told")
+        _log.exception("Trackers could not be updated")
     return tuple(dict.fromkeys(told))
 
 
@@ -129,7 +129,7 @@ def _open_tensorboard() -> list[Any]:
     if not kinds:
         return []
     # No list of writers is kept anywhere. `type`, for proxies that answer isinstance by running
-    # code of their own. A writer that was closed would open another file.
+    # their code. A writer that was closed would open another file.
     found = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
     return [one for one in found if getattr(one, "all_writers", None)]
 

@@ -10,7 +10,7 @@ import math
 UNKNOWN = "not known"
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-# What is behind a number, a space between them.
+# The units behind a number, a space between them.
 UNITS = frozenset({"%", "ms", "s", "µs", "TFLOP", "TFLOP/s", *_BYTE_UNITS})
 
 _PARTS = {

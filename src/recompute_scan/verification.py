@@ -1,11 +1,7 @@
-"""What repeated trials of a script say: times, memory and gradients with and without the fix.
+"""Several runs of one script, unchanged and with the fix: times, memory, losses and gradients.
 
-What several runs of one script, unchanged and with the fix, say together.
-
-Everything here is arithmetic on the run records that the runs left; starting them is the work of
-:mod:`recompute_scan.record.verify`.
-
-Runs of one script that are compared: how each ended, their gradients, and what to try next.
+Everything here is arithmetic on the run records that the runs left;
+:mod:`recompute_scan.record.verify` starts the runs.
 """
 
 from __future__ import annotations
@@ -37,10 +33,10 @@ from recompute_scan.result import (
 from recompute_scan.result.fidelity import ComparedGradients, Sampled
 from recompute_scan.result.run_record import Measurements, RunInfo, step_has_fix
 
-# Runs for this at most; what is left then stays untold.
+# Most runs for this; regions that are left then stay unknown.
 _MOST_RUNS = 12
 _WORST = 10
-# A gradient sums over many operators, each of which rounds.
+# A gradient sums over many operators, and each rounds.
 _ROUNDINGS = 30
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|MemoryError|can't allocate memory", re.I
@@ -53,7 +49,7 @@ class Trial(Struct, frozen=True):
 
     Attributes:
         records: What its ranks left, rank 0 first; empty where none did.
-        exit_status: Of the script, or of what started it.
+        exit_status: The exit status of the script, or of its launcher.
         result: What its trace showed, where it recorded one.
         gradients: Of its first step, on rank 0; empty where they were not seen.
     """
@@ -65,7 +61,7 @@ class Trial(Struct, frozen=True):
 
     @property
     def measured(self) -> list[Measurements]:
-        """What each rank measured."""
+        """The measurements of each rank."""
         return [info.measured for info in self.records if info.measured is not None]
 
     @property
@@ -89,13 +85,13 @@ class Trial(Struct, frozen=True):
 
 
 def ran_out(trial: Trial) -> bool:
-    """Whether it ended for want of memory, as far as what it left tells."""
+    """Whether it ran out of memory, by its records and exit status."""
     said = [info.message for info in trial.records if info.message]
     return trial.exit_status == _KILLED or any(_OUT_OF_MEMORY.search(text) for text in said)
 
 
 def message(trial: Trial) -> str:
-    """What it ended with, in one sentence."""
+    """How it ended, in one sentence."""
     said = [info.message for info in trial.records if info.message]
     return said[0] if said else f"It ended with exit status {trial.exit_status}."
 
@@ -109,7 +105,7 @@ def most(trials: Sequence[Trial], value: Callable[[Measurements], int | None]) -
 def compare_gradients(
     mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled] = ()
 ) -> Gradients:
-    """How far gradients and buffers after the first step are from those of another run.
+    """How far gradients and buffers after the first step differ from another run.
 
     Args:
         mine: Of the script as it is.
@@ -150,8 +146,9 @@ def compare_gradients(
 def differing_gradients(
     mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled] = ()
 ) -> ComparedGradients | None:
-    """Which gradients are not those of another run; ``None`` where that cannot be told, of a script
-    too that gives others each time. Arguments as of :func:`compare_gradients`.
+    """The gradients that differ from another run; arguments as for :func:`compare_gradients`.
+
+    ``None`` where they were not seen, and for a script with other gradients in each run.
     """
     seen = [[one for one in run if not one.is_buffer] for run in (mine, others, again)]
     found = compare_gradients(*seen)
@@ -220,7 +217,7 @@ def without_in_parts(
 
 
 def named_regions(result: Result) -> tuple[Region, ...]:
-    """The checkpointed regions whose module's name is theirs alone."""
+    """The checkpointed regions that share the name of their module with no other region."""
     names = [region.module for region in result.regions]
     return tuple(
         region
@@ -326,7 +323,7 @@ def _gradients(
     again: Sequence[Trial],
     in_parts: int | None = None,
 ) -> Gradients | None:
-    """The unchanged script's gradients beside those of others; ``None`` where there are none."""
+    """The unchanged script's gradients against those in other runs; ``None`` without other runs."""
     if not others:
         return None
     twice = again[0].gradients if again else ()
@@ -362,7 +359,7 @@ def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
 
     Args:
         trials: Its runs.
-        times: Steps of other runs, to be taken instead of those of its own; empty: its own.
+        times: Steps of other runs, to take instead of its steps; empty: its steps.
     """
     failed = next((trial for trial in trials if not trial.came_through), None)
     if failed is not None:
@@ -450,7 +447,7 @@ def _outcome(section: Verified, after: Sequence[Trial]) -> Outcome:
 
 
 def _without_figures(section: Verified) -> Verified:
-    """What was run was the unchanged script once more: no figure says anything of the fix."""
+    """The section without figures: the unchanged script ran once more, without the fix."""
     return replace(
         section,
         after=None,
@@ -483,7 +480,7 @@ def _with_plan(
 
 
 def _losses(before: Sequence[Trial], after: Sequence[Trial]) -> Losses:
-    """Every run beside the first unchanged one, each rank beside the same rank."""
+    """Losses of every run against the first unchanged one, rank by rank."""
     measured = [item for trial in before for item in trial.measured]
     seeded = all(item.seeded for item in measured) if measured else None
     # Some runs go on further than others, to be recorded.

@@ -1,7 +1,7 @@
 """One function over many jobs: in this process, in a pool of processes, or on a Dask cluster.
 
-Every executor is one of :mod:`concurrent.futures`; Dask's client gives one too. A job whose
-worker died (killed for memory, say) is tried once more, alone, and then handed back as
+Every executor is one of :mod:`concurrent.futures`; Dask's client gives one too. A job with
+a worker that died (killed for memory, say) is tried once more, alone, and then returned as
 :class:`Lost`: it takes no other job with it.
 """
 
@@ -112,7 +112,7 @@ def _gather(
     found: dict[int, Answer | Lost[Job]],
     on_done: Callable[[int], None],
 ) -> dict[int, str]:
-    """Fill in answers; returns the places whose worker died, with the reason."""
+    """Fill in answers; returns the places where a worker died, with the reason."""
     from concurrent.futures import BrokenExecutor, as_completed  # noqa: PLC0415 - as above
 
     lost: dict[int, str] = {}
@@ -182,7 +182,7 @@ def _importing_nothing_from_here() -> Iterator[None]:
 
 
 def _hides_modules_of_pythons(folder: str) -> bool:
-    """Does a folder hold what a Python that is started in it takes for modules of its own?"""
+    """Does a folder hold files that a Python started in it takes for the standard library?"""
     try:
         return any(name.partition(".")[0] in sys.stdlib_module_names for name in os.listdir(folder))  # noqa: PTH208
     except OSError:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recompute_scan.cli.check import check
+from recompute_scan.cli.ci import check
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.record.compiled_graphs import CompiledGraphs
 from recompute_scan.record.isolation import Guard
+from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.result import Result, from_json
 from recompute_scan.result.run_record import compiled_name
 

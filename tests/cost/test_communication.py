@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.cost.phases import Communication, add_up, repeated_communication
+from recompute_scan.cost.phases import Communication, add_up
 from recompute_scan.cost.price import price
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import Kind, load
@@ -30,10 +30,12 @@ def repeating(*collectives: Call, beside: tuple[Call, ...] = ()) -> RecomputeFac
     return studied(thread(training_step(0, *forward, *nodes)))
 
 
+def of_recomputes(facts: RecomputeFacts) -> Communication:
+    return add_up(facts, facts.collectives.repeated)
+
+
 def repeated(*collectives: Call, beside: tuple[Call, ...] = ()) -> Communication:
-    found = repeated_communication(repeating(*collectives, beside=beside))
-    assert found is not None
-    return found
+    return of_recomputes(repeating(*collectives, beside=beside))
 
 
 def nccl(name: str, *inside: Call, dims: Any = None, types: Any = None) -> Call:
@@ -112,7 +114,7 @@ def test_gloos_own_ranges_tell_the_type_of_a_list() -> None:
     main = thread(training_step(0, *forward, *gradients(forward, again)))
     for types, size in ((["double"], 200), (["double", "float"], None)):
         ranges = [op("gloo:all_reduce", dims=[[25]], types=[one]) for one in types]
-        found = repeated_communication(studied(main, thread(*ranges, tid=9)))
+        found = of_recomputes(studied(main, thread(*ranges, tid=9)))
         assert found == Communication(1, size, None)
 
 
@@ -146,8 +148,7 @@ def test_the_step_in_the_middle_counts() -> None:
         forward = run(1000 * number)
         again = [*run(1000 * number + 50)[:2], gather(us=us), *run(1000 * number + 60)[2:]]
         made.append(training_step(number, *forward, *gradients(forward, again)))
-    found = repeated_communication(studied(thread(*made)))
-    assert found is not None
+    found = of_recomputes(studied(thread(*made)))
     assert (found.count, found.bytes) == (1, 16000)
     assert found.exposed_ms == pytest.approx(0.02)
 
@@ -162,7 +163,9 @@ def test_the_price_states_them() -> None:
 
 
 def test_without_collectives_there_is_nothing_to_state() -> None:
-    assert repeated_communication(studied(thread(checkpointed_step(0)))) is None
+    cost = price(studied(thread(checkpointed_step(0))), ())
+    assert cost is not None
+    assert cost.repeated_collectives_ms is cost.repeated_collectives_count is None
 
 
 def test_the_record_of_a_wait_is_no_collective() -> None:
@@ -187,7 +190,7 @@ def test_a_published_trace_of_eight_gpus() -> None:
     """Nothing is repeated in it; what all its collectives come to was read from its arguments."""
     facts = study(load(PUBLIC / "mi300x-resnet-checkpointed.json.gz"))
     collectives = facts.collectives
-    assert repeated_communication(facts) == Communication(0, 0, 0)
+    assert of_recomputes(facts) == Communication(0, 0, 0)
     found = add_up(facts, collectives.rows)
     assert found.count == 4  # and two waits
     assert found.bytes == (2873320 + 8816192 + 9600) * 2 + 20 * 8

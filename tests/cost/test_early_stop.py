@@ -16,10 +16,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.cost.autograd import TYPICAL, scale
-from recompute_scan.cost.clock import join
-from recompute_scan.cost.removal import Removal, find_context
-from recompute_scan.cost.simulate import predict, prepare, simulate
+from recompute_scan.cost.removal import Context, Removal
+from recompute_scan.cost.reruns import TYPICAL
+from recompute_scan.cost.simulate import join, predict, prepare, simulate
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from tests.cases.case import Case, record
@@ -119,7 +118,7 @@ def recorded(step: Callable[[], None], trace: Path) -> RecomputeFacts:
 def left(facts: RecomputeFacts) -> Counter[str]:
     """Calls inside the recomputes, by name, without what goes with the inner checkpoint."""
     calls = facts.calls
-    around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
+    around = Context(facts, facts.steps[0].start, facts.steps[-1].end)
     lengths = lambda rows: calls.duration[rows].astype(float)  # noqa: E731
     edits = join(Removal(around, lambda kinds: kinds[0]).edits(TYPICAL, lengths))
     lost = edits.removed(calls.thread, calls.start)
@@ -166,7 +165,7 @@ def test_whether_recomputes_stop_early_is_seen_where_it_shows(
     tree = equal_layers(3, layer, stack=stack)
     record(Case("", "", None, layered(tree, early_stop=early_stop)), tmp_path / "trace.json.gz")
     facts = study(load(tmp_path / "trace.json.gz"))
-    around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
+    around = Context(facts, facts.steps[0].start, facts.steps[-1].end)
     assert around.early_stop is seen
 
 
@@ -180,7 +179,7 @@ def test_where_early_stop_does_not_show_the_range_holds_both(tmp_path: Path) -> 
     lengths = lambda rows: facts.calls.duration[rows].astype(float)  # noqa: E731
     removal = Removal(base.around, lambda kinds: kinds[0])
     assert removal.stops_unseen
-    hooks = scale(TYPICAL, base.host_speed)
+    hooks = TYPICAL.scaled(base.host_speed)
     early, late = (
         simulate(base.graph, facts, join(removal.edits(hooks, lengths, early_stop=on)))
         for on in (True, False)

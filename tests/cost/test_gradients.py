@@ -1,12 +1,16 @@
 """A block that goes one way without gradients and another with them: which of its runs goes which
 way after a change, against the changed model itself.
 
-The block is one operator, which sleeps longer with gradients, so that little else is in a step.
+The block is one operator, which takes longer with gradients. The trace gets its times from a clock
+that counts: so much for each run of the operator, by what it ran inside, and a microsecond between
+two beginnings or ends of calls. So no other load on the machine shows in them.
 """
 
 from __future__ import annotations
 
-import time
+import bisect
+import itertools
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,23 +21,23 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.cost.autograd import TYPICAL, scale
+from recompute_scan.cost.reruns import TYPICAL
 from recompute_scan.cost.simulate import Base, predict, prepare
+from recompute_scan.recompute.study import study
+from recompute_scan.trace import load
 from tests.cost.test_early_stop import recorded
 
 BLOCKS = 2
-# Long beside what a busy machine adds to a sleep.
-SHORT_S, LONG_S = 0.01, 0.05
-NO_HOOKS = scale(TYPICAL, 0.0)
+SHORT_US, LONG_US = 10_000, 50_000
+NO_HOOKS = TYPICAL.scaled(0.0)
 
 _operators = torch.library.Library("two_ways", "DEF")
 _operators.define("layer(Tensor x) -> Tensor")
-slept: list[float] = []
+took: list[int] = []
 
 
 def _layer(x: Tensor) -> Tensor:
-    slept.append(LONG_S if torch.is_grad_enabled() else SHORT_S)
-    time.sleep(slept[-1])
+    took.append(LONG_US if torch.is_grad_enabled() else SHORT_US)
     return (x * x).sin() if torch.is_grad_enabled() else x.sin()
 
 
@@ -59,18 +63,43 @@ def training(variants: str) -> Callable[[], None]:
     return step
 
 
-def sleeps(variants: str) -> float:
-    """Seconds that a step sleeps under these checkpoints."""
+def layers_us(variants: str) -> int:
+    """Time of all runs of the operator in a step under these checkpoints."""
     step = training(variants)
     step()
-    slept.clear()
+    took.clear()
     step()
-    return sum(slept)
+    return sum(took)
+
+
+def put_on_the_clock(trace: Path) -> None:
+    """Give the calls of a trace the times of the clock that counts."""
+    document = json.loads(trace.read_bytes())
+    calls = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    spans = [(round(1000 * e["ts"]), round(1000 * (e["ts"] + e["dur"]))) for e in calls]
+    squares = [
+        begin for (begin, _), e in zip(spans, calls, strict=True) if e["name"] == "aten::mul"
+    ]
+    cuts = sorted(set(itertools.chain.from_iterable(spans)))
+    passes = dict.fromkeys(cuts, 1)
+    for (begin, end), call in zip(spans, calls, strict=True):
+        if call["name"] == "two_ways::layer":
+            with_gradients = any(begin <= square < end for square in squares)
+            passes[begin] += LONG_US if with_gradients else SHORT_US
+    clock = [0, *itertools.accumulate(passes[cut] for cut in cuts)]
+    for (begin, end), call in zip(spans, calls, strict=True):
+        first, last = (clock[bisect.bisect_left(cuts, time)] for time in (begin, end))
+        call |= {"ts": first, "dur": last - first}
+    kept = [event for event in document["traceEvents"] if event["ph"] in "MX"]
+    trace.write_text(json.dumps(document | {"traceEvents": kept}))
 
 
 @cache
 def base(variants: str, folder: Path) -> Base:
-    found = prepare(recorded(training(variants), folder / f"{variants}.json"), np.zeros(0))
+    trace = folder / f"{variants}.json"
+    recorded(training(variants), trace)
+    put_on_the_clock(trace)
+    found = prepare(study(load(trace)), np.zeros(0))
     assert found is not None
     return found
 
@@ -82,6 +111,6 @@ def test_each_run_that_is_left_goes_the_way_of_its_mode(
 ) -> None:
     keep = None if kept is None else lambda checkpoints: checkpoints[kept]
     steps = base(variants, tmp_path)
-    saved = (1 - predict(steps, keep, NO_HOOKS).share) * float(np.median(steps.steps)) / 1e9
+    saved = (1 - predict(steps, keep, NO_HOOKS).share) * float(np.median(steps.steps)) / 1e3
     after = "" if kept is None else variants[kept]
-    assert saved == pytest.approx(sleeps(variants) - sleeps(after), abs=0.15 * BLOCKS * LONG_S)
+    assert saved == pytest.approx(layers_us(variants) - layers_us(after), abs=0.1 * SHORT_US)

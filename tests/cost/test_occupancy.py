@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import astuple
 
-from recompute_scan.cost.device import device_time
+from recompute_scan.cost.phases import device_time
 from tests.recompute.training import training_step
 from tests.trace_builder import launch, loaded, op, thread
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recompute_scan.cost.autograd import Hooks
-from recompute_scan.cost.removal import Removal, find_context
+from recompute_scan.cost.removal import Context, Removal
+from recompute_scan.cost.reruns import Hooks
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from recompute_scan.trace.calls import Calls
@@ -27,7 +27,7 @@ BLOCKS, STEPS = 4, 3
 
 
 def copied(facts: RecomputeFacts) -> list[int]:
-    around = find_context(facts, int(facts.calls.start.min()), int(facts.calls.end.max()))
+    around = Context(facts, int(facts.calls.start.min()), int(facts.calls.end.max()))
     rows: list[int] = around.own_copies.rows.tolist()
     return rows
 
@@ -153,7 +153,7 @@ def test_what_a_block_copies_first_is_not_its_functions(
 def test_they_go_with_their_function_alone(name: str, kept: int | None, go: int) -> None:
     facts = study(load(recorded(name)[0]))
     calls = facts.calls
-    around = find_context(facts, int(calls.start.min()), int(calls.end.max()))
+    around = Context(facts, int(calls.start.min()), int(calls.end.max()))
     keep = None if kept is None else lambda checkpoints: checkpoints[kept]
     edits = Removal(around, keep).edits(Hooks(0.0, 0.0, 0.0), lambda rows: np.zeros(len(rows)))
     away = [

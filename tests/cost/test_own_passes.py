@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from recompute_scan.cost.removal import find_context
+from recompute_scan.cost.removal import Context
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from recompute_scan.trace.calls import Calls
@@ -22,7 +22,7 @@ def facts_of(name: str) -> RecomputeFacts:
 
 
 def gone(facts: RecomputeFacts) -> list[int]:
-    around = find_context(facts, int(facts.calls.start.min()), int(facts.calls.end.max()))
+    around = Context(facts, int(facts.calls.start.min()), int(facts.calls.end.max()))
     rows: list[int] = around.own_passes.rows.tolist()
     return rows
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from recompute_scan.annotations import ANNOTATING
-from recompute_scan.cost.autograd import Hooks
-from recompute_scan.cost.clock import TimeEdit, join
-from recompute_scan.cost.removal import Removal, annotation_edits, find_context
-from recompute_scan.cost.simulate import predict, prepare
+from recompute_scan.cost.removal import Context, Removal, TimeEdit, annotation_edits
+from recompute_scan.cost.reruns import Hooks
+from recompute_scan.cost.simulate import join, predict, prepare
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from tests.cases.recorded import recorded
@@ -23,7 +22,7 @@ NO_HOOKS = Hooks(0.0, 0.0, 0.0)
 
 def gone(facts: RecomputeFacts, place: int | None) -> list[TimeEdit]:
     keep = None if place is None else lambda checkpoints: checkpoints[place]
-    around = find_context(facts, facts.steps[0].start, facts.steps[-1].end)
+    around = Context(facts, facts.steps[0].start, facts.steps[-1].end)
     edits = Removal(around, keep).edits(NO_HOOKS, lambda rows: np.zeros(len(rows)))
     return [edit for edit in edits if edit.gone]
 

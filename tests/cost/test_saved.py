@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from recompute_scan.cost.autograd import saved_by
+from recompute_scan.cost.reruns import saved_by
 from recompute_scan.recompute.roles import classify
 from recompute_scan.trace import load
 from recompute_scan.trace.calls import nest

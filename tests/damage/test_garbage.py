@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompute_scan.trace import Limits
-from recompute_scan.trace.kineto import repair, schema
+from recompute_scan.trace.kineto import schema
 from tests.effort import examples
 
 PIECES = [
@@ -33,7 +33,7 @@ def work(data: bytes) -> tuple[int, int]:
     """Bytes that were looked at for the ends of events, and bytes that were mended."""
     looked_at: list[int] = []
     mended: list[int] = []
-    end_of, mend = schema.object_end, repair.mend
+    end_of, mend = schema.object_end, schema.mend
 
     def counted_end(data: bytes, start: int = 0, most: int = 1 << 20) -> int:
         end = end_of(data, start, most)
@@ -46,8 +46,8 @@ def work(data: bytes) -> tuple[int, int]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(schema, "object_end", counted_end)
-        patched.setattr(repair, "mend", counted_mend)
-        repair.Mender("trace.json", Limits(), {}).mended(data)
+        patched.setattr(schema, "mend", counted_mend)
+        schema.Mender("trace.json", Limits(), {}).mended(data)
     return sum(looked_at), sum(mended)
 
 
@@ -72,7 +72,7 @@ def test_sound_events_among_garbage_are_found() -> None:
     event = b'{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":1,"dur":2}'
     health: dict[str, int] = {}
     pieces = (b"{{} {}, " * 3, event, b", {{ [}, ", event, b" junk ", event)
-    found = repair.Mender("trace.json", Limits(), health).mended(b"".join(pieces))
+    found = schema.Mender("trace.json", Limits(), health).mended(b"".join(pieces))
     assert [one.name for one in found if one.ph] == ["aten::mm"] * 3
     # An unclosed brace three times, another, and the junk; `{}` is an event without anything.
     assert health == {"events_dropped": 5}

@@ -131,4 +131,4 @@ def test_torchs_log_of_its_compiler_alone_is_named(
         status, said = analysed(capsys, str(given))
         assert status == 3, said
         assert "TORCH_TRACE" in said
-        assert "beside a profiler trace of the same run" in said
+        assert "folder of a profiler trace of the same run" in said

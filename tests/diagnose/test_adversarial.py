@@ -308,8 +308,17 @@ TRAPS = (
         watchdog(0, 90, "ALLREDUCE") + watchdog(1, 64, "ALLREDUCE"),
         ("RS209-unclear",),
     ),
+    Trap("rows that doubled", changed(("1, 5120", "2, 5120")), ("RS101-unknown",)),
+    Trap("one row more, without experts", changed(("4, 8", "5, 8")), ("RS101-unknown",)),
     Trap(
-        "rows of an expert that doubled", changed(("1, 5120", "2, 5120")), ("RS101-expert-routing",)
+        "rows that leave one expert for another",
+        changed(("965, 5120", "964, 5120"), ("871, 5120", "872, 5120")),
+        ("RS101-expert-routing",),
+    ),
+    Trap(
+        "one row more, in a block of experts",
+        raised(changed(("4, 8", "5, 8")).rstrip(), ("layers/moe.py", "forward"), *RECOMPUTES),
+        ("RS101-expert-routing",),
     ),
     Trap(
         "a sequence that doubled in a feed-forward layer",

@@ -6,6 +6,7 @@ import ast
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks.base import Edit
 from recompute_scan.frameworks.registry import MECHANISMS, find_mechanism, recognise
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
-from recompute_scan.result import Checkpoint
+from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.result.run_record import Source
 
 CALL = "model.enable()"
@@ -90,6 +91,13 @@ def test_an_absolute_path_is_not_prefixed() -> None:
 N, R = "non-reentrant", "reentrant"
 
 
+def advised(*args: Any, **others: Any) -> Fix:
+    """The advice, where there is some."""
+    fix = advise_removal(*args, **others)
+    assert fix is not None
+    return fix
+
+
 def checkpoint(depth: int, mechanism: str | None, variant: str | None = N) -> Checkpoint:
     return Checkpoint(depth, variant, mechanism, f"train.py:{depth + 1}")  # type: ignore[arg-type]
 
@@ -114,8 +122,7 @@ def test_which_one_stays(
     outer: tuple[str, str], inner: tuple[str, str], kept: int, dropped: int | None
 ) -> None:
     stack = (checkpoint(0, *outer), checkpoint(1, *inner))
-    fix = advise_removal(stack, {}, run=RunFacts(sharded=True))
-    assert fix is not None
+    fix = advised(stack, {}, run=RunFacts(sharded=True))
     if dropped is None:
         assert (fix.diff, fix.disposition) == (None, "review")
         return
@@ -143,8 +150,7 @@ def test_what_is_around_single_blocks_stays(
 ) -> None:
     """As what it is around decides what it holds; even where all else speaks for the other."""
     stack = (_around(0, *outer), _around(1, *inner))
-    fix = advise_removal(stack, {}, alone=[switch_of(stack[1 - kept])])
-    assert fix is not None
+    fix = advised(stack, {}, alone=[switch_of(stack[1 - kept])])
     assert fix.removes == stack[1 - kept]
     words = [stack[place].extent for place in (kept, 1 - kept)]
     assert f"keep it {words[0]} at net.py:4, leave it out {words[1]} at net.py:4" in fix.summary
@@ -152,8 +158,7 @@ def test_what_is_around_single_blocks_stays(
 
 def test_of_unknown_ones_too() -> None:
     outer = Checkpoint(0, "non-reentrant", around="several")
-    fix = advise_removal((outer, Checkpoint(1, "non-reentrant")), {})
-    assert fix is not None
+    fix = advised((outer, Checkpoint(1, "non-reentrant")), {})
     assert fix.keep == "the checkpoint around each block"
 
 
@@ -166,14 +171,12 @@ def test_beside_an_unknown_checkpoint_the_non_reentrant_one_stays() -> None:
     """As the advice says, whatever the other one is."""
     own, unknown = checkpoint(0, "own-function", R), checkpoint(1, None, N)
     assert keep_and_drop((own, unknown)) == (unknown, own)
-    fix = advise_removal((own, unknown), {})
-    assert fix is not None
+    fix = advised((own, unknown), {})
     assert fix.keep.startswith("the non-reentrant checkpoint")
 
 
 def test_two_unknown_checkpoints_get_general_advice() -> None:
-    fix = advise_removal((checkpoint(0, None), checkpoint(1, None)), {})
-    assert fix is not None
+    fix = advised((checkpoint(0, None), checkpoint(1, None)), {})
     assert (fix.diff, fix.disposition) == (None, "review")
 
 
@@ -182,8 +185,7 @@ def test_a_line_that_holds_more_is_not_deleted(whole_lines: bool, has_diff: bool
     statement = "model.gradient_checkpointing_enable()"
     source = Source(1, statement + ("" if whole_lines else "; train()"), 1, 1, False, whole_lines)
     stack = (checkpoint(1, "fsdp-wrapper"), checkpoint(0, "hf-gradient-checkpointing"))
-    fix = advise_removal(stack, {"train.py:1": source})
-    assert fix is not None
+    fix = advised(stack, {"train.py:1": source})
     assert (fix.diff is not None) == has_diff
 
 
@@ -269,103 +271,68 @@ TRAINER = "transformers/trainer.py:_inner_training_loop"
 
 
 @pytest.mark.parametrize(
-    ("asking", "switching", "selective", "name"),
+    ("asking", "switching", "name"),
     [
-        ("train.py:forward", (), False, "torch-checkpoint"),
-        ("train.py:forward", (), True, "selective-checkpoint"),
-        ("torch/utils/checkpoint.py:checkpoint_sequential", (), False, "checkpoint-sequential"),
-        (WRAPPED, (), False, "fsdp-wrapper"),
-        (WRAPPED, ("train.py:main",), True, "fsdp-wrapper"),
-        (WRAPPED, ("accelerate/accelerator.py:prepare_model",), False, "accelerate-fsdp"),
-        (WRAPPED, ("/opt/x/accelerate/utils/fsdp_utils.py:a",), False, "accelerate-fsdp"),
-        (WRAPPED, ("accelerate/accelerator.py:p", TRAINER), False, "hf-trainer-fsdp"),
+        ("train.py:forward", (), "torch-checkpoint"),
+        ("torch/utils/checkpoint.py:checkpoint_sequential", (), "checkpoint-sequential"),
+        (WRAPPED, (), "fsdp-wrapper"),
+        (WRAPPED, ("accelerate/accelerator.py:prepare_model",), "accelerate-fsdp"),
+        (WRAPPED, ("/opt/x/accelerate/utils/fsdp_utils.py:a",), "accelerate-fsdp"),
+        (WRAPPED, ("accelerate/accelerator.py:p", TRAINER), "hf-trainer-fsdp"),
         (
             WRAPPED,
             ("lightning/fabric/strategies/fsdp.py:_setup_activation_checkpointing",),
-            False,
             "lightning-fsdp",
         ),
-        (
-            WRAPPED,
-            ("torchtitan/distributed/activation_checkpoint.py:_wrap_block",),
-            False,
-            "torchtitan",
-        ),
-        (
-            WRAPPED,
-            ("torchtune/training/memory.py:set_activation_checkpointing",),
-            False,
-            "torchtune",
-        ),
-        (
-            WRAPPED,
-            ("composer/distributed/activation_checkpointing.py:apply_ac",),
-            False,
-            "composer-fsdp",
-        ),
+        (WRAPPED, ("torchtitan/distributed/activation_checkpoint.py:_wrap_block",), "torchtitan"),
+        (WRAPPED, ("torchtune/training/memory.py:set_activation_checkpointing",), "torchtune"),
+        (WRAPPED, ("composer/distributed/activation_checkpointing.py:apply_ac",), "composer-fsdp"),
         (
             WRAPPED,
             ("nemo_automodel/components/distributed/activation_checkpointing.py:apply",),
-            False,
             "nemo-automodel",
         ),
-        (LAYER, (), False, "hf-gradient-checkpointing"),
-        (
-            "transformers/models/llama/modeling_llama.py:forward",
-            (),
-            False,
-            "hf-gradient-checkpointing",
-        ),
-        (LAYER, (TRAINER, "train.py:main"), False, "hf-trainer"),
-        (LAYER, (TRAINER, "trl/trainer/sft_trainer.py:train"), False, "trl-trainer"),
-        (LAYER, (TRAINER, "axolotl/train.py:train"), False, "axolotl"),
-        (
-            LAYER,
-            ("peft/utils/other.py:prepare_model_for_kbit_training",),
-            False,
-            "peft-kbit",
-        ),
+        (LAYER, (), "hf-gradient-checkpointing"),
+        ("transformers/models/llama/modeling_llama.py:forward", (), "hf-gradient-checkpointing"),
+        (LAYER, (TRAINER, "train.py:main"), "hf-trainer"),
+        (LAYER, (TRAINER, "trl/trainer/sft_trainer.py:train"), "trl-trainer"),
+        (LAYER, (TRAINER, "axolotl/train.py:train"), "axolotl"),
+        (LAYER, ("peft/utils/other.py:prepare_model_for_kbit_training",), "peft-kbit"),
         (
             "llamafactory/model/model_utils/checkpointing.py:custom_gradient_checkpointing_func",
             (),
-            False,
             "llama-factory",
         ),
-        ("unsloth_zoo/gradient_checkpointing.py:unsloth_checkpoint", (), False, "unsloth"),
-        ("timm/models/_manipulate.py:checkpoint_seq", (), False, "timm"),
-        (
-            "diffusers/models/modeling_utils.py:_gradient_checkpointing_func",
-            (),
-            False,
-            "diffusers",
-        ),
+        ("unsloth_zoo/gradient_checkpointing.py:unsloth_checkpoint", (), "unsloth"),
+        ("timm/models/_manipulate.py:checkpoint_seq", (), "timm"),
+        ("diffusers/models/modeling_utils.py:_gradient_checkpointing_func", (), "diffusers"),
         (
             "deepspeed/runtime/activation_checkpointing/checkpointing.py:checkpoint",
             (),
-            False,
             "deepspeed-checkpoint",
         ),
-        ("megatron/core/tensor_parallel/random.py:checkpoint", (), False, "megatron-recompute"),
-        ("transformer_engine/pytorch/distributed.py:checkpoint", (), False, "transformer-engine"),
+        ("megatron/core/tensor_parallel/random.py:checkpoint", (), "megatron-recompute"),
+        ("transformer_engine/pytorch/distributed.py:checkpoint", (), "transformer-engine"),
         (
             "fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",
             (),
-            False,
             "fairscale-wrapper",
         ),
         (
             "torch/distributed/_composable/checkpoint_activation.py:forward_pre_hook",
             (),
-            False,
             "composable-checkpoint",
         ),
-        ("mytransformers/modeling_layers.py:forward", (), False, "torch-checkpoint"),
+        ("mytransformers/modeling_layers.py:forward", (), "torch-checkpoint"),
     ],
 )
-def test_a_stack_names_the_mechanism(
-    asking: str, switching: tuple[str, ...], selective: bool, name: str
-) -> None:
-    assert recognise(asking, switching, selective=selective).name == name
+def test_a_stack_names_the_mechanism(asking: str, switching: tuple[str, ...], name: str) -> None:
+    assert recognise(asking, switching).name == name
+
+
+def test_a_selective_checkpoint_is_named_where_nothing_wraps_it() -> None:
+    assert recognise("train.py:forward", (), selective=True).name == "selective-checkpoint"
+    assert recognise(WRAPPED, ("train.py:main",), selective=True).name == "fsdp-wrapper"
 
 
 def test_every_mechanism_that_calls_a_checkpoint_can_be_recognised() -> None:
@@ -382,8 +349,7 @@ def test_every_mechanism_that_calls_a_checkpoint_can_be_recognised() -> None:
 
 def test_a_checkpoint_that_other_blocks_depend_on_stays() -> None:
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "torch-checkpoint"))
-    fix = advise_removal(stack, {}, alone={("torch-checkpoint", "train.py:2")})
-    assert fix is not None
+    fix = advised(stack, {}, alone={("torch-checkpoint", "train.py:2")})
     assert fix.removes == stack[0]
 
 
@@ -408,8 +374,7 @@ def test_a_fix_is_safe_only_where_results_cannot_change(
 ) -> None:
     dropped = Checkpoint(1, "non-reentrant", "torch-checkpoint", "train.py:2", options=options)
     source = Source(2, "x = checkpoint(f, x)", 2, 2, False, True)
-    fix = advise_removal((checkpoint(0, "fsdp-wrapper"), dropped), {"train.py:2": source}, alone)
-    assert fix is not None
+    fix = advised((checkpoint(0, "fsdp-wrapper"), dropped), {"train.py:2": source}, alone)
     assert fix.disposition == disposition
     assert (reason is None) == (fix.reason is None)
     assert reason is None or reason in (fix.reason or "")
@@ -427,6 +392,7 @@ def test_mechanisms_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
     assert [find_mechanism(name) for name in names] == list(MECHANISMS)
     assert find_mechanism("of-tomorrow") is find_mechanism(None) is None
+    assert len({mechanism.title for mechanism in MECHANISMS}) == len(MECHANISMS)
     assert title_of(Checkpoint(0, None, "of-tomorrow")) == "of-tomorrow"
     assert title_of(Checkpoint(0, None))
 
@@ -448,8 +414,7 @@ def test_what_stays_depends_on_the_run(
     outer: tuple[str, str], inner: tuple[str, str], sharded: bool, stays: int
 ) -> None:
     stack = (checkpoint(0, *outer), checkpoint(1, *inner))
-    fix = advise_removal(stack, {}, run=RunFacts(sharded=sharded))
-    assert fix is not None
+    fix = advised(stack, {}, run=RunFacts(sharded=sharded))
     assert fix.removes == stack[1 - stays]
     # Reasons are those that hold here.
     assert ("FSDP unit" in fix.keep) == (sharded and stack[stays].mechanism == "fsdp-wrapper")
@@ -459,8 +424,7 @@ def test_what_stays_depends_on_the_run(
 
 def test_a_wrapper_without_early_stop_is_not_praised_for_it() -> None:
     wrapper = Checkpoint(0, "non-reentrant", "torchtitan", "a.py:1", options=("early-stop-off",))
-    fix = advise_removal((wrapper, checkpoint(1, "hf-gradient-checkpointing", R)), {})
-    assert fix is not None
+    fix = advised((wrapper, checkpoint(1, "hf-gradient-checkpointing", R)), {})
     assert "stops early" not in fix.keep
 
 
@@ -479,16 +443,14 @@ def test_advice_is_in_the_words_of_the_installed_version(
     mechanism: str, version: str, says: str
 ) -> None:
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, mechanism, R))
-    fix = advise_removal(stack, {}, run=RunFacts({"transformers": version}))
-    assert fix is not None
+    fix = advised(stack, {}, run=RunFacts({"transformers": version}))
     assert says in fix.summary
     assert "5.23" not in fix.summary
 
 
 def test_without_a_version_both_words_stand() -> None:
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "hf-gradient-checkpointing", R))
-    fix = advise_removal(stack, {})
-    assert fix is not None
+    fix = advised(stack, {})
     assert "gradient_checkpointing_enable(…) call (activation_checkpointing_enable" in fix.summary
 
 
@@ -496,8 +458,7 @@ def test_the_words_of_the_line_come_first() -> None:
     line = "model.gradient_checkpointing_enable()"
     source = Source(2, line, 2, 2, False, True)
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "hf-gradient-checkpointing", R))
-    fix = advise_removal(stack, {"train.py:2": source}, run=RunFacts({"transformers": "5.23.0"}))
-    assert fix is not None
+    fix = advised(stack, {"train.py:2": source}, run=RunFacts({"transformers": "5.23.0"}))
     assert "delete the gradient_checkpointing_enable(…) call at train.py:2" in fix.summary
 
 
@@ -516,8 +477,7 @@ def test_a_default_is_called_one_only_where_nothing_is_passed(
     statement: str, says: str, never: str
 ) -> None:
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "trl-trainer", R))
-    fix = advise_removal(stack, {"train.py:2": Source(2, statement, 2, 2, False, True)})
-    assert fix is not None
+    fix = advised(stack, {"train.py:2": Source(2, statement, 2, 2, False, True)})
     assert says in fix.summary
     assert never not in f"{fix.summary} {fix.remove}"
 
@@ -538,8 +498,7 @@ def test_a_default_is_called_one_only_where_nothing_is_passed(
 )
 def test_why_there_is_no_diff(site: str | None, source: Source | None, why: str) -> None:
     dropped = Checkpoint(1, "reentrant", "hf-gradient-checkpointing", site)
-    fix = advise_removal((checkpoint(0, "fsdp-wrapper"), dropped), {site: source} if source else {})  # type: ignore[dict-item]
-    assert fix is not None
+    fix = advised((checkpoint(0, "fsdp-wrapper"), dropped), {site: source} if source else {})
     assert why in (fix.reason or "")
     assert (fix.diff, fix.disposition) == (None, "review")
     if site is not None:
@@ -558,10 +517,7 @@ def test_why_there_is_no_diff(site: str | None, source: Source | None, why: str)
     ],
 )
 def test_what_is_on_by_default_is_passed_as_false(mechanism: str, site: str, says: str) -> None:
-    fix = advise_removal(
-        (checkpoint(0, "fsdp-wrapper"), Checkpoint(1, "reentrant", mechanism, site)), {}
-    )
-    assert fix is not None
+    fix = advised((checkpoint(0, "fsdp-wrapper"), Checkpoint(1, "reentrant", mechanism, site)), {})
     assert says in fix.summary
 
 
@@ -570,8 +526,7 @@ def test_what_is_applied_twice_is_to_be_applied_once(sites: tuple[str, str]) -> 
     stack = tuple(
         Checkpoint(depth, "non-reentrant", "torchtitan", site) for depth, site in enumerate(sites)
     )
-    fix = advise_removal(stack, {})
-    assert fix is not None
+    fix = advised(stack, {})
     assert "once" in fix.summary
     assert "configuration" not in fix.summary  # which would switch both off
     assert fix.diff is None
@@ -579,8 +534,7 @@ def test_what_is_applied_twice_is_to_be_applied_once(sites: tuple[str, str]) -> 
 
 def test_a_function_of_ones_own_is_named() -> None:
     own = Checkpoint(1, "reentrant", "own-function", "net.py:7", function="GradCkpt")
-    fix = advise_removal((checkpoint(0, "torch-checkpoint"), own), {})
-    assert fix is not None
+    fix = advised((checkpoint(0, "torch-checkpoint"), own), {})
     assert "a checkpoint function of your own (`GradCkpt`) at net.py:7" in fix.remove
 
 
@@ -594,8 +548,7 @@ def test_fewer_layers_in_the_words_of_the_version(version: str, says: str) -> No
 def test_the_checkpoint_inside_compiled_code_stays() -> None:
     outer = Checkpoint(0, "non-reentrant", "torch-checkpoint", "train.py:9")
     inner = Checkpoint(1, None, "torch-checkpoint", "model.py:4", options=("compiled",))
-    fix = advise_removal((outer, inner), {})
-    assert fix is not None
+    fix = advised((outer, inner), {})
     assert fix.removes == outer
 
 
@@ -603,8 +556,7 @@ def test_a_function_that_goes_part_by_part_stays() -> None:
     """Its recompute holds what one part saves."""
     outer = Checkpoint(0, "non-reentrant", "torch-checkpoint", "train.py:9")
     tiles = Checkpoint(1, "reentrant", "own-function", function="Tiles", options=("in-parts",))
-    fix = advise_removal((outer, tiles), {})
-    assert fix is not None
+    fix = advised((outer, tiles), {})
     assert fix.removes == outer
     assert "part by part" in fix.keep
 
@@ -627,8 +579,7 @@ def _two_levels() -> tuple[Checkpoint, Checkpoint]:
 def test_of_two_levels_the_cheaper_goes_and_its_price_is_said(
     levels: Levels | None, removed: str, said: str
 ) -> None:
-    fix = advise_removal(_two_levels(), {}, run=RunFacts(levels=levels))
-    assert fix is not None
+    fix = advised(_two_levels(), {}, run=RunFacts(levels=levels))
     assert fix.removes is not None
     assert fix.removes.call_site == removed
     assert fix.disposition == "review"
@@ -637,6 +588,5 @@ def test_of_two_levels_the_cheaper_goes_and_its_price_is_said(
 
 def test_checkpoints_around_the_same_block_cost_no_memory_to_part() -> None:
     stack = (checkpoint(0, "fsdp-wrapper"), checkpoint(1, "hf-gradient-checkpointing"))
-    fix = advise_removal(stack, {}, run=RunFacts(levels=None))
-    assert fix is not None
+    fix = advised(stack, {}, run=RunFacts(levels=None))
     assert "memory either saves" not in (fix.reason or "")

@@ -16,7 +16,7 @@ from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.report.summary import how_to_record
 from recompute_scan.result import Finding, Step
-from recompute_scan.result.decisions import DecidedOperator, Policies, PolicyEntry, WatchedPolicy
+from recompute_scan.result.fidelity import DecidedOperator, Policies, PolicyEntry, WatchedPolicy
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step, gradients, plain_step, run, study_step
 from tests.trace.kineto_reading import parse

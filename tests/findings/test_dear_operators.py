@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from recompute_scan.findings.base import NotApplicable
 from recompute_scan.findings.registry import RULES
 from recompute_scan.result import Finding
-from recompute_scan.result.decisions import DecidedOperator, WatchedPolicy
+from recompute_scan.result.fidelity import DecidedOperator, WatchedPolicy
 
 MB = 1 << 20
 KEPT = DecidedOperator(

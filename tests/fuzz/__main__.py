@@ -3,8 +3,7 @@
 Inputs are changed step by step, and those that lead to something new are kept and changed
 further. What ends in any other way than a documented one is made as small as it can be and
 written to ``tests/fuzz/corpus``, which an ordinary test reads again. Prints inputs a second, the
-slowest input and the most memory of each target; the status is 1 when something was found. With
-``--state FILE`` the counts are kept there while it runs, and a later call goes on from them.
+slowest input and the most memory of each target; the status is 1 when something was found.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import json
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -60,7 +58,6 @@ _LARGER = {"result": 30_000, "run_record": 10_000, "nsys": 60_000}
 _SLOW_S, _SLOW_S_PER_BYTE = 2.0, 1e-3
 # The process may grow by so much for one target, whatever it is given.
 _MOST_MEMORY = 200 << 20
-_STATE_EVERY_S = 10.0
 
 
 @dataclass
@@ -85,18 +82,6 @@ class Tally:
     endings: int
     failures: list[str]
 
-    def __add__(self, other: Tally) -> Tally:
-        slower = max(self, other, key=lambda tally: tally.slowest_ms)
-        return Tally(
-            self.inputs + other.inputs,
-            self.busy_s + other.busy_s,
-            slower.slowest_ms,
-            slower.slowest_bytes,
-            max(self.grown_mb, other.grown_mb),
-            max(self.endings, other.endings),
-            sorted({*self.failures, *other.failures}),
-        )
-
     def __str__(self) -> str:
         return (
             f"{self.inputs:9,} inputs, {self.inputs / max(self.busy_s, 1e-9):6,.0f} per busy "
@@ -114,59 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", nargs="*", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--keep", type=Path, default=CORPUS, metavar="FOLDER")
-    parser.add_argument("--state", type=Path, metavar="FILE")
-    parser.add_argument("--sound", action="store_true", help="only time sound traces, unchanged")
     options = parser.parse_args(arguments)
     warnings.simplefilter("error")
-    if options.sound:
-        sound(options.seconds)
-        return 0
-    kept = options.state is not None and options.state.exists()
-    state = {
-        name: Tally(**tally)
-        for name, tally in (json.loads(options.state.read_text()) if kept else {}).items()
-    }
     found = 0
     for target in options.target:
-        before = state.get(target)
-        done = before.inputs if before else 0
-        chance = Random(f"{options.seed} {target} {done}")
+        chance = Random(f"{options.seed} {target}")
         seconds = float("inf") if options.inputs else options.seconds / len(options.target)
-        left = max(0, options.inputs - done) if options.inputs else None
-
-        def write(now: Tally, target: str = target, before: Tally | None = before) -> None:
-            state[target] = before + now if before else now
-            if options.state is not None:
-                document = {name: asdict(tally) for name, tally in state.items()}
-                options.state.write_text(json.dumps(document, indent=1))
-
-        tally = fuzz(target, seconds, chance, options.keep, inputs=left, report=write)
-        write(tally)
+        tally = fuzz(target, seconds, chance, options.keep, inputs=options.inputs)
         found += len(tally.failures)
-        print(f"{target:10}{state[target]}", flush=True)
+        print(f"{target:10}{tally}", flush=True)
     return int(found > 0)
-
-
-def sound(seconds: float) -> None:
-    """Print how many small sound traces are read and analysed whole in a second, one by one."""
-    traces = seeds.sound_traces()
-    for data in traces:
-        outcome("whole", data)
-    gc.collect()
-    gc.freeze()
-    took: list[float] = []
-    began = time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        start = time.process_time()
-        for data in traces:
-            outcome("whole", data)
-        took.append(time.process_time() - start)
-    gc.unfreeze()
-    mean, median = (
-        len(traces) / each for each in (sum(took) / len(took), sorted(took)[len(took) // 2])
-    )
-    sizes = ", ".join(f"{len(data):,}" for data in traces)
-    print(f"whole: {mean:.0f} sound traces per busy second (median {median:.0f}) of {sizes} bytes")
 
 
 def fuzz(
@@ -176,7 +118,6 @@ def fuzz(
     keep: Path,
     *,
     inputs: int | None = None,
-    report: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """What came of one target's inputs.
 
@@ -186,7 +127,6 @@ def fuzz(
         chance: Makes the inputs.
         keep: Where inputs that fail are written.
         inputs: How many there are at most.
-        report: Gets the tally every few seconds.
     """
     pool = list(_SEEDS[target]())
     words = {outcome(target, data) for data in pool}
@@ -196,8 +136,7 @@ def fuzz(
     tally = Tally(0, 0.0, 0.0, 0, 0.0, len(words), [])
     at_first = start_of_peak()
     began, busy = time.perf_counter(), time.process_time()
-    reported = began
-    while (now := time.perf_counter()) - began < seconds and tally.inputs != inputs:
+    while time.perf_counter() - began < seconds and tally.inputs != inputs:
         # The newest are the oddest.
         data = mutated(pool[-1 - int(chance.random() ** 2 * len(pool))], pool, chance)
         start = time.process_time()  # of its own: the machine may be busy
@@ -219,9 +158,6 @@ def fuzz(
             words.add(word)
             pool.append(data)
         tally.busy_s, tally.endings = time.process_time() - busy, len(words)
-        if now - reported > _STATE_EVERY_S:
-            reported = now
-            report(tally)
     tally.grown_mb = max(0, peak() - at_first) / 2**20
     gc.unfreeze()
     return tally

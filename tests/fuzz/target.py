@@ -33,7 +33,7 @@ from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.result.fidelity import read_sampled, sampled_name
 from recompute_scan.result.run_record import Source, parse_run_info, read_rehearsals
 from recompute_scan.trace import Limits, Trace
-from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.nsys import load_nsys
 from recompute_scan.trace.streams import _stays, is_remote, shown
 from recompute_scan.verification import compare_gradients
 from tests.trace.kineto_reading import read
@@ -168,7 +168,7 @@ def gradients(data: bytes) -> str:
 
 def config(data: bytes) -> str:
     """A configuration file, a statement and a class that may hold a setting."""
-    from recompute_scan.record.configuration import Made, given_at  # noqa: PLC0415 - brings torch
+    from recompute_scan.record.attribution import Made, given_at  # noqa: PLC0415 - brings torch
 
     names = {"gradient_checkpointing", "use_reentrant"}
     with tempfile.NamedTemporaryFile(suffix=".yaml", dir=_MEMORY) as file:

@@ -22,7 +22,7 @@ from recompute_scan.check.policy import Baseline
 from recompute_scan.result import Result
 from recompute_scan.result.run_record import RunInfo
 from recompute_scan.trace.columns import DEFAULT_LIMITS
-from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.nsys import load_nsys
 from recompute_scan.trace.sources import read as read_any
 from tests.fuzz.filled import filled
 from tests.fuzz.seeds import training

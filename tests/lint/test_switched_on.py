@@ -110,7 +110,7 @@ def test_the_installed_version_counts_where_none_is_pinned(
     (tmp_path / "requirements.txt").write_text(pinned)
     (found,) = lint([tmp_path], installed=installed).found
     assert found.code == code
-    assert ("pinned beside it" in found.why) == bool(pinned)
+    assert ("pinned in its folder" in found.why) == bool(pinned)
     assert ("being installed" in found.why) == (not pinned and code != "RS602")
 
 

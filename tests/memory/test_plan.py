@@ -2,89 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from recompute_scan.cost.memory import (
-    Footprint,
-    Held,
-    Problem,
-    best,
-    build_problem,
-    curve,
-    measure_memory,
-)
+from recompute_scan.cost.arrangement import KEEP, Arrangements
+from recompute_scan.cost.memory import Footprint, Held, arrangements_of, measure_memory
 from recompute_scan.recompute.study import study
 from recompute_scan.trace import load
 from recompute_scan.trace.allocations import Allocations, allocations, read_allocations
-from tests.effort import examples
 from tests.memory.layers import WIDTHS, record_step
 from tests.recompute.training import checkpointed_step
+from tests.report import sample_results
 from tests.trace_builder import studied, thread
-
-
-def by_trying(problem: Problem, gains: list[float], budget: int) -> float | None:
-    """The most gain of any choice that fits."""
-    found = [
-        sum(itertools.compress(gains, choice))
-        for choice in itertools.product([False, True], repeat=len(gains))
-        if problem.peak(np.array(choice)) <= budget
-    ]
-    return max(found, default=None)
-
-
-MIB = 2**20
-
-
-@settings(deadline=None, max_examples=examples(60))
-@given(st.data())
-def test_the_solver_finds_what_trying_everything_finds(data: st.DataObject) -> None:
-    layers = data.draw(st.integers(1, 7))
-    spans = data.draw(st.integers(1, 6))
-    sizes = st.integers(0, 40).map(lambda n: n * MIB)
-    added = np.array(
-        data.draw(
-            st.lists(
-                st.lists(sizes, min_size=layers, max_size=layers), min_size=spans, max_size=spans
-            )
-        ),
-        np.int64,
-    )
-    base = np.array(data.draw(st.lists(sizes, min_size=spans, max_size=spans)), np.int64)
-    gains = data.draw(st.lists(st.integers(0, 20).map(float), min_size=layers, max_size=layers))
-    problem = Problem(base, added)
-    budget = data.draw(st.integers(0, 120)) * MIB
-    expected = by_trying(problem, gains, budget)
-    choice = best(problem, gains, budget)
-    if expected is None:
-        assert choice is None
-        return
-    assert choice is not None
-    assert problem.peak(choice) <= budget
-    assert sum(itertools.compress(gains, choice)) == pytest.approx(expected)
-
-
-@settings(deadline=None, max_examples=examples(20))
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6))
-def test_more_memory_never_means_less_gain(layers: list[tuple[int, int]]) -> None:
-    gains = [float(gain) for gain, _ in layers]
-    problem = Problem(
-        np.array([MIB], np.int64), np.array([[size * MIB for _, size in layers]], np.int64)
-    )
-    found = curve(problem, gains)
-    values = [sum(itertools.compress(gains, choice)) for choice, _ in found]
-    peaks = [peak for _, peak in found]
-    assert values == sorted(values)
-    assert peaks == sorted(peaks)
-    assert found[0][0].sum() == 0
-    assert found[-1][0].all()
 
 
 def footprint(ts: list[int], allocated: list[int], *held: Held) -> Footprint:
@@ -98,29 +31,39 @@ def footprint(ts: list[int], allocated: list[int], *held: Held) -> Footprint:
     )
 
 
+def model_of(measured: Footprint, gains: list[float]) -> Arrangements:
+    """Every choice, where each region is worth this much."""
+    place, model = arrangements_of(measured, sample_results.regions(len(gains), 1), gains, 100.0)
+    assert place == list(range(len(gains)))
+    return model
+
+
+def peak(model: Arrangements, *without: int) -> int:
+    """Most that is allocated where these regions are not checkpointed."""
+    choice = model.everything
+    choice[list(without)] = KEEP
+    return model.peak(choice)
+
+
 def test_what_is_held_counts_only_while_it_is() -> None:
     """The last layer's recompute begins where the peak is: to keep its tensors costs nothing."""
     first, last = Held(0, 50, start=0, end=90), Held(1, 50, start=10, end=20)
-    problem = build_problem(footprint([0, 15, 30], [100, 120, 200], first, last), 2)
-    assert problem.peak(np.array([False, False])) == 200
-    assert problem.peak(np.array([False, True])) == 200
-    assert problem.peak(np.array([True, False])) == 250
-    choice = best(problem, [1.0, 1.0], 200)
+    model = model_of(footprint([0, 15, 30], [100, 120, 200], first, last), [1.0, 1.0])
+    assert [peak(model), peak(model, 1), peak(model, 0)] == [200, 200, 250]
+    choice = model.solve(budget=200)
     assert choice is not None
-    assert choice.tolist() == [False, True]
+    assert np.flatnonzero(choice == KEEP).tolist() == [1]
 
 
 def test_what_was_allocated_before_a_span_counts_in_it() -> None:
     held = Held(0, 10, start=100, end=200)
-    problem = build_problem(footprint([0, 300], [70, 20], held), 1)
-    assert problem.peak(np.array([True])) == 80
+    assert peak(model_of(footprint([0, 300], [70, 20], held), [1.0]), 0) == 80
 
 
 def test_every_micro_batch_holds_its_own() -> None:
     """Two forward passes before the first backward, as pipelines run them."""
     one, other = Held(0, 30, start=0, end=50), Held(0, 30, start=10, end=60)
-    problem = build_problem(footprint([0], [100], one, other), 1)
-    assert problem.peak(np.array([True])) == 160
+    assert peak(model_of(footprint([0], [100], one, other), [1.0]), 0) == 160
 
 
 # -- allocations of real steps -------------------------------------------------------------------
@@ -174,14 +117,13 @@ def test_a_plan_takes_the_memory_that_it_says(
 ) -> None:
     """The same steps run again with the plan's layers not checkpointed."""
     measured, *_ = before
-    problem = build_problem(measured, len(WIDTHS))
-    low = problem.peak(np.zeros(len(WIDTHS), np.bool_))
-    high = problem.peak(np.ones(len(WIDTHS), np.bool_))
+    model = model_of(measured, [float(width) for width in WIDTHS])
+    low, high = peak(model), peak(model, *range(len(WIDTHS)))
     budget = round(low + share * (high - low))
-    choice = best(problem, [float(width) for width in WIDTHS], budget)
+    choice = model.solve(budget=budget)
     assert choice is not None
-    after, *_ = recorded(tmp_path / "after.json", *np.flatnonzero(choice).tolist())
-    assert after.peak_allocated == pytest.approx(problem.peak(choice), rel=0.05)
+    after, *_ = recorded(tmp_path / "after.json", *np.flatnonzero(choice == KEEP).tolist())
+    assert after.peak_allocated == pytest.approx(model.peak(choice), rel=0.05)
     assert after.peak_allocated <= 1.05 * budget
 
 

@@ -11,7 +11,7 @@ from recompute_scan.cost.arrangement import PART, SELECTIVE, Arrangements, Choic
 from recompute_scan.cost.plan import arrangements
 from recompute_scan.progress import Pieces
 from recompute_scan.record.options import RunOptions
-from recompute_scan.record.proof import Rehearsals
+from recompute_scan.record.verify import Rehearsals
 from recompute_scan.result.run_record import Rehearsal
 from tests.plan.scripts import CASES
 

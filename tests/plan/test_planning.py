@@ -22,11 +22,11 @@ from recompute_scan.advise.settings import listed, setting_for
 from recompute_scan.cost.arrangement import OFFLOAD
 from recompute_scan.cost.plan import Planner, Wish, arm_of_way, arrangements
 from recompute_scan.progress import Pieces
-from recompute_scan.record import proof as proving
+from recompute_scan.record import verify as proving
 from recompute_scan.record.arrange import draws
 from recompute_scan.record.options import RunOptions
 from recompute_scan.record.rehearsal import arm_of, counts, steps_needed
-from recompute_scan.result import Checkpoint, PlannedModule, from_json
+from recompute_scan.result import Checkpoint, PlannedModule, PlanProof, from_json
 from recompute_scan.result.run_record import (
     ArmMeasured,
     ArmWanted,
@@ -287,7 +287,9 @@ def test_the_setting_offloads() -> None:
 def test_a_rehearsal_offloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, whose tensors these are not: what is offloaded, no hook sees saved."""
     options = RunOptions(str(SCRIPT), False, ("mlp",), tmp_path, timing_steps=2, measure=True)
-    monkeypatch.setattr(proving, "run_records_in", lambda _: [SimpleNamespace(device="cuda")])
+    monkeypatch.setattr(
+        proving, "run_records_in", lambda _: [SimpleNamespace(device="cuda", message="")]
+    )
     runs = proving.Rehearsals(options, None, Pieces(3))
     (shown,) = ranks = runs.rehearse()
     outside = [one for one in shown.storages if all(hold.run < 0 for hold in one.holds)]
@@ -377,7 +379,9 @@ def test_only_what_fails_is_left_out(
             write_rehearsal(options.output, shown)
         return int(failed is not None)
 
-    monkeypatch.setattr(proving, "run_records_in", lambda _: [SimpleNamespace(device=device)])
+    monkeypatch.setattr(
+        proving, "run_records_in", lambda _: [SimpleNamespace(device=device, message="")]
+    )
     monkeypatch.setattr(proving, "run_trial", run_trial)
     options = RunOptions(str(SCRIPT), False, ("mlp",), tmp_path)
     (shown,) = proving.Rehearsals(options, None, Pieces(3)).rehearse()
@@ -418,12 +422,15 @@ def test_a_script_that_fits_only_with_checkpoints(
     script = tmp_path / "train.py"
     script.write_text(_TIGHT, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    few = ("--no-verify", "--timing-steps", "2")
+    few = ("--timing-steps", "2")
     done = plan(tmp_path, *few, "--memory", "150%", str(script), str(limit))
     assert done.returncode == 0, done.stderr
-    assert "The script failed in a step without checkpoints." in " ".join(done.stdout.split())
+    printed = " ".join(done.stdout.split())
+    assert "The script failed in a step without checkpoints." in printed
+    assert "Taken back: the script ran out of memory with it." in printed
     made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
     assert made is not None
+    assert made.proof == PlanProof("does-not-fit")
     assert made.most.peak_bytes == most
     assert made.most.step_ms < made.plan.step_ms
     arrange(model, ",".join(one.module for one in made.modules if one.recompute))

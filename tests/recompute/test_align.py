@@ -97,60 +97,6 @@ def test_layers_twice_in_one_sequence_are_doubled(count: int) -> None:
     ]
 
 
-def test_a_layer_of_the_micro_batch_before_is_not_recomputed() -> None:
-    # Its backward pass is over; two recomputes of the second are no recompute of both.
-    first, second = run(0), run(20)
-    again = [*run(50), *run(60)]
-    facts = study_step(*first, *gradients(first), *second, *gradients(second, again))
-    assert recompute_counts(facts) == [0] * 4 + [2] * 4
-
-
-def test_a_function_is_run_from_its_begin_whatever_stands_before() -> None:
-    # What unpacks the node's inputs can look like the end of the layer before.
-    forward = [reentrant(5, run(0)), reentrant(6, run(0))]
-    unpacking = no_grad(run(40)[-1:])
-    backward = [
-        node("CheckpointFunctionBackward", *unpacking, reentrant(60, run(0)), *run(50), seq=6),
-        reentrant_backward(5, run(70)),
-    ]
-    assert recompute_counts(study_step(*forward, *backward)) == [1] * 4 + [2] * 4
-
-
-def saved(first: int) -> list[Call]:
-    """A layer under a non-reentrant checkpoint of torch 2.1 to 2.12, which shows its begin."""
-    return [op("_NoopSaveInputs"), *run(first)]
-
-
-def test_where_a_checkpoint_was_entered_another_recompute_begins() -> None:
-    # One around the first, two around the second; without the operator that shows where they
-    # begin, this is one recompute of both and one more of the first.
-    first, second = run(0), run(10)
-    forward = [*saved(0), op("_NoopSaveInputs"), *saved(10)]
-    backward = [*gradients(second, [*saved(50), *run(60)]), *gradients(first, run(70))]
-    facts = study_step(*forward, *backward)
-    assert recompute_counts(facts) == [1] * 4 + [2] * 4
-    backward = [*gradients(second, [*run(50), *run(60)]), *gradients(first, run(70))]
-    facts = study_step(*first, *second, *backward)
-    assert recompute_counts(facts) == [2] * 4 + [1] * 4
-
-
-def kept(calls: list[Call]) -> list[Call]:
-    """Operators whose results a recompute keeps."""
-    return [
-        op(str(call.name), op("aten::detach"), op("aten::work"), seq=call.args["Sequence number"],
-           dims=SHAPE)
-        for call in calls
-    ]  # fmt: skip
-
-
-def test_what_a_recompute_does_not_keep_is_recomputed_again() -> None:
-    # The layer before was not checkpointed: had it run here, it would have to run again.
-    first, second = run(0), run(10)
-    again = [*run(50), *kept(run(60))]
-    facts = study_step(*first, *second, *gradients(second, again), *gradients(first))
-    assert recompute_counts(facts) == [0] * 4 + [2] * 4
-
-
 def test_a_function_that_only_the_recompute_calls_is_found() -> None:
     # fairscale's stands aside where gradients are off, as in an outer checkpoint's first run.
     inner = reentrant(60, run(50))

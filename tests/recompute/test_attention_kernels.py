@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.recompute.attention.kernels import FAMILIES, attention_role
+from recompute_scan.recompute.attention_kernels import FAMILIES, attention_role
 from tests.effort import some
 from tests.recompute.attention_traces import ALL
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.annotations import RegionAnnotation, recompute_name, region_name
-from recompute_scan.recompute.boundaries import Span, forest
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.result import Checkpoint
@@ -30,11 +29,6 @@ from tests.trace_builder import Call, annotation, node, studied, thread
 def blocks_of(facts: RecomputeFacts) -> list[tuple[int, int, int]]:
     """First and last forward operator of each block, and how many checkpoints are around it."""
     return [(b.span.first, b.span.last, len(b.checkpoints)) for b in facts.blocks]
-
-
-def test_recomputed_layers_are_blocks() -> None:
-    facts = studied(thread(checkpointed_step(0)))
-    assert blocks_of(facts) == [(0, 3, 1), (4, 7, 1), (8, 11, 1)]
 
 
 def test_what_looks_like_a_recomputed_layer_is_a_block_without_checkpoint() -> None:
@@ -206,11 +200,3 @@ def test_marks_that_the_operators_deny_are_counted() -> None:
     facts = study_step(wrong, *gradients(forward, run(50)))
     assert facts.annotations is not None
     assert (facts.annotations.disagreeing, facts.annotations.recomputed) == (4, 4)
-
-
-def test_spans_nest_by_containment() -> None:
-    spans = [Span(0, 9, ()), Span(0, 4, ()), Span(5, 9, ()), Span(6, 7, ()), Span(12, 13, ())]
-    first, second = forest(spans[::-1])
-    assert (first.span, second.span) == (spans[0], spans[4])
-    assert [child.span for child in first.children] == [spans[1], spans[2]]
-    assert [child.span for child in first.children[1].children] == [spans[3]]

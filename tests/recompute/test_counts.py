@@ -12,7 +12,6 @@ from tests.recompute.training import (
     gradients,
     no_grad,
     reentrant,
-    reentrant_backward,
     run,
     study_step,
 )
@@ -34,26 +33,12 @@ def test_multiplicity_is_recomputes_per_backward(times: int) -> None:
     assert counts.redundant.sum() == pytest.approx(51_000 * max(0, times - 1))
 
 
-def test_the_redundant_is_what_ran_last() -> None:
-    facts = studied(thread(checkpointed_step(0, layers=1, recomputes={0: 2})))
-    first, second = facts.alignment.recomputes
-    assert facts.counts.redundant_rows.tolist() == second.again.tolist()
-    assert facts.calls.end[first.again].max() <= facts.calls.start[second.again].min()
-
-
 def test_two_backward_passes_through_one_forward_recompute_once_each() -> None:
     forward = run(0)
     facts = study_step(*forward, *gradients(forward, run(50)), *gradients(forward, run(60)))
     assert facts.counts.runs.tolist() == [2, 2, 2, 2]
     assert multiplicity(facts) == [1, 1, 1, 1]
     assert len(facts.counts.redundant_rows) == 0
-
-
-def test_two_backward_passes_through_a_reentrant_function_recompute_once_each() -> None:
-    facts = study_step(
-        reentrant(5, run(0)), reentrant_backward(5, run(50)), reentrant_backward(5, run(60))
-    )
-    assert multiplicity(facts) == [1, 1, 1, 1]
 
 
 def test_an_outer_reentrant_function_runs_the_inner_one_again() -> None:
@@ -119,8 +104,3 @@ def test_highest_that_matters_and_mean(
     counts = counts_of(multiplicity, weight)
     assert counts.highest(counts.counted) == highest
     assert counts.mean(counts.counted) == pytest.approx(mean)
-
-
-def test_no_operators_have_no_multiplicity() -> None:
-    counts = counts_of([], [])
-    assert (counts.highest(counts.counted), counts.mean(counts.counted)) == (0.0, 0.0)

@@ -99,7 +99,7 @@ def test_a_recompute_under_a_mode_ends_where_the_formula_begins() -> None:
     assert again == ["aten::native_layer_norm", "aten::linear"]
     formulas = {forest.names[forest.name[row]] for row in structure.rows(Role.FORMULA)}
     assert {"aten::t", "aten::mm"} <= formulas
-    assert np.all(structure.number[structure.told] >= 0)
+    assert np.all(structure.number[structure.filled] >= 0)
 
 
 def made_by(thread: int, call: Call) -> Call:

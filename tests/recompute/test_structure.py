@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from recompute_scan.recompute.roles import Role, Structure, classify
 from recompute_scan.trace.calls import Calls, nest
-from tests.recompute.training import gradients, reentrant, reentrant_backward, run
+from tests.recompute.training import reentrant_backward, run
 from tests.trace_builder import (
     ENGINE,
     Call,
     Thread,
     annotation,
-    launch,
     loaded,
     node,
     op,
     optimizer,
-    step,
     thread,
     wait,
 )
@@ -39,24 +35,6 @@ def roles(*calls: Call) -> list[tuple[str, str]]:
     ]
 
 
-def test_operators_of_the_forward_pass_stand_for_all_inside_them() -> None:
-    assert roles(step(0, op("aten::linear", op("aten::addmm", launch("gemm")), seq=0))) == [
-        ("ProfilerStep#0", "RANGE"),
-        ("aten::linear", "FORWARD"),
-        ("aten::addmm", "INNER"),
-        ("cudaLaunchKernel", "INNER"),
-    ]
-
-
-def test_a_nodes_own_operators_are_its_formula() -> None:
-    assert roles(node("AddmmBackward0", op("aten::mm"), op("aten::t"), seq=3)) == [
-        ("engine:AddmmBackward0", "BACKWARD"),
-        ("AddmmBackward0", "FORMULA"),
-        ("aten::mm", "FORMULA"),
-        ("aten::t", "FORMULA"),
-    ]
-
-
 def test_what_runs_before_the_last_numbered_operator_of_a_node_can_be_a_recompute() -> None:
     recompute = (op("aten::empty"), op("aten::linear", op("aten::addmm"), seq=40))
     assert roles(node("GeluBackward0", *recompute, op("aten::gelu_backward"), seq=3)) == [
@@ -66,23 +44,6 @@ def test_what_runs_before_the_last_numbered_operator_of_a_node_can_be_a_recomput
         ("aten::linear", "RECOMPUTE"),
         ("aten::addmm", "INNER"),
         ("aten::gelu_backward", "FORMULA"),
-    ]
-
-
-def test_ranges_are_looked_through_in_both_passes() -> None:
-    forward = annotation("my layer", op("aten::relu", seq=0))
-    backward = node("ReluBackward0", annotation("my layer", op("aten::relu", seq=9)), seq=0)
-    assert [role for name, role in roles(forward, backward) if name == "my layer"] == ["RANGE"] * 2
-    assert [role for name, role in roles(forward, backward) if name == "aten::relu"] == [
-        "FORWARD",
-        "RECOMPUTE",
-    ]
-
-
-def test_the_optimizer_is_no_forward_pass() -> None:
-    assert roles(optimizer(op("aten::_foreach_add_"))) == [
-        ("Optimizer.step#AdamW.step", "OPTIMIZER"),
-        ("aten::_foreach_add_", "INNER"),
     ]
 
 
@@ -123,15 +84,6 @@ def test_communication_is_no_forward_pass() -> None:
     ]
 
 
-def test_a_checkpoint_functions_forward_is_looked_through_and_remembered() -> None:
-    calls, structure = classified(thread(reentrant(5, run(0))))
-    (function,) = np.flatnonzero(structure.role == Role.RANGE)
-    forward = structure.rows(Role.FORWARD)
-    assert calls.names[calls.name[function]] == "CheckpointFunction"
-    assert len(forward) == 4
-    assert set(structure.function[forward]) == {function}
-
-
 def test_a_reentrant_recompute_and_the_backward_pass_it_starts() -> None:
     calls, structure = classified(thread(reentrant_backward(5, run(0, ("linear", "gelu")))))
     engines = structure.rows(Role.BACKWARD)
@@ -142,13 +94,6 @@ def test_a_reentrant_recompute_and_the_backward_pass_it_starts() -> None:
     assert set(structure.engine[candidates]) == {outer}
     formulas = structure.rows(Role.FORMULA)
     assert set(structure.engine[formulas]) == set(nested)
-
-
-def test_backward_is_found_on_any_thread() -> None:
-    forward = run(0)
-    one = classified(thread(*forward, *gradients(forward)))[1]
-    two = classified(thread(*forward), thread(*gradients(forward), tid=2, start=500.0))[1]
-    assert one.role.tolist() == two.role.tolist()
 
 
 def test_a_node_has_its_number_where_its_range_has_none() -> None:
@@ -179,14 +124,6 @@ def test_a_bare_node_counts_for_nothing_where_the_engine_marks_its_nodes() -> No
     named = op("MyBackward", op("aten::mm"))
     found = dict(roles(named, node("ReluBackward0", op("aten::threshold_backward"), seq=0)))
     assert found["MyBackward"] == "FORWARD"
-
-
-def test_everything_inside_a_recomputed_operator_belongs_to_it() -> None:
-    recompute = op("aten::linear", op("aten::addmm", launch("gemm")), seq=40)
-    calls, structure = classified(thread(node("GeluBackward0", recompute, op("aten::mul"), seq=3)))
-    (candidate,) = structure.rows(Role.RECOMPUTE)
-    inside = [calls.names[calls.name[row]] for row in np.flatnonzero(structure.top == candidate)]
-    assert inside == ["aten::linear", "aten::addmm", "cudaLaunchKernel"]
 
 
 def test_a_range_that_is_called_like_a_function_is_no_call_of_it() -> None:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import (
 from recompute_scan.findings.registry import RULES
 from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.isolation import Guard
-from recompute_scan.result.decisions import Policies
+from recompute_scan.result.fidelity import Policies
 
 aten = torch.ops.aten
 SAVE, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE

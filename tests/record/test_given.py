@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.record.configuration import Made, SourceLine, given_at
+from recompute_scan.record.attribution import Made, SourceLine, given_at
 
 NAMES = {"gradient_checkpointing", "activation_checkpointing"}
 PLAIN = "args = TrainingArguments('out')"

@@ -111,7 +111,7 @@ def test_the_options_it_suggests_fit(tmp_path: Path, made: int) -> None:
     # What `--quick` asks for.
     again = record_script(tmp_path, script, warmup=1, steps=1, stacks=False, fidelity=False)
     assert (again.info.status, again.info.profiled_steps) == ("complete", 1)
-    assert "stopped the script after step 2 of its own (--keep-going goes on)" in again.told
+    assert "stopped the script after its step 2 (--keep-going goes on)" in again.told
 
 
 def test_a_script_that_ends_inside_the_window(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_profiler_of_the_scripts_own(tmp_path: Path) -> None:
     assert "True True\n" in recorded.stdout
     assert recorded.info.status == "complete"
     assert len(recorded.trace().steps) == 6
-    assert "a torch profiler of its own" in " ".join(recorded.info.warnings)
+    assert "a torch profiler itself" in " ".join(recorded.info.warnings)
 
 
 def test_data_loader_workers_end_with_the_script(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_the_scripts_own_profiler_is_named_where_steps_were_enough() -> None:
     plan = Plan(2, 2, 3)
     text = shortfall(plan, Seen(made=80, profiled=0, stacks=False, waited=True))
     assert text is not None
-    assert "torch profiler of its own" in text
+    assert "torch profiler itself" in text
     assert "longer run" not in text
     short = shortfall(plan, Seen(made=4, profiled=0, stacks=False, waited=True))
     assert short is not None

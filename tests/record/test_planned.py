@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.record import verify
+from recompute_scan.record.children import run_trial
 from recompute_scan.record.options import RemovalOptions, RunOptions
 from recompute_scan.record.rehearsal import free_bytes
-from recompute_scan.record.trial import run_trial
 from recompute_scan.result import Finding, Memory, MemoryPlan, Result
 from tests.record.runs import LAYERS, write_script
 from tests.report import sample_results

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.isolation import Guard
-from recompute_scan.result.decisions import Policies
+from recompute_scan.result.fidelity import Policies
 from tests.record.policies import AGAIN, CASES, SAVE, Case, aten, compare, in_threads, step, watch
 
 

@@ -19,7 +19,7 @@ from recompute_scan.record.steps import Plan, StepTimer, chosen
 from recompute_scan.result.run_record import RunInfo, read_run_info
 from tests.record.runs import LAYERS, plain_environment, write_script
 
-# Every step needs every rank. Rank 1 has a profiler of its own on, for the first seven steps.
+# Every step needs every rank. Rank 1 has a profiler itself on, for the first seven steps.
 FOUR = (
     LAYERS
     + """\
@@ -240,7 +240,7 @@ def test_all_stop_after_the_same_step_though_one_had_to_wait(run: Run) -> None:
     # Without rank 1's profiler: 2 + 2 + 1 + 2 + 1. Its seventh step was the last that it profiled.
     assert len(set(made)) == 1
     assert made[0] > 8
-    assert "profiler of its own" in " ".join(run.account(1).warnings)
+    assert "profiler itself" in " ".join(run.account(1).warnings)
     assert not any(run.account(rank).warnings for rank in (0, 2, 3))
 
 

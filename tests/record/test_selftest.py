@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper_module
 
 import recompute_scan as rs
-from recompute_scan.record import session, torch_versions
+from recompute_scan.record import checkpoint_calls, torch_versions
 from recompute_scan.record.checkpoint_calls import Probe
 
 
 def install(folder: Path) -> Probe:
     probe = Probe(folder)
     try:
-        session.install_self_test(probe)
+        checkpoint_calls.install_self_test(probe)
     finally:
         probe.remove()
     return probe
@@ -59,8 +59,8 @@ def hide_function(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_torch_is_caught(tmp_path: Path) -> None:
-    assert session.uncaught(session._direct()) == ()
-    assert session.uncaught(session._wrappers(wrapper_module)) == ()
+    assert checkpoint_calls.uncaught(checkpoint_calls._direct()) == ()
+    assert checkpoint_calls.uncaught(checkpoint_calls._wrappers(wrapper_module)) == ()
     probe = install(tmp_path)
     assert probe.warnings == []
     assert probe.entered == {}
@@ -136,7 +136,7 @@ def test_checkpoints_of_other_threads_pass(monkeypatch: pytest.MonkeyPatch) -> N
         done.append(True)
 
     done: list[bool] = []
-    assert session.uncaught({"none": meanwhile}) == ("none",)
+    assert checkpoint_calls.uncaught({"none": meanwhile}) == ("none",)
     assert done == [True]
 
 
@@ -209,7 +209,7 @@ def test_neither_compiler_nor_wrapper_is_imported_nor_threads_started(tmp_path: 
     program = (
         "import sys, threading, torch\n"
         "from pathlib import Path\n"
-        "from recompute_scan.record.session import install_self_test\n"
+        "from recompute_scan.record.checkpoint_calls import install_self_test\n"
         "from recompute_scan.record.checkpoint_calls import Probe\n"
         "before = set(sys.modules)\n"
         "tasks = len(list(Path('/proc/self/task').iterdir()))\n"
@@ -234,13 +234,13 @@ def test_the_wrapper_is_tried_when_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
-    real = session.uncaught
+    real = checkpoint_calls.uncaught
 
     def noting(kinds: dict[str, Any]) -> tuple[str, ...]:
         tried.extend(kinds)
         return real(kinds)
 
-    monkeypatch.setattr(session, "uncaught", noting)
+    monkeypatch.setattr(checkpoint_calls, "uncaught", noting)
     install(tmp_path)
     assert tried == [
         "reentrant",

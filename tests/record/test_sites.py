@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from recompute_scan.record.attribution import CallSites
-from recompute_scan.record.configuration import variables
+from recompute_scan.record.attribution import CallSites, variables
 from recompute_scan.record.execute import run_program
 from recompute_scan.record.modules import (
     ModuleIndex,

@@ -180,7 +180,7 @@ def test_of_two_on_one_line_one_goes(tmp_path: Path) -> None:
     section = done.verified
     assert (section.outcome, section.losses_equal) == ("helps", True)
     assert section.losses.seeded_by_script is False
-    assert "no seed of its own" in " ".join(done.stdout.split())
+    assert "sets no seed;" in " ".join(done.stdout.split())
 
 
 CHANGED = DOUBLED.replace(

@@ -43,7 +43,7 @@ COMPARED: dict[str, Callable[[Comparison], object]] = {
     "A step takes {} time than before": lambda c: (
         c.before.step_high_ms < c.after.step_low_ms or c.after.step_high_ms < c.before.step_low_ms
     ),
-    "How sure that is, only six steps": lambda c: min(c.before.steps, c.after.steps) < 6,
+    "An interval needs at least six steps": lambda c: min(c.before.steps, c.after.steps) < 6,
     "{}: {} {} time, {} {} throughput": lambda c: (
         c.difference in (None, "sure") and abs(c.time_change_pct or 0.0) >= 0.05
     ),
@@ -145,7 +145,7 @@ CONDITIONS: dict[str, Condition] = {
     "less time, {} more throughput": _saves,
     # what to record
     "Record at least one whole training step": _no_verdict,
-    "What compiled code recomputes is in the graphs": lambda r: (
+    "The recomputes of compiled code are in the graphs": lambda r: (
         _no_verdict(r) and r.environment.get("torch_compile") != "used"
     ),
     "The graphs of torch.compile do not name checkpoints": _no_verdict,
@@ -158,7 +158,7 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "are equal to the last bit with and without": bare("equal"),
     "are equal up to rounding with and without": bare("rounding"),
-    "Whether the script's checkpoints change gradients could not": bare("not-repeatable"),
+    "Whether the script's checkpoints change gradients is not known": bare("not-repeatable"),
     "Gradients could not be compared with those without": bare("not-seen"),
     "The script's checkpoints change what is trained": bare("different"),
     "gradients of the first step stay equal to the last bit": fixed("equal"),
@@ -173,14 +173,14 @@ CONDITIONS: dict[str, Condition] = {
     "The fix could not be applied in memory": outcome("not-applied"),
     "The script did not run to its end with the fix": outcome("failed"),
     "With the fix applied the losses differ": outcome("losses-differ"),
-    "The step times vary too much to tell what the fix saves": outcome("unclear"),
+    "The step times vary too much to say what the fix saves": outcome("unclear"),
     "The fix does not help measurably": outcome("no-gain"),
     "The fix does not help: a step": outcome("slower"),
     "The fix helps, and the step times vary": outcome("helps"),
     "The fix saves {}": outcome("helps"),
     "No loss was seen: nothing with one": losses("not-seen"),
     "does not give the same losses twice": losses("not-repeatable"),
-    "The script sets no seed of its own": lambda r: r.verified.losses.seeded_by_script is False,
+    "The script sets no seed;": lambda r: r.verified.losses.seeded_by_script is False,
     "Losses differ by up to": losses("different"),
     "some losses are not numbers": losses("different"),
     "With the fix {} equal to the last bit": losses("equal"),
@@ -190,7 +190,7 @@ CONDITIONS: dict[str, Condition] = {
     "nothing was measured: not all of their": lambda r: r.verified.with_plan.arm is None,
     "the script ran out of memory: the plan does not fit": _plan_arm,
     "the script did not run to its end.": _plan_arm,
-    "Its losses equal those of the unchanged script": _plan_arm,
+    "Its losses equal the unchanged script's": _plan_arm,
     "Some of its losses are not numbers": _plan_arm,
     "and its own by up to": _plan_arm,
     "Without any checkpoint it does not fit": without("out-of-memory"),
@@ -259,12 +259,12 @@ CONDITIONS: dict[str, Condition] = {
     "median of {}": lambda r: r.cost is not None,
     "how far step times vary is not known": lambda r: r.cost.steps == 1,
     "on a machine that does nothing else": lambda r: r.cost is not None,
-    "what part of it repeats forward work cannot": lambda r: r.cost is not None and _no_verdict(r),
+    "how much of it repeats forward work is not": lambda r: r.cost is not None and _no_verdict(r),
     "redundant among them": lambda r: r.cost is not None,
     "Collectives that recomputes repeat": lambda r: r.cost is not None,
     "The line under the second bar": _saves,
     "The runs of {} in step": lambda r: r.proof is not None,
-    "and none of them again in the backward pass": lambda r: len(_lanes(r)) < 2,
+    "and not one of them again in the backward pass": lambda r: len(_lanes(r)) < 2,
     "of them once more in the backward pass": lambda r: len(_lanes(r)) == 2,
     "times more in the backward pass ({} of them)": lambda r: len(_lanes(r)) > 2,
     "one recompute is needed, the rest is redundant": lambda r: len(_lanes(r)) > 2,
@@ -275,7 +275,7 @@ CONDITIONS: dict[str, Condition] = {
     "names them all": lambda r: r.proof is not None,
     "Attention ran {}": lambda r: r.attention is not None,
     # ranks, findings, checks
-    "The numbers of this page are those of rank": lambda r: len(r.ranks) > 1,
+    "The numbers of this page are from rank": lambda r: len(r.ranks) > 1,
     ", the first with the worst verdict": lambda r: len({one.verdict for one in r.ranks}) > 1,
     "that differ: {}": lambda r: len({one.verdict for one in r.ranks}) > 1,
     ", all {}": lambda r: len({one.verdict for one in r.ranks}) == 1,

@@ -33,7 +33,7 @@ def test_markdown_shows_them_as_a_table() -> None:
     written = render_markdown(doubled())
     assert "#### Holistic Trace Analysis of rank 1" in written
     assert "| | HTA | recompute-scan |" in written
-    assert "| Communication beside computation | 38.1 % | 38.2 % |" in written
+    assert "| Communication during computation | 38.1 % | 38.2 % |" in written
 
 
 @pytest.mark.parametrize("render", [render_markdown, render_html])

@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from html import unescape
 from importlib.resources import files
 
 import pytest
@@ -15,7 +14,6 @@ from recompute_scan.report import words
 from recompute_scan.report.figures import timeline
 from recompute_scan.report.render import render_html
 from recompute_scan.report.sections.layers import region_rows
-from recompute_scan.report.summary import diff_lines
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity, KeptState
 from tests.report.page_reader import Page
@@ -212,7 +210,7 @@ def test_an_unclear_trace_with_step_times_claims_nothing_about_them() -> None:
     assert not [item for item in page.all("dd") if "value" in item.classes]
     assert "196.7 ms" in page.one("cost").text
     assert not page.all("svg")
-    assert "cannot be told" in page.one("cost").text
+    assert "is not known" in page.one("cost").text
     assert "0.0" not in page.one("verdict").text
 
 
@@ -343,11 +341,6 @@ def test_the_first_screen_says_what_was_measured_and_what_to_delete() -> None:
     assert '-model.gradient_checkpointing_enable({"use_reentrant": True})' in verdict.text
 
 
-def test_diff_lines_are_told_apart() -> None:
-    kinds = [line.kind for line in diff_lines("--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n z\n")]
-    assert kinds == ["file", "file", "hunk", "del", "add", "same"]
-
-
 def _themes() -> list[dict[str, str]]:
     style = (files("recompute_scan.report") / "templates" / "style.css").read_text()
     blocks = re.findall(r":root[^{]*\{([^}]*)\}", style)
@@ -394,13 +387,6 @@ def test_contrast_is_enough(theme: int) -> None:
         assert _contrast(colours[one], colours[other]) >= 4.5, (one, other)
     for one, other in SHAPES:
         assert _contrast(colours[one], colours[other]) >= 3, (one, other)
-
-
-def test_quoting_reaches_the_reader_unchanged() -> None:
-    result = structs.replace(doubled(), headline="a < b && c > d \"e\" 'f'")
-    text = render_html(result)
-    assert "a < b" not in text
-    assert result.headline in unescape(text)
 
 
 def test_the_device_section_draws_every_plan() -> None:

@@ -98,10 +98,10 @@ def test_ranks_that_are_alike_share_a_row() -> None:
     ("result", "sentence"),
     [
         (traced("doubled_llama_fsdp"), None),
-        (doubled(), "2 ranks, all doubled. The numbers of this page are those of rank 0."),
+        (doubled(), "2 ranks, all doubled. The numbers of this page are from rank 0."),
         (
             ranks(8),
-            "8 ranks that differ: 4 doubled, 4 full. The numbers of this page are those of rank 0, "
+            "8 ranks that differ: 4 doubled, 4 full. The numbers of this page are from rank 0, "
             "the first with the worst verdict.",
         ),
     ],

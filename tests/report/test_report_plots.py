@@ -29,7 +29,7 @@ def test_hostile_names_are_plain_labels(name: str, figure: object) -> None:
 @pytest.mark.parametrize("figure", FIGURES)
 def test_nothing_to_draw_is_said(figure: object) -> None:
     title = figure(inconclusive()).layout.title.text  # type: ignore[operator]
-    assert title.startswith(("No block", "What a step spends"))
+    assert title.startswith(("No block", "The parts of a step"))
 
 
 def test_timeline_lanes_start_together() -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from recompute_scan.report.blocks import WIDTH, columns, printed, wrap
+from recompute_scan.report.finding_words import explanation
 from recompute_scan.report.render import render_answer, render_text
 from recompute_scan.report.sections.answer import MOST_LINES
 from recompute_scan.report.templating import sentence, visible
@@ -63,6 +64,18 @@ def test_the_answer_has_at_most_15_lines_of_80_columns() -> None:
         assert printed(coloured) == written
 
 
+def test_a_log_is_explained_in_15_lines() -> None:
+    (finding,) = doubled().findings
+    assert finding.fix is not None
+    words = "word " * 200
+    fix = structs.replace(finding.fix, summary=words)
+    wordy = structs.replace(finding, title=words, detail=words, evidence=(words,) * 9, fix=fix)
+    for causes, first in (([wordy] * 2, words), ([], words), ([wordy], None), ([], None)):
+        said = explanation(causes, [wordy] * 9, first, color=False, verbose=False)
+        assert all(columns(line) <= WIDTH for line in said.splitlines())
+        assert len(said.splitlines()) <= MOST_LINES, said
+
+
 def test_the_answer_has_what_to_do() -> None:
     """The two steps, both call sites, the line to delete, what to look at and the next command."""
     written = render_answer(traced("doubled_llama_fsdp"), color=False, report="r.html", folder="t")
@@ -114,7 +127,7 @@ def test_calls_in_the_backward_pass_that_never_ran_are_not_said_to_have_run() ->
     counts = (PlainCount("aten::addmm", outside=6, inside=4, in_hooks=0, matched=4),)
     result = structs.replace(clean(), cross_check=CrossCheck(True, counts))
     text = " ".join(render_text(result, color=False, report="report.html").split())
-    assert "4 calls of addmm inside the backward pass, none of which was run to its end" in text
+    assert "4 calls of addmm inside the backward pass that all stopped before their end" in text
 
 
 @pytest.mark.parametrize("case", [*CASES, lambda: hostile(HOSTILE[6])])
@@ -191,7 +204,7 @@ def test_the_plan_stands_beside_the_fix() -> None:
         "GPU memory, allocated not known not known 65.0 GiB",
         "No checkpoints Step time 246.9 ms",
         "With the plan of RS301 (1 layer without checkpoint) a step takes 221.4 ms, predicted "
-        "217.1 ms; at most 65.0 GiB are allocated, predicted 66.0 GiB. Its losses equal those",
+        "217.1 ms; at most 65.0 GiB are allocated, predicted 66.0 GiB. Its losses equal the",
         "in turn (unchanged, with the fix, with the plan, without checkpoints)",
     ):
         assert wanted in flat, wanted

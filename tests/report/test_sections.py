@@ -60,9 +60,9 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).write_text(body, encoding="utf-8")
     listed = package / "report" / "render.py"
     text = listed.read_text(encoding="utf-8")
-    text = text.replace("sections import plan\n", "sections import plan, recorded_steps\n")
+    text = text.replace("layers, plan, run\n", "layers, plan, recorded_steps, run\n")
     text = text.replace(
-        "\n    RANK_BY_RANK,\n", "\n    recorded_steps.SECTION,\n    RANK_BY_RANK,\n"
+        "\n    run.RANK_BY_RANK,\n", "\n    recorded_steps.SECTION,\n    run.RANK_BY_RANK,\n"
     )
     listed.write_text(text, encoding="utf-8")
     return root

@@ -84,7 +84,7 @@ def test_a_measured_saving_known_to_half_of_itself_is_said_without_digits() -> N
     for said in (render_text(result, color=False), render_markdown(result), render_html(result)):
         assert "17.0 %" not in said
         assert "about a fifth" in said
-        assert "vary too much to tell how much" in " ".join(said.split())
+        assert "vary too much to say how much" in " ".join(said.split())
     again = rs.Scan(from_json(to_json(result)))
     assert step_figures(again) is None
     assert "too noisy" in step_lines(again)[0]

@@ -11,7 +11,7 @@ import pytest
 from recompute_scan.annotations import RegionAnnotation, parse_region, region_name
 from recompute_scan.bundle.names import ATTENTION, Names, Places, names_of
 from recompute_scan.bundle.redact import clean_environment, device_name
-from recompute_scan.recompute.attention.kernels import FAMILIES, attention_role
+from recompute_scan.recompute.attention_kernels import FAMILIES, attention_role
 from recompute_scan.recompute.regions import family_of_node
 from recompute_scan.recompute.vocabulary import ENGINE, family_of
 from recompute_scan.trace import Kind

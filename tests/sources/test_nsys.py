@@ -12,7 +12,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.recompute.study import study
 from recompute_scan.trace import Kind, load
 from recompute_scan.trace.calls import link_kernels, nest
-from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.nsys import load_nsys
 from tests.cases.recorded import recorded
 from tests.sources.nsys_builder import DOMAIN, MARK, START_END, Export, from_trace
 from tests.trace_builder import launch, loaded, node, op, step, thread

@@ -15,8 +15,8 @@ from recompute_scan.errors import InputError
 from recompute_scan.recompute.study import study
 from recompute_scan.trace import Kind
 from recompute_scan.trace.columns import Limits
-from recompute_scan.trace.nsys import is_sqlite, refuse_report
-from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.nsys import load_nsys
+from recompute_scan.trace.sniff import is_sqlite, refuse_report
 from tests.sources.nsys_builder import Export
 
 

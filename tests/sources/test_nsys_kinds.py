@@ -13,7 +13,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.report.summary import how_to_record
 from recompute_scan.result import Result
-from recompute_scan.trace.nsys.export import load_nsys
+from recompute_scan.trace.nsys import load_nsys
 from tests.sources.nsys_builder import SCHEMA, Export
 
 _STRINGS = "CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);"

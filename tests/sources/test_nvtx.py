@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recompute_scan.trace import Kind
-from recompute_scan.trace.nsys.rows import parse_range
+from recompute_scan.trace.nsys import parse_range
 
 ENGINE = "autograd::engine::evaluate_function: "
 OP, NOTE = Kind.OP, Kind.ANNOTATION

@@ -6,8 +6,7 @@ import io
 
 from recompute_scan.garbage import paused
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Limits, Trace
-from recompute_scan.trace.kineto.chunks import CHUNK
-from recompute_scan.trace.kineto.reader import Reader
+from recompute_scan.trace.kineto.reader import CHUNK, Reader
 from recompute_scan.trace.streams import Stream
 
 

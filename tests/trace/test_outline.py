@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import fields
 
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.kineto.schema import Excerpt
 from recompute_scan.trace.sources import load_file
+from recompute_scan.trace.streams import Excerpt
 
 _EVENTS = 12_000
 # In µs; of two threads, one after the other in the file.

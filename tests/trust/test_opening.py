@@ -34,7 +34,7 @@ OPENING = {
 ELSEWHERE = {
     "files.py": "the one place",
     "trace/streams.py": "looked at before, or at an address",
-    "trace/nsys/rows.py": "`sources.load` has opened it before",
+    "trace/database.py": "`sources.load` has opened it before",
     "analysis/tracks.py": "writes its own file",
     "bundle/pack.py": "the archive that it has just written",
     "integrations/follower.py": "the same, in a folder of its own",
@@ -167,8 +167,11 @@ def test_nothing_waits_for_what_is_no_file(
 def test_a_run_waits_for_nothing_that_its_script_was_given(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    from recompute_scan.record.attribution import statement_at  # noqa: PLC0415 - brings torch
-    from recompute_scan.record.configuration import Made, given_at  # noqa: PLC0415
+    from recompute_scan.record.attribution import (  # noqa: PLC0415
+        Made,
+        given_at,
+        statement_at,
+    )
     from recompute_scan.record.policies import spelled_at  # noqa: PLC0415
 
     for name in ("train.yaml", "train.py"):

@@ -30,7 +30,7 @@ class RunFacts(Struct, frozen=True):
     """A run as far as it is known.
 
     Attributes:
-        versions: Installed versions by the distribution's name; other facts may be beside them.
+        versions: Installed versions by the distribution's name, possibly with other facts.
         sharded: Whether FSDP is at work in the trace.
         levels: What either of two levels of checkpoints keeps out of memory, where that is known.
     """
@@ -51,20 +51,20 @@ NOT_READ = "The file of that line could not be read, so there is no diff to chec
 
 
 def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
-    """What a person calls the checkpoint."""
+    """The name of the checkpoint for people."""
     text = mechanism.title if mechanism else checkpoint.mechanism
     text = text or "a checkpoint of unknown origin"
     return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
 
 
 def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
-    """What switched the checkpoint on; a function of the project's own where only that is known."""
+    """The mechanism that switched the checkpoint on, or a function of the project."""
     own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
     return find_mechanism(checkpoint.mechanism) or own
 
 
 def title_of(checkpoint: Checkpoint) -> str:
-    """What a person calls the checkpoint; says so where that is not known."""
+    """The name of the checkpoint for people; says so where it is unknown."""
     return title(checkpoint, mechanism_of(checkpoint))
 
 
@@ -76,7 +76,7 @@ def place(site: str | None) -> str:
 
 
 def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: RunFacts) -> str:
-    """What to do to take it out, with the place, one sentence without the full stop."""
+    """How to take it out, with the place, one sentence without the full stop."""
     if site and not _LINE.fullmatch(site):
         if _is_variable(site):
             return f"unset {site}"
@@ -160,13 +160,13 @@ def leave_out(mechanism: Mechanism | None, run: RunFacts) -> str:
     return next((before.words for before in old), mechanism.fewer)
 
 
-_GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 # A non-reentrant checkpoint outweighs a reentrant one that is worth so much more, and no more.
 _NON_REENTRANT = 8
 # Which of them to keep first, by what they are around.
 _EXTENT = {"block": 2, "several": 1, "part": 0}
-# What tells two switches apart: the mechanism and the line that set it.
+# The identity of a switch: the mechanism and the line that set it.
 Switch = tuple[str | None, str | None]
 
 
@@ -206,8 +206,8 @@ def advise_removal(
             disposition="review",
             diff=None,
             keep=keep,
-            remove=f"{other}; record with `recompute-scan run` to see whose line it is",
-            docs=_GENERAL_DOCS,
+            remove=f"{other}; record with `recompute-scan run` to see which line it is",
+            docs=GENERAL_DOCS,
             reason="It is not known which line asked for which checkpoint.",
         )
     fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
@@ -215,16 +215,8 @@ def advise_removal(
     if alike and (fix.diff is None or _together(kept, dropped)):
         fix = _applied_once(kept, dropped, mechanism, run)
         return _with_memory(fix, kept, dropped, run.levels)
-    fix = Fix(
-        summary=f"Keep {title_of(kept)}; {fix.summary}",
-        disposition=fix.disposition,
-        diff=fix.diff,
-        keep=_keep(kept, checkpoints, run),
-        remove=fix.remove,
-        docs=fix.docs,
-        removes=fix.removes,
-        reason=fix.reason,
-    )
+    summary = f"Keep {title_of(kept)}; {fix.summary}"
+    fix = replace(fix, summary=summary, keep=_keep(kept, checkpoints, run))
     return _with_memory(fix, kept, dropped, run.levels)
 
 
@@ -380,13 +372,13 @@ def _applied_once(
         summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"
         together = _together(kept, dropped)
         both = "A change of that line may take out both."
-        reason = both if together else "What else that line does stays to be done."
+        reason = both if together else "The line may do more than that, which has to stay."
     elif _together(kept, dropped):
         summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"
         reason = "A change of that line takes out both, unless it is what calls it twice."
     else:
         summary = f"Apply {name} once: keep it{place(kept.call_site)}, leave it out{place(site)}"
-        reason = "What else that line does stays to be done."
+        reason = "The line may do more than that, which has to stay."
     return Fix(
         summary=f"{summary}.",
         disposition="review",
@@ -412,7 +404,7 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | N
 
 
 def _which(kept: Checkpoint, dropped: Checkpoint) -> str:
-    """What tells the one that stays from the other, where lines and settings are not known."""
+    """How the one that stays differs from the other, where lines and settings are unknown."""
     if kept.around != dropped.around:
         text = f"the checkpoint {kept.extent}"
     elif kept.variant is None or dropped.variant is None:
@@ -425,7 +417,7 @@ def _which(kept: Checkpoint, dropped: Checkpoint) -> str:
 
 
 def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) -> str:
-    """What stays, and the reasons that hold in this run."""
+    """The checkpoint that stays, and the reasons that hold in this run."""
     mechanism = mechanism_of(kept)
     reasons = []
     if _fits_fsdp(kept, checkpoints, run.sharded):

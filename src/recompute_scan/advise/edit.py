@@ -110,7 +110,7 @@ class _Statement:
         if edit.how == "delete":
             return ([f"{self._indent}pass"] if self._alone else []) if whole else None
         if whole or not call.args or any(isinstance(arg, ast.Starred) for arg in call.args[:1]):
-            return None  # a result that nobody uses: to call it plainly says nothing
+            return None  # an unused result: a plain call has no effect to keep
         if edit.how == "unwrap":
             return self._replaced(call, self._text(call.args[0]))
         return self._replaced(call, self._plain_call(call))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.advise.choice import (
+    GENERAL_DOCS,
     UNKNOWN_RUN,
     RunFacts,
     kept,
@@ -18,11 +19,7 @@ from recompute_scan.frameworks.base import NON_REENTRANT, SELECTIVELY
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix, PlannedModule, Region
 
-_GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
-_SELECTIVE_DOCS = (
-    "https://docs.pytorch.org/docs/stable/checkpoint.html"
-    "#torch.utils.checkpoint.create_selective_checkpoint_contexts"
-)
+_SELECTIVE_DOCS = f"{GENERAL_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 _ADD = "Add this once the model is made, before it is sharded or compiled:"
 _MOST_NAMED = 4
 # Names in code: from so many of one list on they are counted, in lines no wider than this.
@@ -48,7 +45,7 @@ selective = functools.partial(checkpoint_wrapper, context_fn=contexts)"""
 def advise_fewer(
     checkpoints: Sequence[Checkpoint], layers: str, whole: bool, run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
-    """What to change so that these layers are not checkpointed.
+    """The change that stops checkpointing these layers.
 
     Args:
         checkpoints: Those around each of the layers.
@@ -70,14 +67,14 @@ def advise_fewer(
         diff=None,
         keep="no checkpoint at all" if whole else f"{title} for all other layers",
         remove=f"{title} for {layers}",
-        docs=mechanism.docs if mechanism else _GENERAL_DOCS,
+        docs=mechanism.docs if mechanism else GENERAL_DOCS,
     )
 
 
 def advise_selective(
     checkpoints: Sequence[Checkpoint], operators: Sequence[str], run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
-    """What to change so that the results of these operators are kept.
+    """The change that keeps the results of these operators.
 
     Args:
         checkpoints: Those around each layer.
@@ -108,7 +105,7 @@ def setting_for(
     run: RunFacts = UNKNOWN_RUN,
     operators: Sequence[str] = (),
 ) -> tuple[tuple[str, ...], str]:
-    """What to change in words, and the code to put in behind the model's making, if any.
+    """The change in words, and the code to add after the model is made, if any.
 
     Args:
         modules: The arrangement.
@@ -130,7 +127,7 @@ def setting_for(
         return tuple(off), ""
     code = _code(modules, operators)
     if on < before and not nested and today and not partly and not parts_before:
-        # Layers are left out of what is there; the code does the same.
+        # Layers are left out of the existing setting; the code does the same.
         left_out = [one.module for one in modules if one.module in before - on]
         checkpoints = [kept(today, sharded=run.sharded)]
         fewer = advise_fewer(checkpoints, listed(left_out), whole=False, run=run).summary
@@ -140,7 +137,7 @@ def setting_for(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of modules in words; those of one list by its name and numbers."""
+    """Names of modules in words; modules of one list by its name and numbers."""
     stem = names[0].rpartition(".")[0] if names else ""
     numbers = [name.rpartition(".")[2] for name in names]
     if (
@@ -164,7 +161,7 @@ def _spans(numbers: Sequence[int]) -> list[str]:
 
 
 def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
-    """``apply_activation_checkpointing`` with a check of what is wrapped."""
+    """``apply_activation_checkpointing`` with a check that chooses the modules."""
     offloaded = [one for one in modules if one.offloaded]
     more = "    offload_wrapper,\n" if offloaded else ""
     lines, calls = [_IMPORT.format(more=more)], []

@@ -13,14 +13,13 @@ from recompute_scan._version import __version__
 from recompute_scan.advise.choice import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.inputs import name_mechanism
-from recompute_scan.cost.by_kernels import price_by_kernels
 from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine, count_flops, device_name
 from recompute_scan.cost.memory import Footprint, levels_of, weigh_memory, with_times
-from recompute_scan.cost.price import price, time_scale
+from recompute_scan.cost.price import price, price_by_kernels, time_scale
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
 from recompute_scan.numpy_tools import places_of
-from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.attention_kernels import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.regions import (
     attention_of,
@@ -65,7 +64,7 @@ def result_from(
     Args:
         facts: What ran again.
         info: The run record of its run.
-        machine: What is known of the device beside what the trace says.
+        machine: The device as the user gives it.
         footprint: The memory of a step of the same run.
         graphs: The compiler's graphs of the same run, where they are known.
     """
@@ -81,8 +80,8 @@ def result_from(
     sources = info.sources if info else {}
     # No step takes no time: a record that says so has not timed it.
     timed = tuple(filter(None, info.timed_steps_ms)) if info else ()
-    # What runs again inside a compiled graph is in no trace, and so has no price; nor has what
-    # only annotations show.
+    # Operators that run again inside a compiled graph are in no trace, and so have no price. The
+    # same is true of recomputes that only annotations show.
     priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
     cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
     if cost is None and priced:
@@ -245,8 +244,8 @@ def _steps(facts: RecomputeFacts, opened: Counts) -> tuple[Step, ...]:
 def _micro_batches(batch: Int64) -> int:
     """Forward passes of one step, from the pass that each of its operators belongs to.
 
-    What follows a backward pass and is small beside the rest is a second loss on the same
-    forward pass, not another one.
+    A small pass behind a backward pass is a second loss on the same forward pass, not another
+    forward pass.
     """
     sizes = np.unique(batch, return_counts=True)[1]
     return int(np.count_nonzero(sizes >= _SMALL_PASS * sizes.max(initial=0)))

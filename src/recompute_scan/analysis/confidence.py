@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
-from recompute_scan.result import MEASURED, Cost, Level, Result
+from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Result, Verdict
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.health import lost_evidence, sentences
 from recompute_scan.units import ms, plural, rounded
@@ -16,10 +16,11 @@ from recompute_scan.units import ms, plural, rounded
 _DOUBTFUL_SHARE = 0.02
 _DOUBTFUL_NUMBER = 3
 _MANY_UNLAUNCHED = 0.3
-# Calls whose place among the others is a guess, as shares of all: times do not tell, or cross those
-# of another call. Measured on traces cut to whole microseconds: up to 0.14 % and every answer right
-# on hosts as fast as today's; the first wrong answer at 0.35 %, and over 2.5 % where a file's order
-# was lost. No call crosses another in any recording of ours (torch 2.1 to 2.14).
+# Calls with a guessed place among the others, as shares of all calls: their times are equal to, or
+# cross, the times of another call. Measured on traces cut to whole microseconds: up to 0.14 % and
+# every answer right on hosts as fast as today's; the first wrong answer at 0.35 %, and over 2.5 %
+# where a file's order was lost. No call crosses another in any recording of ours (torch 2.1 to
+# 2.14).
 _SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 
 
@@ -28,7 +29,7 @@ def confidence(facts: RecomputeFacts) -> Level:
 
     ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
     the calls in a place that is a guess; annotations that disagree with more operators than were
-    recomputed; or attention's kernels alone, and no launching thread tells recomputes apart,
+    recomputed; or attention's kernels alone, and no launching thread separates recomputes,
     nothing marks the steps, or steps differ. ``medium``: a count by annotations; attention's
     kernels alone; only one complete step; steps that differ; annotations that disagree with the
     operators; a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place
@@ -74,7 +75,7 @@ def _many_unlaunched(facts: RecomputeFacts) -> bool:
 
 
 def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
-    """What the reader has to know of the evidence, one sentence each."""
+    """Doubts about the evidence for the reader, one sentence each."""
     found = list(sentences(facts.trace.health, len(facts.trace)))
     if guesses_places(facts):
         found.extend(_guesses(facts.calls))
@@ -97,7 +98,7 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
         found.append(
             f"The annotations of the recorded checkpoints and the operators disagree on "
             f"{facts.annotations.disagreeing} of {facts.annotations.recomputed} recomputed "
-            "operators; the counts are those of the operators."
+            "operators; the counts come from the operators."
         )
     if not facts.judgement.by_marks:
         found.extend(_plain_doubts(facts))
@@ -113,7 +114,7 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
 
 
 def _why_unlaunched(facts: RecomputeFacts) -> str:
-    """What is known of why there is none, for the end of a sentence."""
+    """The known reason why there is none, for the end of a sentence."""
     queued = facts.work.queued
     if queued == facts.work.unlaunched:
         return ": recording began while the GPU still had a queue"
@@ -125,9 +126,9 @@ def _by_marks(differing: Sequence[str]) -> str:
     which = f" (of {', '.join(differing)})" if differing else ""
     return (
         f"Not all calls{which} in the recomputes could be matched with the calls of the forward "
-        "pass that they repeat, so operators alone do not tell how often work ran again. The "
-        "annotations that the recording put around each checkpointed call gave the count; what the "
-        "recomputes cost is not known."
+        "pass that they repeat, so operators alone do not show how often work ran again. The "
+        "annotations that the recording put around each checkpointed call gave the count; the cost "
+        "of the recomputes is not known."
     )
 
 
@@ -136,8 +137,8 @@ def _guesses(calls: Calls) -> list[str]:
     found = []
     if calls.guessed:
         found.append(
-            f"Times are whole microseconds, and of {calls.guessed} of {len(calls)} calls neither "
-            "they nor the rest of the trace tell which other call they belong to."
+            f"Times are whole microseconds. For {calls.guessed} of {len(calls)} calls neither "
+            "they nor the rest of the trace show which other call they belong to."
         )
     if calls.overruns:
         found.append(
@@ -153,8 +154,8 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
         return []
     if facts.plain.agrees is None:
         return [
-            "No operator in the trace belongs to a forward pass by its name alone, so the count "
-            "has no second count beside it."
+            "No operator in the trace belongs to a forward pass by its name alone, so no "
+            "second count checks the first."
         ]
     differing = [tally for tally in facts.plain.tallies if not tally.agrees]
     if not differing:
@@ -167,7 +168,7 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
     ]
 
 
-# Less of a step, in %, is not said to be wasted.
+# Smaller savings, in % of a step, are not reported.
 _WORTH_SAYING = 0.5
 
 
@@ -188,12 +189,10 @@ def headline(result: Result) -> str:
     return _of_ranks(result, _headline(result)) + also + (may if open_ else "")
 
 
-DOUBLED = "Checkpointing is doubled: "
-
-
 def _of_ranks(result: Result, said: str) -> str:
-    """The sentence with the ranks that it is true of, where they differ: it is that of the first
-    with the worst verdict.
+    """The sentence with the ranks that it is true of, where ranks differ.
+
+    It comes from the first rank with the worst verdict.
     """
     worst = [rank for rank in result.ranks if rank.verdict == result.verdict]
     counts = {
@@ -203,10 +202,10 @@ def _of_ranks(result: Result, said: str) -> str:
     }
     if len(counts) < 2 or not worst:
         return said
-    shown = f"on rank {worst[0].rank}, {_decapitalised(said.removeprefix(DOUBLED))}"
+    shown = f"on rank {worst[0].rank}, {_decapitalised(said.removeprefix(DOUBLED_LEAD))}"
     every = plural(len(result.ranks), "rank")
     of = f"all {every}" if len(worst) == len(result.ranks) else f"{len(worst)} of {every}"
-    if said.startswith(DOUBLED):
+    if said.startswith(DOUBLED_LEAD):
         return f"Checkpointing is doubled on {of}: {shown}"
     return (
         f"{shown[0].upper()}{shown[1:]}"
@@ -215,37 +214,56 @@ def _of_ranks(result: Result, said: str) -> str:
     )
 
 
+# Headlines that are the same for every result of a verdict, by the evidence: attention's kernels
+# alone, the compiler's graphs alone, or operators.
+_SENTENCES: dict[tuple[str, Verdict], str] = {
+    ("", "none"): "No forward work runs again in the backward pass: nothing is recomputed.",
+    ("", "full"): "Every block runs its forward once more in the backward pass: checkpointed once.",
+    ("kernels", "none"): "No attention forward runs again in the backward pass; nothing else could "
+    "be seen.",
+    ("kernels", "full"): "Every attention forward runs once more in the backward pass: "
+    "checkpointed once.",
+    ("kernels", "partial"): "Some attention forwards run once more in the backward pass.",
+    ("kernels", "doubled"): f"{DOUBLED_LEAD}attention's forward runs {{:g}} more times in each "
+    "backward pass.",
+    ("graphs", "none"): "No compiled code runs forward work again in its backward pass.",
+    ("graphs", "full"): "All checkpointed compiled code runs its forward once more in the backward "
+    "pass.",
+    ("graphs", "partial"): "Some compiled work runs once more in the backward pass.",
+    (
+        "graphs",
+        "doubled",
+    ): f"{DOUBLED_LEAD}compiled code runs its forward {{:g}} more times in each backward pass.",
+}
+
+
 def _headline(result: Result) -> str:
     highest = result.recompute_per_backward or 0.0
     if result.verdict == "inconclusive":
         what = "These logs" if result.evidence_level == "graphs" else "This trace"
-        said = "cannot tell"
-        return f"{what} {said}: {_decapitalised(result.reason or 'no reason known')}"
+        return f"{what} cannot tell: {_decapitalised(result.reason or 'no reason known')}"
     if result.evidence_level == "hooks":
         return result.headline
-    if result.evidence_level == "kernels":
-        return _headline_of_kernels(result)
-    if result.evidence_level == "graphs":
-        return _headline_of_graphs(result)
-    if result.verdict == "none":
-        return "No forward work runs again in the backward pass: nothing is recomputed."
-    if result.verdict == "full" and (result.recomputed_share or 1.0) < _HALF:
+    level = result.evidence_level if result.evidence_level in ("kernels", "graphs") else ""
+    free = _free_operators(result) if result.verdict == "partial" and level != "kernels" else 0
+    if result.verdict == "full" and not level and (result.recomputed_share or 1.0) < _HALF:
         return (
             "Every checkpointed block runs its forward once more in the backward pass: "
             f"{100 * (result.recomputed_share or 0.0):.0f} % of the forward work."
         )
-    if result.verdict == "full":
-        return "Every block runs its forward once more in the backward pass: checkpointed once."
-    if result.verdict == "partial" and result.by_design and not _in_blocks(result):
+    if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):
         return (
             f"{_functions(result)} again in the gradient of another function, by the model's own "
             "design; no checkpoint recomputes anything."
         )
-    if result.verdict == "partial" and (free := _free_operators(result)):
+    if free:
+        rest = "" if level else "; no checkpoint recomputes anything"
         return (
-            f"The compiler runs {free} cheap operators again inside its backward graphs, for free; "
-            "no checkpoint recomputes anything."
+            f"The compiler runs {free} cheap operators again inside its backward graphs, for free"
+            f"{rest}."
         )
+    if (sentence := _SENTENCES.get((level, result.verdict))) is not None:
+        return sentence.format(highest)
     if result.verdict == "partial":
         share = 100 * (result.recomputed_share or 0.0)
         return f"{share:.0f} % of the forward work runs once more in the backward pass."
@@ -259,7 +277,7 @@ def _headline(result: Result) -> str:
     )
     verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
     return (
-        f"{DOUBLED}{_decapitalised(which)} {verb} forward {highest:g} more times "
+        f"{DOUBLED_LEAD}{_decapitalised(which)} {verb} forward {highest:g} more times "
         f"in each backward pass{_gain(result)}."
     )
 
@@ -304,36 +322,6 @@ def _predicted_gain(cost: Cost | None) -> str:
     low, high = cost.step_low_ms, cost.step_high_ms
     unsure = low is not None and high is not None and too_wide(cost.step_ms, low, high)
     return f" and {rounded(cost.saving_pct, unsure)} of the step is wasted"
-
-
-def _headline_of_kernels(result: Result) -> str:
-    """The same where kernels are all there is to go by: attention's, or pairs of others."""
-    verdict, highest = result.verdict, result.recompute_per_backward or 0.0
-    what = "attention forward" if result.attention is not None else "counted forward kernel"
-    if verdict == "none":
-        return f"No {what} runs again in the backward pass; nothing else could be seen."
-    if verdict == "full":
-        return f"Every {what} runs once more in the backward pass: checkpointed once."
-    if verdict == "partial":
-        return f"Some {what}s run once more in the backward pass."
-    which = "attention's forward runs" if result.attention is not None else f"{what}s run"
-    return f"{DOUBLED}{which} {highest:g} more times in each backward pass."
-
-
-def _headline_of_graphs(result: Result) -> str:
-    """The same where the compiler's graphs are all there is to go by."""
-    highest = result.recompute_per_backward or 0.0
-    if result.verdict == "none":
-        return "No compiled code runs forward work again in its backward pass."
-    if result.verdict == "full":
-        return "All checkpointed compiled code runs its forward once more in the backward pass."
-    if result.verdict == "partial" and (free := _free_operators(result)):
-        return (
-            f"The compiler runs {free} cheap operators again inside its backward graphs, for free."
-        )
-    if result.verdict == "partial":
-        return "Some compiled work runs once more in the backward pass."
-    return f"{DOUBLED}compiled code runs its forward {highest:g} more times in each backward pass."
 
 
 def _decapitalised(sentence: str) -> str:

@@ -1,9 +1,9 @@
-"""The traces of a run with the run records beside them, and which readings of a trace are needed.
+"""The traces of a run with their run records, and the readings of a trace that are needed.
 
-Frames are most of a trace that has them, and are passed over at first. Where they are few, all are
-read, for the names of modules. Where they are many, those of one step are, and only when work was
-recomputed, no annotation says by whose doing, and the trace, or the one with stacks that `run`
-writes beside it, has frames.
+Frames are most of a trace that has them, and are skipped at first. Where they are few, all are
+read, for the names of modules. Where they are many, the frames of one step are read, and only when
+work was recomputed, no annotation names the call site, and the trace, or the one with stacks that
+`run` writes next to it, has frames.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Loaded(Struct, frozen=True):
-    """One trace of a run, with what is known beside it.
+    """One trace of a run, with its run record and graphs.
 
     Attributes:
         name: The trace's own name, without folders.
@@ -42,7 +42,7 @@ class Loaded(Struct, frozen=True):
         trace: The trace.
         info: The run record of its run, where there is one.
         address: Where it was read from.
-        graphs: The compiler's graphs beside it, where there are some.
+        graphs: The compiler's graphs in the same folder, where there are some.
     """
 
     name: str
@@ -88,7 +88,7 @@ def load_one(
 
     Args:
         address: The file, a member of an archive, or a remote address.
-        number: Its place among the traces of the run: its rank, where nothing tells it.
+        number: Its place among the traces of the run: its rank, where no record has it.
         on_progress: Called with a line for the person.
         limits: What is refused as too large.
 
@@ -107,11 +107,11 @@ def load_one(
 def _graphs_beside(
     address: Address, rank: int, info: RunInfo | None, limits: Limits
 ) -> Graphs | None:
-    """The compiler's graphs that `run` wrote beside a trace, else torch's own."""
+    """The compiler's graphs that `run` wrote next to a trace, else torch's own."""
     records = records_beside(address, rank, limits)
     if records is None:
         return None
-    # What reads graphs is loaded where there are some.
+    # The code that reads graphs is loaded where there are some.
     from recompute_scan.compiled.code import graphs_from  # noqa: PLC0415
 
     budget = info.environment.get("activation_memory_budget", "") if info else ""
@@ -120,7 +120,7 @@ def _graphs_beside(
 
 
 def _info_beside(address: Address, limits: Limits) -> RunInfo | None:
-    """The run record that `run` wrote beside ``trace-rank<N>.json.gz``, if there is one."""
+    """The run record that `run` wrote next to ``trace-rank<N>.json.gz``, if there is one."""
     if isinstance(address, str):
         return None
     rank = address.name.removeprefix("trace-rank").partition(".")[0]
@@ -134,7 +134,7 @@ def _info_beside(address: Address, limits: Limits) -> RunInfo | None:
     return None
 
 
-# What a second reading may hold: about 500 MB of columns.
+# Most events of a second reading: about 500 MB of columns.
 _MOST_EVENTS = 5_000_000
 # So many are few: a moment suffices to read them.
 _FEW_FRAMES = 500_000
@@ -166,7 +166,7 @@ def with_stacks(
 
     Args:
         facts: What was found in the trace without its frames.
-        address: Where the trace is; what lies elsewhere is not fetched a second time.
+        address: Where the trace is; a remote trace is not fetched a second time.
         info: The run record of its run.
         limits: Bounds on what is read.
         on_progress: Called with a line for the person.
@@ -182,7 +182,7 @@ def with_stacks(
     whole = [step for step, full in zip(facts.steps, facts.complete, strict=True) if full]
     if not whole:
         return facts
-    # One step tells as much as all, and of a long trace they would not fit into memory.
+    # One step shows as much as all, and all steps of a long trace would not fit into memory.
     again = source == address
     moved = facts.trace.moved
     within = (whole[0].start - moved, whole[0].end - moved) if again else None
@@ -230,7 +230,7 @@ def _first_pass(facts: RecomputeFacts) -> list[Block]:
 
 
 def stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:
-    """The trace with stacks that `run` wrote beside this one, if there is one."""
+    """The trace with stacks that `run` wrote next to this one, if there is one."""
     path = trace.with_name(info.stacks) if info and info.stacks else None
     # A link could lead out of the folder.
     return path if path is not None and is_there(path) and not path.is_symlink() else None

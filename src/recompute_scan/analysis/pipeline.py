@@ -24,9 +24,9 @@ from recompute_scan.analysis.ranks import (
     snapshots_at,
 )
 from recompute_scan.compiled.logs import is_text, logs_alone
-from recompute_scan.cost.device import device_time
 from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine
 from recompute_scan.cost.memory import Footprint, measure_memory
+from recompute_scan.cost.phases import device_time
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.files import opened, read
 from recompute_scan.garbage import paused
@@ -42,8 +42,8 @@ from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usa
 _BYTES_A_WORKER = 25_000_000
 # How much larger the JSON of a trace is than its compressed file.
 _INFLATES = 12
-# What is said of a folder without traces.
 _HEAD = 200
+# The error of a folder without traces.
 _NO_TRACE = "E308"
 
 Progress = Callable[[str], None]
@@ -64,7 +64,7 @@ def analyse(
         addresses: Files, folders, globs, archives; remote addresses as text.
         on_progress: Called with a line for the person before each long piece of work.
         limits: What is refused as too large.
-        machine: What is known of the device beside what the traces say.
+        machine: The device as the user gives it.
         hta: Whether Holistic Trace Analysis is asked too; where it cannot be, a warning says so.
         workers: Where the traces are read; only their results come back from there.
 
@@ -129,7 +129,7 @@ def _analyse_traces(
 def _without_trace(
     addresses: Sequence[Address], records: Sequence[RunInfo], limits: Limits
 ) -> list[Piece]:
-    """What is told where there is no trace: by the compiler's logs, or by compared steps."""
+    """The answers without a trace: by the compiler's logs, or by compared steps."""
     logs = [log for address in addresses for log in logs_alone(address, limits)]
     told = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
     return told or _by_hooks(records)
@@ -196,7 +196,7 @@ def _answer(job: _Job, on_progress: Progress) -> Piece | InputError:
 
 
 def _quiet(_: str) -> None:
-    """What a worker does with its lines: the head process counts instead."""
+    """Ignores the lines of a worker: the head process counts instead."""
 
 
 def _lost(lost: Lost[_Job]) -> InputError:
@@ -209,7 +209,7 @@ def _lost(lost: Lost[_Job]) -> InputError:
 
 
 def answer_to(one: Loaded, machine: Machine, limits: Limits, on_progress: Progress) -> Result:
-    """The result for one loaded trace, with what else its file tells (frames, memory)."""
+    """The result for one loaded trace, with the frames and memory in its file."""
     facts = study(one.trace, name_mechanism)
     facts = with_stacks(facts, one.address, one.info, limits, on_progress)
     return result_from(facts, one.info, machine, _footprint(facts, one, limits), one.graphs)
@@ -228,7 +228,7 @@ def _with_hta(result: Result, one: Loaded) -> Result:
 
 
 def _left_out(error: Exception) -> str:
-    """What happened and what to try, in one sentence: a warning is one line."""
+    """The error and its hint in one sentence: a warning is one line."""
     if isinstance(error, UsageError):
         what, why = error.what.removesuffix("."), f" ({error.why})" if error.why else ""
         said = f"{what}, so it was left out{why}; to add it: {error.hint}"
@@ -238,7 +238,7 @@ def _left_out(error: Exception) -> str:
 
 
 def _footprint(facts: RecomputeFacts, one: Loaded, limits: Limits) -> Footprint | None:
-    """The memory that the trace itself tells of, or the step with stacks that `run` adds."""
+    """The memory in the trace itself, or in the step with stacks that `run` adds."""
     if isinstance(one.address, str):
         return None
     try:
@@ -255,7 +255,7 @@ def _footprint(facts: RecomputeFacts, one: Loaded, limits: Limits) -> Footprint 
 
 
 def result_at(address: Address, on_progress: Progress = lambda _: None) -> Result:
-    """The result that a result file or a run's folder holds, else that of the traces there.
+    """The result in a result file or a run's folder, else the result of the traces there.
 
     Raises:
         InputError: There is neither (see :func:`analyse`), or the result is of another schema.
@@ -266,7 +266,7 @@ def result_at(address: Address, on_progress: Progress = lambda _: None) -> Resul
 
 
 def written_result(path: Path) -> Result | None:
-    """The result in a file of any name, told by how it begins; ``None`` where it is none.
+    """The result in a file of any name; ``None`` where the file does not begin as one.
 
     Raises:
         InputError: It is of another schema.

@@ -7,8 +7,8 @@ logs, of memory snapshots.
 
 Memory snapshots to what the result says of them: who held the peak, by line and by kind.
 
-The kinds rest on torch's own frames alone: files of ``torch/`` and C++ names of its engine. What
-they do not tell (weights or their copies, gradients or workspace) is left together.
+The kinds rest on torch's own frames alone: files of ``torch/`` and C++ names of its engine. Kinds
+that look the same there (weights or their copies, gradients or workspace) are one kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan._version import __version__
-from recompute_scan.analysis.confidence import DOUBLED, headline
+from recompute_scan.analysis.confidence import headline
 from recompute_scan.compiled.code import Alone, answer_alone, graphs_from
 from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd
@@ -32,7 +32,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, opened
 from recompute_scan.findings.base import CodeEvidence, RunEvidence
 from recompute_scan.findings.registry import check_code, check_ranks, check_run
-from recompute_scan.result import Checked, EvidenceLevel, Level, Rank, Result, Verdict
+from recompute_scan.result import DOUBLED_LEAD, Checked, EvidenceLevel, Level, Rank, Result, Verdict
 from recompute_scan.result.document import HeldBy, HeldKind, MemorySnapshot
 from recompute_scan.result.fidelity import SAME, Fidelity, in_words
 from recompute_scan.result.run_record import RunInfo, run_records_in, stacks_text_name
@@ -144,7 +144,7 @@ class Piece(Struct, frozen=True):
 
 
 def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
-    """One result for all ranks: that of the worst, and a row for each.
+    """One result for all ranks: the worst one, and a row for each.
 
     Raises:
         InputError: There is no piece; the first failure.
@@ -164,9 +164,7 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
 
 
 def worst(pieces: Sequence[Piece]) -> Piece:
-    """The piece whose answer stands for the run: the worst verdict, and of equal ones that of a
-    rank whose gradients are wrong.
-    """
+    """The piece that stands for the run: the worst verdict, and of equal ones wrong gradients."""
     return max(pieces, key=_badness)
 
 
@@ -203,7 +201,7 @@ def _rank_warnings(pieces: Sequence[Piece]) -> tuple[str, ...]:
 
 
 _SAYS = (
-    "There is no trace beside the compiler's logs: times, how often each graph runs, and all that "
+    "There is no trace with the compiler's logs: times, how often each graph runs, and all that "
     "was not compiled are unknown."
 )
 _ONLY_COMPARED = (
@@ -217,7 +215,7 @@ _SURROUNDED = (
     "The checkpoints around compiled code are those on the stack on which it was compiled first."
 )
 _UNSURROUNDED = (
-    "These logs do not tell whether checkpoints are around compiled code, which would run all of "
+    "These logs do not show whether checkpoints are around compiled code, which would run all of "
     "it once more."
 )
 
@@ -260,7 +258,7 @@ def bare_result(
 def result_without_trace(info: RunInfo) -> Result:
     """The result of a run that failed before anything could be recorded."""
     return bare_result(
-        # What the record says of missing steps is how recording ended, and not why.
+        # The record says how recording ended, and not why steps are missing.
         "The run failed before a step was recorded.",
         "The run failed before a step was recorded: no verdict on checkpointing.",
         environment=info.environment,
@@ -286,7 +284,7 @@ def result_by_hooks(info: RunInfo) -> Result | None:
             verdict = "inconclusive"
         elif most >= 2:
             verdict = "doubled"
-        said = f"{DOUBLED}{said}" if verdict == "doubled" else f"{said[0].upper()}{said[1:]}"
+        said = f"{DOUBLED_LEAD}{said}" if verdict == "doubled" else f"{said[0].upper()}{said[1:]}"
         told = verdict != "inconclusive"
         bare = bare_result(
             None if told else said,
@@ -314,7 +312,7 @@ def result_by_hooks(info: RunInfo) -> Result | None:
 
 
 def result_of_log(log: CompilerLog) -> Result:
-    """What the graphs in a log come to; times are unknown."""
+    """The result of the graphs in a log; times are unknown."""
     graphs = graphs_from(log.records)
     alone = answer_alone(graphs)
     judgement = alone.judgement
@@ -357,7 +355,7 @@ _MOST_LINES = 30
 
 
 def snapshots_at(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...]:
-    """What the snapshots show, one entry a device.
+    """The contents of the snapshots, one entry a device.
 
     Raises:
         InputError: See :func:`recompute_scan.trace.allocations.read_snapshot`.
@@ -371,7 +369,7 @@ def snapshots_at(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...
 
 
 def snapshots_among(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, ...]:
-    """What those of the files that are snapshots show; a pickle may be anything else."""
+    """The same for the files that are snapshots; a pickle may be anything else."""
     found: list[MemorySnapshot] = []
     for path in paths:
         with suppress(InputError):
@@ -386,8 +384,8 @@ def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...]) -> Result:
     if snapshots:
         most = max(snapshots, key=lambda one: one.peak_bytes)
         said = (
-            f"GPU {most.device}: {size(most.peak_bytes)} in use at the peak ({most.file}). What "
-            "runs again is not in a snapshot."
+            f"GPU {most.device}: {size(most.peak_bytes)} in use at the peak ({most.file}). A "
+            "snapshot does not show recomputes."
         )
     bare = bare_result(why, said)
     return replace(bare, snapshots=snapshots)
@@ -422,7 +420,7 @@ def _shown(file: str, device: DeviceHistory) -> MemorySnapshot:
 
 
 def kind_of_stack(stack: Stack) -> HeldKind:
-    """What memory with this stack was asked for, as far as torch's own frames tell."""
+    """The use of memory with this stack, as far as torch's own frames show it."""
     checkpointed = module = python = False
     for frame in stack:
         python |= bool(_PYTHON.match(frame.file))

@@ -20,11 +20,11 @@ from recompute_scan.errors import UsageError
 from recompute_scan.files import opened, written
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Int64, Limits
-from recompute_scan.trace.kineto.chunks import CHUNK, find_head
 from recompute_scan.trace.kineto.decode import Window
+from recompute_scan.trace.kineto.reader import CHUNK, find_head
 from recompute_scan.trace.streams import inflate
 
-# A process of its own in the viewer, told from those of the trace by not being a number.
+# A separate process in the viewer. Processes of the trace are numbers.
 PROCESS = "recompute-scan"
 FORWARD, RECOMPUTE, REDUNDANT, BLOCKS = "forward", "recompute", "redundant", "blocks"
 _TITLES = {
@@ -50,7 +50,7 @@ def add_tracks(
     if len(found) > 1 or isinstance(path, str) or not path.is_file():
         raise UsageError(
             "E229",
-            "Tracks can be added to one trace, which is a file of its own on this machine.",
+            "Tracks can be added to one trace, in a separate file on this machine.",
             why=f"{len(found)} traces were given" if len(found) > 1 else f"{path} is none",
             hint="name the file of one rank",
         )

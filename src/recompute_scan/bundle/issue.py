@@ -32,7 +32,7 @@ def issue_text(
         "*What did you expect instead, and what does the training script do? (Two sentences.)*",
         "### Versions",
         _versions(result),
-        "### What was found",
+        "### Findings",
         render_markdown(result).rstrip("\n").replace("\n#### ", "\n##### "),
         "### Call sites, relative to their packages",
         _sites(result),
@@ -85,16 +85,10 @@ def _sites(result: Result) -> str:
 
 def _reproduce(result: Result) -> str:
     version = code(result.tool_version, 20)
-    return "\n".join(
-        [
-            f"With the archive attached here, and recompute-scan {version}:",
-            "",
-            "```console",
-            "$ recompute-scan analyze ARCHIVE.zip",
-            "```",
-            "",
-            "With the script: `recompute-scan run SCRIPT`.",
-        ]
+    return (
+        f"With the archive attached here, and recompute-scan {version}:\n\n"
+        "```console\n$ recompute-scan analyze ARCHIVE.zip\n```\n\n"
+        "With the script: `recompute-scan run SCRIPT`."
     )
 
 
@@ -103,4 +97,4 @@ def _left_out(differences: Sequence[str], dropped: Sequence[str]) -> str:
         return "The archive gives the verdict, the counts and the cost of the original."
     lines = [f"- left out to make the archive small: {prose(phrase)}" for phrase in dropped]
     lines += [f"- differs from the original: {prose(sentence)}" for sentence in differences]
-    return "\n".join(["### What the archive does not tell", "", *lines])
+    return "\n".join(["### Left out, and different", "", *lines])

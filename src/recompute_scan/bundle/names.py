@@ -1,21 +1,17 @@
 """Names and paths that are harmless to share; aliases for the others.
 
-Names fit for a stranger: what is known to be harmless stays, everything else gets an alias.
+A name stays only where it has the form of something that frameworks name: an operator, a node, a
+kernel, a runtime call, one of the profiler's own ranges. Ranges that a script named itself are free
+text and never stay. An alias says what the name stood for (``private_range_3``), is the same for
+each use of the name, and keeps words for the kind of work (``private_kernel_7_flash_fwd``), because
+the analysis goes by them.
 
-A name stays only where it has the form of something that frameworks name: an operator, a
-node, a kernel, a runtime call, one of the profiler's own ranges. Ranges that a script named
-itself are free text and never stay. An alias says what the name stood for
-(``private_range_3``), is the same wherever the name stands, and keeps words that tell what
-kind of work it is (``private_kernel_7_flash_fwd``), because the analysis goes by them.
-
-Names that are nobody's secret: torch's own operators, nodes and ranges, by torch's own list, and
-runtime calls that are certainly CUDA's, HIP's or NCCL's.
-
-A library can name a call of its own ``cudaSomethingOfOurs``. A name is the vendor's where every
-word of it is in the headers of `CUDA's runtime and driver
+Torch's operators, nodes and ranges are public, by torch's own list, and so are runtime calls of
+CUDA, HIP and NCCL. A library can name its call ``cudaSomethingOfOurs``, so every word of such a
+name must be in the headers of `CUDA's runtime and driver
 <https://docs.nvidia.com/cuda/cuda-runtime-api/>`_, of HIP, or of NCCL.
 
-Call sites as package-relative paths: ``transformers/modeling_utils.py:31``, ``train.py:7``.
+Call sites become package-relative paths: ``transformers/modeling_utils.py:31``, ``train.py:7``.
 """
 
 from __future__ import annotations
@@ -39,8 +35,7 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.frameworks.registry import MECHANISMS, import_names
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.attention.evidence import NAMED_STEP
-from recompute_scan.recompute.attention.kernels import attention_role
+from recompute_scan.recompute.attention_kernels import NAMED_STEP, attention_role
 from recompute_scan.recompute.regions import family_of_node
 from recompute_scan.trace import Kind
 
@@ -75,7 +70,7 @@ _NODES = (
     "NoopSaveInputsBackward"
 )
 
-# What else there is of an operator: in place, its backward, the copy where it gives a view.
+# Other forms of an operator: in place, its backward, the copy where it gives a view.
 ENDINGS = {"~": "_", "^": "_backward", "=": "_copy"}
 
 
@@ -136,7 +131,8 @@ def is_vendors_own(name: str) -> bool:
     return all(word in _KNOWN or word.isdigit() for word in words)
 
 
-# Packages whose name stays under --strict too. Their files' names do not: a fork has its own.
+# The names of these packages stay under --strict too. Their files' names do not: a fork may have
+# other files.
 PUBLIC_PACKAGES = frozenset({"torch"}) | import_names()
 _SITE = re.compile(r"(.{1,4000}):(\d{1,7})", re.DOTALL)
 _PATHS_ALIAS = re.compile(r"(?:(\w{1,99})/)?private_file_\d{1,9}\.py:\d{1,7}")
@@ -186,7 +182,7 @@ class Places:
                 parts = parts[len(parts) - parts[::-1].index(marker) :]
                 break
         else:
-            # Folders outside the project tell who somebody is, and where they work.
+            # Folders outside the project can show a person's name or employer.
             absolute = path.startswith(("/", "\\", "~")) or path[1:2] == ":"
             if absolute or ".." in parts or (parts[0:1] and parts[0].lower() in _BELOW_ROOT):
                 parts = parts[-1:]
@@ -212,7 +208,7 @@ _OPERATOR = re.compile(
     r"|AOTDispatcher Runtime Wrapper (Prologue|Epilogue)|<(forward|backward) op>"
     r"|enumerate\(DataLoader\)#_(SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
 )
-# What compilers make of C++: templates, casts, lambdas. No slash, so no path; words stand apart
+# Compiled names of C++: templates, casts, lambdas. No slash, so no path; words stand apart
 # only where the language puts them.
 _KERNEL = re.compile(
     r"(?!.*--)[A-Za-z_(](?:[\w:<>,()*&~\[\]{}.#+\-!]|(?<=[,>*&)}]) | (?=[>*&({]|const\b)"
@@ -230,15 +226,14 @@ _COPY = re.compile(
 )
 _STEP = re.compile(r"ProfilerStep#\d{1,9}")
 _OPTIMIZER = re.compile(rf"Optimizer\.(step|zero_grad)#({_WORD})\.(step|zero_grad)")
-# What ranges of torch's own code are made of, in torch 1.8 to 2.14: the rest of such a name could
-# be anybody's.
+# The words of ranges in torch's own code, torch 1.8 to 2.14: another word could be private.
 _RANGE_WORDS = (
     r"(?:_?(?:accumulate|active|all|any|barrier|base|broadcast|callback|cast|chunk|coalesced"
     r"|complete|copy|device|force|forward|backward|foreach|from|gather|hook|in|input|inputs|into"
     r"|kwargs|limiter|only|optim|out|outputs|post|pre|prefetch|rate|recv|reduce|reshard|root|rs"
     r"|scatter|send|sparse|tensor|to|unshard|wait)(?=_|\b)){1,8}_?"
 )
-# Ranges of torch's own code. What follows in brackets is a module's name.
+# Ranges of torch's own code, with a module's name in brackets.
 _RANGE = re.compile(
     rf"((?:FSDP|FSDP2)::{_RANGE_WORDS}|FullyShardedDataParallel\.{_RANGE_WORDS}"
     rf"|DistributedDataParallel\.{_RANGE_WORDS}"
@@ -251,7 +246,7 @@ _OPTIMIZERS = frozenset(
     "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
     "SparseAdam".split()
 )
-# Words by which operators and kernels are told apart. The longer of two comes first.
+# Words for kinds of operators and kernels. The longer of two comes first.
 _TELLING = re.compile(
     r"scaled_dot_product_flash|scaled_dot_product|flash_attention|flash_attn|flashattn|flash"
     r"|efficient_attention|cudnn_attention|flex_attention|attention|attn|fmha|xformers"
@@ -259,7 +254,7 @@ _TELLING = re.compile(
     r"|allgather|allreduce|reducescatter|triton|cutlass|cublas|cudnn|nvjet|cijk",
     re.IGNORECASE,
 )
-# What some families of operators are known by; the second keeps a name out of a family.
+# Endings that name families of operators; the second keeps a name out of a family.
 _ENDINGS = ("", "_x", "_norm", "_loss", "_softmax", "_dropout", "_convolution", "_pool")
 _NODE = re.compile(r"(.*?)(Backward\d{0,3})")
 # An alias from an earlier bundle: its own words and no others.
@@ -353,24 +348,20 @@ class Names:
             return self._keep(name)
         return self._alias("Class", name)
 
-    def _mark(self, annotation: RegionAnnotation) -> RegionAnnotation:
+    def _mark(self, mark: RegionAnnotation) -> RegionAnnotation:
+        known = mark.mechanism in {m.name for m in MECHANISMS}
+        plain = "." not in mark.function
         return replace(
-            annotation,
-            call=self._call(annotation.call),
-            depth=min(annotation.depth, 99),
-            variant=annotation.variant
-            if annotation.variant in ("reentrant", "non-reentrant")
-            else "",
-            module=self.module(annotation.module),
-            module_class=self.module_class(annotation.module_class),
-            mechanism=annotation.mechanism
-            if annotation.mechanism in {m.name for m in MECHANISMS}
-            else "",
-            site=self.places.site(annotation.site),
-            options=",".join(o for o in annotation.options.split(",") if o in OPTIONS),
-            function=self.module_class(annotation.function)
-            if "." not in annotation.function
-            else "",
+            mark,
+            call=self._call(mark.call),
+            depth=min(mark.depth, 99),
+            variant=mark.variant if mark.variant in ("reentrant", "non-reentrant") else "",
+            module=self.module(mark.module),
+            module_class=self.module_class(mark.module_class),
+            mechanism=mark.mechanism if known else "",
+            site=self.places.site(mark.site),
+            options=",".join(o for o in mark.options.split(",") if o in OPTIONS),
+            function=self.module_class(mark.function) if plain else "",
         )
 
     def _call(self, number: int) -> int:
@@ -401,8 +392,8 @@ class Names:
             return f"Optimizer.{found[1]}#{self._alias('Class', found[2])}.{found[3]}"
         if found := _RANGE.fullmatch(name):
             return f"{found[1]} ({self.module(found[2])})" if found[2] else name
-        if vocabulary.OPTIMIZER.match(name):
-            return vocabulary.OPTIMIZER.match(name)[0] + self._alias("range", name)  # type: ignore[index]
+        if found := vocabulary.OPTIMIZER.match(name):
+            return found[0] + self._alias("range", name)
         return self._plumbing(name) or self._alias("range", name)
 
     def _plumbing(self, name: str) -> str:

@@ -1,19 +1,16 @@
-"""A bundle packed, and looked at again.
+"""The archive: packed, analyzed again, packed smaller until it fits, and listed for its sender.
 
-The archive: packed, looked at again, packed smaller until it fits, and listed for its sender.
-
-What is written is analysed as its receiver would, and the answer compared with that on the
-original: whatever differs is said. The result, the page and the bug report in the archive are
-made from what the archive holds, so they can tell no more than it does.
-
-Whether two results say the same: verdict, counts and cost.
+Each archive is analyzed as its receiver would, and every difference between both answers is
+listed. The result, the page and the bug report in the archive are made from the archive, so they
+cannot hold more than it does.
 """
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,27 +41,16 @@ from recompute_scan.result.run_record import RunInfo, encode_run_info, run_info_
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
 from recompute_scan.trace.columns import Int64
 
-# Fields by name; what names, sites and clocks say may differ.
+# Fields to compare; names, sites and clocks may differ.
 _FIELDS = (
-    "verdict",
-    "evidence_level",
-    "confidence",
-    "recompute_per_backward",
-    "mean_recompute",
-    "recomputed_share",
-    "attention",
-    "families",
-    "cost",
-)
+    "verdict evidence_level confidence recompute_per_backward mean_recompute recomputed_share "
+    "attention families cost"
+).split()
 _STEP = ("duration_ms", "micro_batches", "forward_ops", "recomputed_ops")
 _REGION = (
-    "forward_runs_per_step",
-    "recompute_runs_per_backward",
-    "mean_recompute",
-    "forward_ms_per_step",
-    "recompute_ms_per_step",
-    "redundant_ms_per_step",
-)
+    "forward_runs_per_step recompute_runs_per_backward mean_recompute forward_ms_per_step "
+    "recompute_ms_per_step redundant_ms_per_step"
+).split()
 _CHECKPOINT = ("depth", "variant")
 _RELATIVE = 1e-9
 # Rules on what `run` compared and on policies, which no archive holds.
@@ -72,7 +58,7 @@ _STAY_OUT = ("RS4", "RS5")
 
 
 def differences(before: Result, after: Result) -> Iterator[str]:
-    """What differs between two results, one sentence each; nothing where they agree."""
+    """The differences between two results in verdict, counts and cost, one sentence each."""
     first, second = _plain(before), _plain(after)
     for name in first:
         if _alike(first[name], second[name]):
@@ -84,15 +70,15 @@ def differences(before: Result, after: Result) -> Iterator[str]:
 
 
 def untold(before: Result, after: Result) -> Iterator[str]:
-    """What the original knows beside verdict, counts and cost, and the archive does not."""
+    """Other answers that only the original has, one sentence each."""
     if _who(before) - _who(after):
         yield "Checkpoint call sites were read from Python frames, which stay out."
     if before.fidelity is not None and after.fidelity is None:
-        yield "What was compared of the recomputes with their forward stays out."
+        yield "The comparison of recomputes with their forward stays out."
     if before.policies is not None and before.policies.policies and after.policies is None:
-        yield "What policies of selective checkpoints decided stays out."
+        yield "The decisions of selective checkpoints' policies stay out."
     if before.memory is not None and after.memory is None:
-        yield "The allocations that tell of memory stay out."
+        yield "The allocations behind the answer on memory stay out."
 
 
 def _who(result: Result) -> set[str]:
@@ -101,30 +87,27 @@ def _who(result: Result) -> set[str]:
 
 def _plain(result: Result) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(result)
-    plain = {name: fields[name] for name in _FIELDS}
+    plain = _some(fields, _FIELDS)
     cost = plain["cost"]
     if cost:
         plain["cost"] = {name: cost[name] for name in cost if name not in ("method", "assumptions")}
-    plain["steps"] = [
-        {name: step[name] for name in _STEP} for step in fields["steps"] if step["complete"]
-    ]
+    plain["steps"] = [_some(step, _STEP) for step in fields["steps"] if step["complete"]]
     plain["regions"] = [
-        {name: region[name] for name in _REGION}
-        | {"checkpoints": [{name: c[name] for name in _CHECKPOINT} for c in region["checkpoints"]]}
+        _some(region, _REGION)
+        | {"checkpoints": [_some(one, _CHECKPOINT) for one in region["checkpoints"]]}
         for region in fields["regions"]
     ]
-    plain["findings"] = [
-        {name: finding[name] for name in ("code", "severity", "saving_ms", "saving_pct")}
-        for finding in fields["findings"]
-        if not finding["code"].startswith(_STAY_OUT)
-    ]
-    plain["checked"] = [
-        (rule["code"], rule["status"])
-        for rule in fields["checked"]
-        if not rule["code"].startswith(_STAY_OUT)
-    ]
+    compared = ("code", "severity", "saving_ms", "saving_pct")
+    for name, kept in (("findings", compared), ("checked", ("code", "status"))):
+        plain[name] = [
+            _some(one, kept) for one in fields[name] if not one["code"].startswith(_STAY_OUT)
+        ]
     plain["ranks"] = [(rank["verdict"], rank["step_ms"]) for rank in fields["ranks"]]
     return plain
+
+
+def _some(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names}
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -137,24 +120,24 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# What GitHub takes as an attachment to an issue, in its smaller reading:
+# GitHub's limit for an attachment to an issue, in its smaller reading:
 # https://docs.github.com/en/get-started/writing-on-github/working-with-advanced-formatting/attaching-files
 GITHUB_LIMIT = 25_000_000
-# The epoch of the format: when an archive was packed is nobody's business.
+# The epoch of the format: the time of packing is private.
 _WHEN = (1980, 1, 1, 0, 0, 0)
-# What the document, the page and the report take at most, kept free for them.
+# Room for the document, the page and the report.
 _DOCUMENTS = 0.2
 
 
 class Archive(Struct, frozen=True):
-    """What an archive holds, for the person who is about to give it away.
+    """The contents of an archive, for the person who is about to share it.
 
     Attributes:
         members: Name, packed and unpacked size in bytes of each file.
         before: The result for the original.
         after: The result for the archive, as its receiver will see it.
         differences: What is not the same in both, one sentence each.
-        untold: What the original knows beside that, and the archive does not.
+        untold: Other answers that only the original has.
         dropped: What was left out to make it small, one phrase each.
         kept: Names that stay and are not torch's own.
         aliases: What was replaced, and by what; not in the archive.
@@ -262,12 +245,10 @@ def _whole_instead(
     contents: Archive, parts: Sequence[_Part], before: Result, target: Path, limit: int
 ) -> Archive:
     packed = target.read_bytes()
-    try:
+    with suppress(_TooLarge):
         whole = _try(parts, before, Cut(None), target, limit, 0, len(parts))
         if len(whole.differences) < len(contents.differences):
             return whole
-    except _TooLarge:
-        pass
     target.write_bytes(packed)
     return contents
 
@@ -335,7 +316,7 @@ def listing(contents: Archive, *, every_name: bool) -> Iterator[str]:
         contents: What goes in.
         every_name: Whether to list every name that stays or is replaced, or to count them.
     """
-    yield f"What goes in ({contents.size:,} bytes packed):"
+    yield f"Contents ({contents.size:,} bytes packed):"
     for name, packed, unpacked in contents.members:
         yield f"  {name:20} {packed:>12,} bytes packed {unpacked:>14,} unpacked"
     result = contents.after

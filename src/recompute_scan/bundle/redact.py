@@ -1,13 +1,9 @@
-"""What a stranger may see: fields, rows and excerpts.
+"""A trace and its run record, built anew from fields that are safe to publish.
 
-A trace and its run's run record, built anew from the fields that a stranger may have.
-
-Nothing is taken out of a file here. What comes in are the columns that the analysis reads;
-what goes out are columns and a run record made of numbers that were counted anew and of names
-that passed :class:`~recompute_scan.bundle.names.Names`. A field that nobody wrote down here
-does not exist in the archive.
-
-What of a trace goes into an archive: the rows that prove its verdict, as Kineto's JSON.
+Nothing is taken out of a file here. The input are the columns that the analysis reads. The output
+are columns and a run record, made of numbers that were counted anew and of names that passed
+:class:`~recompute_scan.bundle.names.Names`: a field that is not listed here does not exist in the
+archive. The archive holds the rows that prove the verdict, as Kineto's JSON.
 """
 
 from __future__ import annotations
@@ -80,7 +76,7 @@ _GPU = re.compile(
 
 
 def clean_trace(trace: Trace, names: Names) -> Trace:
-    """The same trace to the analysis: its rows in their order, with nothing else to tell.
+    """The same trace to the analysis: its rows in their order, and nothing else.
 
     Times begin at 0; processes, threads, streams, launches and autograd's numbers are counted
     anew, in their order.
@@ -112,7 +108,7 @@ def clean_trace(trace: Trace, names: Names) -> Trace:
 
 
 def clean_run_record(info: RunInfo, trace: str) -> RunInfo:
-    """The run record of a run, without the script, its lines and what it said.
+    """The run record of a run, without the script, its lines and its output.
 
     Args:
         info: The run record.
@@ -145,7 +141,7 @@ def clean_run_record(info: RunInfo, trace: str) -> RunInfo:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Versions and devices; a setting that nobody listed stays out, and so does an odd value."""
+    """Versions and devices; a setting that is not listed stays out, and so does an odd value."""
     return {
         name: shown for name, value in environment.items() if (shown := _environment(name, value))
     }
@@ -208,7 +204,7 @@ def _names(trace: Trace, kept: Int64, names: Names) -> tuple[Int32, tuple[str, .
 
 
 def _counted_anew(numbers: Any) -> Int64:
-    """Ranks instead of the numbers, in the same order; what is below 0 is unknown."""
+    """Ranks instead of the numbers, in the same order; a number below 0 is unknown."""
     known = numbers >= 0
     anew = np.full(len(numbers), -1, np.int64)
     anew[known] = np.unique(numbers[known], return_inverse=True)[1]
@@ -216,7 +212,7 @@ def _counted_anew(numbers: Any) -> Int64:
 
 
 def _threads(codes: Int32, kind: Any) -> tuple[Int32, tuple[tuple[str, str], ...]]:
-    """Threads numbered as they appear, those of the device apart from those of the host."""
+    """Threads numbered as they appear, the device's apart from the host's."""
     unique, first, place = np.unique(codes, return_index=True, return_inverse=True)
     anew = np.zeros(len(unique), np.int32)
     threads = []
@@ -257,7 +253,7 @@ def _signature(text: str, types: dict[str, str]) -> str:
             else:
                 dims = [_shape(item) for item in value]
     except (ValueError, TypeError, RecursionError):
-        # Equal ones stay equal, and others different; what they held stays out.
+        # Equal ones stay equal, and others different; their text stays out.
         kinds = [types.setdefault(text, f"unknown{len(types) + 1}")]
         dims = values = None
     return json.dumps([dims, kinds, values], separators=(",", ":"))
@@ -295,7 +291,7 @@ class Cut(Struct, frozen=True):
     all_ranks: bool = True
 
     def dropped(self, complete: int, ranks: int) -> list[str]:
-        """What is left out, one phrase each; ``complete`` steps and ``ranks`` were there."""
+        """The parts left out, one phrase each; ``complete`` steps and ``ranks`` were there."""
         found = []
         if self.steps is not None and self.steps < complete:
             found.append(f"{complete - self.steps} of {complete} complete steps")
@@ -354,7 +350,7 @@ def rows_of(facts: RecomputeFacts, cut: Cut) -> Int64:
     launched = kernels.launch >= 0
     mine = launched & host[kernels.launch]
     if cut.blocks is None:
-        # What still ran when the first step began kept the device busy in it.
+        # Kernels that still ran when the first step began kept the device busy in it.
         running = (kernels.end > begin) & (kernels.start < end)
         mine |= running
         host[kernels.launch[running & launched]] = True
@@ -370,7 +366,7 @@ def _spans(facts: RecomputeFacts, most: int) -> list[StepSpan]:
 
 
 def _outline(facts: RecomputeFacts) -> Bool:
-    """The calls by which roles, counts and times are told, without what is inside them."""
+    """The calls that decide on roles, counts and times, without the calls inside them."""
     calls, structure = facts.calls, facts.structure
     keep: Bool = structure.role != Role.INNER
     launches = np.zeros(len(calls), np.bool_)
@@ -378,7 +374,7 @@ def _outline(facts: RecomputeFacts) -> Bool:
     attention = np.array(
         [vocabulary.family_of(name)[1] == "attention" for name in calls.names], np.bool_
     )
-    # An operator without a number of its own has that of the first inside it.
+    # An operator without a number has the number of the first operator inside it.
     top = np.maximum(structure.top, 0)
     lends = (calls.sequence >= 0) & (structure.top >= 0) & (calls.sequence[top] < 0)
     within = calls.kind == Kind.OP
@@ -475,7 +471,7 @@ def _head(trace: Trace) -> dict[str, Any]:
 
 
 def _process_rows(trace: Trace, rows: Int64) -> Iterator[str]:
-    """What viewers show beside the tracks."""
+    """The titles of tracks in viewers."""
     shown = set()
     for code in np.unique(trace.thread[rows]).tolist():
         pid, tid = trace.threads[code]

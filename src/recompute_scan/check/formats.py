@@ -50,8 +50,7 @@ def as_json(outcome: Ruling) -> str:
         "accepted": [_plain(refusal, result) for refusal in outcome.accepted],
         "undecided": list(outcome.undecided),
     }
-    encoded = msgspec.json.encode(document)
-    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+    return json_text(document)
 
 
 def github(outcome: Ruling) -> str:
@@ -137,6 +136,11 @@ def sarif_document(
             }
         ],
     }
+    return json_text(document)
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """A JSON document, two spaces a level."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
@@ -159,20 +163,17 @@ def junit(outcome: Ruling) -> str:
     )
     case = _case(suite, "verdict")
     for doubt in verdict:
-        ElementTree.SubElement(case, "error", type="undecided", message=line(doubt))
+        _part(case, "error", doubt, type="undecided")
     states = {rule.code: rule for rule in result.checked}
     for code, name in names.items():
         case = _case(suite, name)
         for refusal in outcome.refused:
             if refusal.rule == code:
-                failure = ElementTree.SubElement(
-                    case, "failure", type=code, message=line(refusal.why)
-                )
+                failure = _part(case, "failure", refusal.why, type=code)
                 failure.text = "\n".join(_explained(refusal))
         state = states.get(code)
         if state is not None and state.status in ("error", "not-applicable"):
-            kind = "error" if state.status == "error" else "skipped"
-            ElementTree.SubElement(case, kind, message=line(state.why or ""))
+            _part(case, "error" if state.status == "error" else "skipped", state.why or "")
     return xml_text(suite)
 
 
@@ -192,7 +193,7 @@ def xml_text(suite: ElementTree.Element) -> str:
 
 
 def _xml(text: str) -> str:
-    """What a document may hold: https://www.w3.org/TR/xml/#charsets."""
+    """The characters that a document may hold: https://www.w3.org/TR/xml/#charsets."""
     return inert(text, keep="\n\t").translate(_NO_XML)
 
 
@@ -283,12 +284,16 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname="recompute_scan", name=name)
 
 
+def _part(case: ElementTree.Element, kind: str, why: str, **more: str) -> ElementTree.Element:
+    return ElementTree.SubElement(case, kind, {**more, "message": line(why)})
+
+
 def command(kind: str, message: str, site: Site | None, *, title: str) -> str:
     """One workflow command of GitHub Actions."""
     fields = {"file": inert(site.file), "line": str(site.line)} if site else {}
     fields["title"] = title
-    told = ",".join(f"{name}={_property(value)}" for name, value in fields.items())
-    return f"::{kind} {told}::{_data(line(message))}"
+    given = ",".join(f"{name}={_property(value)}" for name, value in fields.items())
+    return f"::{kind} {given}::{_data(line(message))}"
 
 
 def _data(value: str) -> str:

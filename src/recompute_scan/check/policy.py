@@ -1,9 +1,4 @@
-"""Thresholds and the baseline of `check`.
-
-What is refused: thresholds on one result, as a person writes them; not what is accepted.
-
-What is known and accepted: a small file in the user's repository, and the lines it is about.
-"""
+"""The thresholds of `check`, and the baseline: a small file of accepted findings."""
 
 from __future__ import annotations
 
@@ -64,12 +59,12 @@ def fingerprint(finding: Finding, result: Result) -> str:
 
 
 def _stable(file: str) -> str:
-    """The path, or the name alone of a file whose folder differs from machine to machine."""
+    """The path, or the name alone where the folder differs from machine to machine."""
     return PurePosixPath(file).name if file.startswith("/") else file
 
 
 def _named(finding: Finding, result: Result) -> list[Checkpoint]:
-    """The checkpoints whose call sites are in the finding's evidence, outermost first."""
+    """The checkpoints with a call site in the finding's evidence, outermost first."""
     seen: dict[tuple[str | None, str | None], Checkpoint] = {}
     for region in result.regions:
         for checkpoint in region.checkpoints:
@@ -86,8 +81,8 @@ class Accepted(Struct, frozen=True):
         code: Its code.
         fingerprint: See :func:`recompute_scan.check.policy.fingerprint`.
         recompute_per_backward: Recomputes when it was accepted; more of them are news.
-        title: What it said, for whoever reads the file.
-        site: Where it was, for whoever reads the file.
+        title: The finding's title, for people who read the file.
+        site: Its place, for people who read the file.
     """
 
     code: str
@@ -137,7 +132,7 @@ def baseline_json(result: Result) -> str:
 
 
 def parse_baseline(data: bytes, name: str) -> tuple[Accepted, ...]:
-    """What the file accepts.
+    """The findings that the file accepts.
 
     Raises:
         InputError: It is no baseline of this version (``E328``).
@@ -158,7 +153,7 @@ _CODE = re.compile(r"RS\d{3}")
 
 
 class Policy(Struct, frozen=True):
-    """What not to let through.
+    """The findings and figures to refuse.
 
     Attributes:
         doubled: Refuse forward work that runs again twice or more.
@@ -187,7 +182,7 @@ class Refusal(Struct, frozen=True):
     """One reason to refuse.
 
     Attributes:
-        rule: The finding's code, or the option whose threshold was passed.
+        rule: The finding's code, or the option with the threshold that was passed.
         why: One sentence.
         finding: The finding, where it is one.
         site: The line to change, where it is known.
@@ -206,7 +201,7 @@ class Ruling(Struct, frozen=True):
         result: What was judged.
         refused: Reasons to refuse; empty when it passes.
         accepted: Reasons that the baseline accepts.
-        undecided: What could not be told, one sentence each.
+        undecided: The open questions, one sentence each.
     """
 
     result: Result
@@ -292,7 +287,7 @@ def _doubts(result: Result, policy: Policy) -> list[str]:
             found.append(f"{rule.code} could not be checked: {rule.why or 'no reason known'}")
     for finding in result.findings:
         if finding.code in policy.max_cost_of and finding.saving_pct is None:
-            found.append(f"What {finding.code} costs is not known.")
+            found.append(f"The cost of {finding.code} is not known.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Commands, one module each: parse, call, print.
+"""The command line: parse, call, print.
 
 Heavy imports stay inside the commands, so that ``--help`` and errors are instant.
 """
@@ -13,6 +13,7 @@ from importlib import import_module
 from io import StringIO
 
 import click
+from click.core import ParameterSource
 
 from recompute_scan._version import __version__
 from recompute_scan.cli.event_stream import ended, failed
@@ -25,14 +26,18 @@ _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
 # A disk or a quota that is full, a file as large as the system lets it be, a device that fails.
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# Under which headings help lists the commands, each in a module of its name.
+# The headings of the help; the module of each command.
 _GROUPS = {
-    "Record a script": ("run", "plan"),
-    "Read what was recorded": ("analyze", "report", "compare", "explain"),
-    "Repair, and keep it so": ("fix", "check", "lint"),
-    "Housekeeping": ("runs", "bundle", "doctor", "completion"),
+    "Record a script": {"run": "run", "plan": "plan"},
+    "Read what was recorded": {
+        "analyze": "analyze",
+        **dict.fromkeys(("report", "compare", "explain"), "show"),
+    },
+    "Repair, and keep it so": {"fix": "fix", "check": "ci", "lint": "ci"},
+    "Housekeeping": {"runs": "fix", "bundle": "ci", "doctor": "show", "completion": "show"},
 }
-NAMES = tuple(name for names in _GROUPS.values() for name in names)
+_MODULES = {name: module for names in _GROUPS.values() for name, module in names.items()}
+NAMES = tuple(_MODULES)
 
 
 class _Commands(click.Group):
@@ -47,8 +52,7 @@ class _Commands(click.Group):
         if cmd_name not in ("run", "plan"):
             # numpy's linear algebra starts idle threads that cost more than reading a small trace.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        module = "doctor" if cmd_name == "completion" else cmd_name
-        command = getattr(import_module(f"{__name__}.{module}"), cmd_name)
+        command = getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         for option in (one for one in command.params if isinstance(one, click.Option)):
             if option.opts[-1].startswith("--") and not option.hidden:
@@ -110,6 +114,7 @@ def _status(arguments: list[str]) -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
+        _name_source(error)
         failed(error)
         vars(error)["message"] = inert(error.message)
         told = StringIO()
@@ -140,8 +145,19 @@ def _status(arguments: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
+def _name_source(error: click.ClickException) -> None:
+    """Let an error on a wrong value name the variable or the project's setting that it is from."""
+    if not isinstance(error, click.BadParameter) or error.param is None or error.ctx is None:
+        return
+    source = error.ctx.get_parameter_source(str(error.param.name))
+    if source is ParameterSource.ENVIRONMENT:
+        error.param_hint = str(error.param.envvar)
+    elif source is ParameterSource.DEFAULT_MAP:
+        error.param_hint = f"{error.param.opts[-1][2:]} of [tool.recompute-scan.run]"
+
+
 def _by_the_system(error: OSError) -> ScanError | None:
-    """What no reader foresaw: a name that is too long, a disk that fails, a folder that is gone."""
+    """The error for a failure of the system: a name too long, a full disk, a lost folder."""
     if error.filename:
         what = f"Cannot use {os.fsdecode(error.filename)}."
         return InputError("E301", what, why=error.strerror)

@@ -20,6 +20,7 @@ from recompute_scan.cli.output import (
     answer_options,
     clear,
     debug_option,
+    file_option,
     files,
     force_option,
     newest,
@@ -63,13 +64,12 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
 
 @click.command(cls=Grouped, short_help="Say what recorded traces show.")
 @click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report.")
+@file_option("--html", help_text="Write the report.")
 @answer_options("text", "json", "markdown")
 @output_option
-@click.option(
+@file_option(
     "--perfetto",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the trace again with tracks of what was found, to open in Perfetto.",
+    help_text="Write the trace again with tracks of the findings, to open in Perfetto.",
 )
 @force_option
 @machine_options
@@ -79,7 +79,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     type=click.IntRange(1),
     help="Processes that read the ranks.  [default: one a core where that is faster]",
 )
-@click.option("--dask", metavar="ADDRESS", help="Dask scheduler whose workers read the ranks.")
+@click.option("--dask", metavar="ADDRESS", help="Dask scheduler; its workers read the ranks.")
 @events_option
 @debug_option
 @limit_options
@@ -145,7 +145,7 @@ def analyze(
 
 
 def _write_fix(result: Result, target: Path, *, force: bool) -> None:
-    """Write the fix beside the page; another one that is there stays, unless it is to be lost."""
+    """Write the fix next to the page; without ``force`` a different one that is there stays."""
     from recompute_scan.result.patch import patch
 
     fix = patch(result, Path.cwd())

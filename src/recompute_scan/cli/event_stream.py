@@ -1,4 +1,4 @@
-"""``--events``: what a command tells another program while it works."""
+"""``--events``: messages from a command to another program while it works."""
 
 from __future__ import annotations
 
@@ -61,33 +61,29 @@ def told(event: AnyEvent) -> None:
 
 
 def telling(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """The function that says a thing, and what it says told as a warning."""
-
-    def both(text: str) -> None:
-        from recompute_scan.events import WarningTold
-
-        told(WarningTold(text=text))
-        tell(text)
-
-    return both if _open else tell
+    """The function, which then also sends its text as a warning."""
+    return _sending("WarningTold", tell)
 
 
 def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """The function that says what goes on, and that told."""
+    """The function, which then also sends its text as progress."""
+    return _sending("ProgressTold", progress)
 
+
+def _sending(event: str, write: Callable[[str], None]) -> Callable[[str], None]:
     def both(text: str) -> None:
-        from recompute_scan.events import ProgressTold
+        from recompute_scan import events
 
-        told(ProgressTold(text=text))
-        progress(text)
+        told(getattr(events, event)(text=text))
+        write(text)
 
-    return both if _open else progress
+    return both if _open else write
 
 
 def showing(
     show: Callable[[Path, Result, Sequence[NextCommand] | None], None],
 ) -> Callable[[Path, Result, Sequence[NextCommand] | None], None]:
-    """The function that shows the result in a folder, which is told before."""
+    """The function that shows the result in a folder, which then sends the result first."""
 
     def both(folder: Path, result: Result, after: Sequence[NextCommand] | None) -> None:
         told_result(result, folder / "result.json", folder / "report.html")

@@ -1,4 +1,4 @@
-"""``recompute-scan fix``: show the fix of a result, apply it, measure it, or take it back."""
+"""``fix`` and ``runs``: the fix of a result, and the folders of earlier runs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _print(page: Page) -> None:
 
 
 def _show(page: Page, result: Result, *, verbose: bool) -> None:
-    """What the fix is, what to look at before, and the diff.
+    """Write the fix, its risks, and the diff.
 
     Raises:
         InputError: The result has none that could be applied (``E348``).
@@ -158,10 +158,10 @@ def _say_state(page: Page, result: Result, kept_in: Path, root: Path) -> bool:
 
 
 def _ask(page: Page, fixes: Sequence[Fix]) -> None:
-    """Ask whether a fix that wants a look is to be applied.
+    """Ask whether to apply a fix that needs a review.
 
     Raises:
-        UsageError: There is nobody to ask (``E241``).
+        UsageError: There is no terminal to ask on (``E241``).
         Abort: The answer is no.
     """
     from recompute_scan.report.words import risk_words
@@ -184,7 +184,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
     """Run the script of a result with the fix in memory, once a person agrees.
 
     Raises:
-        UsageError: There is nobody to ask (``E241``).
+        UsageError: There is no terminal to ask on (``E241``).
         InputError: The result names no script (``E349``).
     """
     from recompute_scan.cli import main
@@ -209,3 +209,50 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
             raise UsageError("E241", f"This runs a script: {told}", hint="--yes runs it")
         click.confirm(f"Run {told}?", abort=True)
     return main(words)
+
+
+@click.command(short_help="List earlier runs, or remove some.")
+@click.argument("folders", nargs=-1, shell_complete=files)
+@click.option("--remove", is_flag=True, help="Remove the runs in FOLDERS, folder and all.")
+@debug_option
+def runs(folders: tuple[str, ...], remove: bool) -> int:
+    """List the runs below recompute-scan-out, oldest first, or those in FOLDERS alone.
+
+    Each has its verdict, or how it failed; `latest` is the one that the folder above it stands for.
+    FOLDERS are folders of runs, or of scripts, for all of their runs.
+    """
+    from recompute_scan.run_folders import all_runs, newest_run
+    from recompute_scan.run_folders import remove as remove_run
+
+    wanted = {Path(one).absolute() for one in folders}
+    chosen = [
+        one for one in all_runs() if not wanted or {one.absolute(), one.absolute().parent} & wanted
+    ]
+    if (not chosen and folders) or (remove and not folders):
+        raise UsageError(
+            "E242",
+            f"There is no run in {', '.join(folders)}."
+            if folders
+            else "No run to remove is named.",
+            why="runs are below recompute-scan-out",
+            hint="recompute-scan runs lists them",
+        )
+    for run in chosen:
+        mark = "  latest" * (newest_run(str(run.parent)) == str(run))
+        said = f"removed {run}" if remove else f"{run}  {_outcome(run)}{mark}"
+        if remove:
+            remove_run(run)
+        say(f"{inert(said)}\n")
+    return 0
+
+
+def _outcome(run: Path) -> str:
+    """The run's verdict, or how it failed, in a word."""
+    from recompute_scan.analysis.pipeline import written_result
+    from recompute_scan.report.summary import shortest_answer
+
+    try:
+        result = written_result(run / "result.json")
+    except InputError:
+        return "not readable"
+    return shortest_answer(result) if result else "no result"

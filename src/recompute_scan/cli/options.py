@@ -24,7 +24,7 @@ _GROUPS = {
 
 
 class Grouped(click.Command):
-    """A command whose help lists its options in groups."""
+    """A command that lists its options in groups in its help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
@@ -39,7 +39,7 @@ class Grouped(click.Command):
 
 
 class Configured(Grouped):
-    """A command whose options a project's ``pyproject.toml`` may set."""
+    """A command with options that a project's ``pyproject.toml`` may set."""
 
     def make_context(
         self, info_name: str | None, args: list[str], *others: Any, **extra: Any
@@ -58,9 +58,9 @@ class Configured(Grouped):
         return super().make_context(info_name, args, *others, **extra)
 
 
-# What has no meaning where a step is compared and none is timed or profiled.
+# Options without a meaning where a step is compared and none is timed or profiled.
 _NOT_ALONE = ("steps", "timing_steps", "verify", "guard")
-# What `--quick` makes of the others' steps: one is profiled, and nothing else is done.
+# The options that `--quick` sets: one step is profiled, and nothing else is done.
 _QUICK = {"steps": 1, "warmup": 1, "timing_steps": 0, "fidelity": False, "stacks": False}
 _FEWEST_TIMED = 3
 
@@ -111,7 +111,7 @@ _OPTIONS = (
         type=click.Choice(["auto", "cpu", "cuda"]),
         default="auto",
         show_default=True,
-        help="What to record.",
+        help="The device to record.",
     ),
     processes_option,
     click.option(
@@ -206,12 +206,12 @@ def machine_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option(
         "--peak-tflops",
         type=Number(min=0, min_open=True),
-        help="Peak of one device in TFLOP/s, for MFU.  [default: that of the GPU found]",
+        help="Peak of one device in TFLOP/s, for MFU.  [default: the peak of the GPU found]",
     )
     @click.option(
         "--memory-gib",
         type=Number(min=0, min_open=True),
-        help="Memory of one GPU in GiB, to plan with.  [default: that of the GPU found]",
+        help="Memory of one GPU in GiB, to plan with.  [default: the memory of the GPU found]",
     )
     @functools.wraps(command)
     def with_machine(

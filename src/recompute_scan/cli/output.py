@@ -1,4 +1,4 @@
-"""What every command prints and writes with: results, progress, notes to the person.
+"""Output of every command: results, progress, notes to the person.
 
 The bar is drawn by a thread, below the line, from two seconds on; whatever is printed next takes it
 away first (:func:`clear`). Nothing of this is written to anything but a terminal.
@@ -47,7 +47,7 @@ def bar(share: float | None, seconds: float) -> str:
 
 
 class Bar:
-    """One at a time, below the last line that said what goes on."""
+    """One at a time, below the last line of progress."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -121,20 +121,25 @@ def progress(message: str) -> None:
 
 Format = Literal["text", "json", "markdown"]
 
-output_option = click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to a file instead.",
-)
-# What `check` and `lint` answer in.
-ci_format_option = click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json", "github", "sarif", "junit"]),
-    default="text",
-    show_default=True,
-    help="What to print.",
-)
+
+def file_option(*names: str, help_text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """An option that takes the path of one file."""
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), help=help_text)
+
+
+def format_option(*styles: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """The option ``--format``, as ``style``; text unless given."""
+    return click.option(
+        "--format",
+        "style",
+        type=click.Choice(styles),
+        default="text",
+        show_default=True,
+        help="The output format.",
+    )
+
+
+output_option = file_option("--output", help_text="Write it to a file instead.")
 
 
 class Number(click.FloatRange):
@@ -172,7 +177,7 @@ def harmless(text: str, style: str, *, codes: bool = False) -> str:
 
 
 def say(text: str, style: str = "text", *, codes: bool = False) -> None:
-    """Print it; what every command prints on standard output passes here."""
+    """Print it; all output of commands on standard output passes here."""
     clear()
     if style == "diff" and not sys.stdout.isatty():
         _print(text.encode("utf-8", "surrogateescape"))
@@ -246,14 +251,14 @@ class Answer(NamedTuple):
         say(text, self.style, codes=self.style == "text" and colored(sys.stdout))
 
 
-# What standard output was before a script got standard error in its place.
+# The descriptor of standard output before a script got standard error in its place.
 _kept: list[int] = []
 
 
 def hand_on(answer: Answer, *, launched: bool) -> None:
-    """Let the processes that this one starts print as it does, and no script print beside JSON.
+    """Let child processes print as this one does, and no script mix its output with JSON.
 
-    What is to be read by a program has standard output for itself; scripts write to standard error.
+    A document for a program has standard output alone; scripts write to standard error.
     """
     for name in ("verbose", "quiet") if launched else ():
         if getattr(answer, name):
@@ -291,14 +296,7 @@ def answer_options(
     def add(command: Callable[..., int]) -> Callable[..., int]:
         @verbose_option
         @click.option("-q", "--quiet", is_flag=True, help="Print one line, and no progress.")
-        @click.option(
-            "--format",
-            "style",
-            type=click.Choice(styles),
-            default="text",
-            show_default=True,
-            help="What to print.",
-        )
+        @format_option(*styles)
         @functools.wraps(command)
         def with_answer(
             *args: Any, style: Format, verbose: bool, quiet: bool, **others: Any
@@ -354,7 +352,7 @@ def print_report(
 
 
 def files(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What shells complete arguments with: files and folders."""
+    """The completions of arguments in shells: files and folders."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(begun, type="file")]

@@ -47,7 +47,7 @@ from recompute_scan.run_folders import new_run, remove_if_empty
 @click.option(
     "--memory",
     metavar="AMOUNT|N%|free",
-    help="Memory to keep to: 60GB, 80% of what it takes today, or what is free.  [default: 100%]",
+    help="Memory to keep to: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
 )
 @click.option(
     "--step-time",
@@ -108,7 +108,7 @@ def plan(
         set_early(Path(script))
     from recompute_scan.record.finish import Reporting, Way, plan_and_report
     from recompute_scan.record.options import RunOptions, beside
-    from recompute_scan.record.proof import Asked
+    from recompute_scan.record.verify import Asked
 
     place, earlier = beside(folder, plans=True)
     if folder not in (place, earlier):

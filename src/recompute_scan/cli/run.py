@@ -75,7 +75,7 @@ def run_guarded_script(
     is_module: bool,
     nproc_per_node: int | None,
 ) -> int:
-    """The script's exit status; what was told is in the folder."""
+    """The script's exit status; the guard's messages are in the folder."""
     folder = folder.absolute()
     if nproc_per_node is not None:
         from recompute_scan.record.launch import launch
@@ -88,7 +88,7 @@ def run_guarded_script(
     standing, ended = run_guarded(
         script, is_module, args, folder, [told_change] if followed_at() else []
     )
-    if standing is None:  # why is said already
+    if standing is None:  # the reason is printed already
         return ended.exit_status
     tell(f"{plural(standing.steps, 'step')} guarded: {_closing(standing)}")
     for change in standing.changes:
@@ -97,7 +97,7 @@ def run_guarded_script(
 
 
 def _closing(standing: StandingGuard) -> str:
-    """What changed, and how often blocks are recomputed: a guard that sees no change may have
+    """The changes, and how often blocks are recomputed: a guard that sees no change may have
     seen a training that was doubled from its first step on.
     """
     from recompute_scan.guarding.judge import count
@@ -129,7 +129,7 @@ def launcher_in(whole: Sequence[str], script: str, args: Sequence[str]) -> str |
     # As in a shell, a folder of the launcher's name is not in its way.
     if Path(script).suffix == ".py" or not _behind_dashes(whole, args):
         return None
-    # An environment that is used without being activated has its launchers beside its Python.
+    # An environment that is used without being activated has its launchers next to its Python.
     beside = str(Path(sys.executable).parent)
     return shutil.which(script) or shutil.which(script, path=beside)
 
@@ -168,7 +168,7 @@ def script_folder(script: str, args: Sequence[str], *, launched: bool, ending: s
     """The folder of a script's runs, named after it.
 
     Raises:
-        UsageError: A link is there, which nobody who started the command has named (``E206``).
+        UsageError: A link is there that the command line does not name (``E206``).
     """
     if launched:
         script = next((one for one in args if one.endswith(".py")), script)
@@ -252,11 +252,11 @@ def commands_after(
     script: str = "",
     is_module: bool = False,
 ) -> tuple[NextCommand, ...]:
-    """What may come next: what shows the fix and applies it, what records again and compares the
-    two recordings, what measures the fix, compares gradients and plans.
+    """Commands that may come next: see and apply the fix, record again and compare the two
+    recordings, measure the fix, compare gradients, plan.
 
-    The last three are there only where ``verify`` says that they can be done. What records again
-    writes into a folder of its own, so that the recording before the fix stays.
+    The last three are there only where ``verify`` says that they can be done. The command that
+    records again writes into another folder, so that the recording before the fix stays.
 
     Args:
         words: The command line behind the program's name, ``run`` first.

@@ -1,17 +1,11 @@
-"""The verdict on compiled code.
+"""The verdict on compiled code, from a trace and the compiler's graphs or from the graphs alone.
 
-The verdict on a step with compiled code: what the trace shows and what the graphs say.
+A trace shows how often a compiled call ran again as a whole: a checkpoint around it does that. The
+graphs show which operators its backward pass runs again. An operator ran again as often as both
+together, so compiled calls are opened up into their operators.
 
-The verdict on compiled code from the compiler's graphs alone: no trace says what ran when.
-
-The checkpoints around compiled code, by the stacks of its compilation, and those in it, by line.
-
-A trace shows how often a compiled call ran again as a whole. Where there is none, torch's
-structured trace still tells who called the code when it was compiled: calls of the checkpoint
-function among them are checkpoints around it.
-
-The graphs name the line that calls torch's checkpoint, by its whole path. A recorded run knows
-lines of the user's own code by shorter names, and where a library's checkpoints were switched on.
+Without a trace, torch's structured trace has the stack on which each function was compiled: calls
+of the checkpoint function on that stack are checkpoints around the compiled code.
 """
 
 from __future__ import annotations
@@ -25,16 +19,10 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from recompute_scan.compiled.expand import (
-    Opened,
-    Parts,
-    around,
-    checkpoints_in,
-    find_parts,
-    open_up,
-)
+from recompute_scan.annotations import COMPILED
 from recompute_scan.compiled.graphs import (
     PRODUCTS,
+    CompiledSite,
     Partition,
     Repeats,
     graph_breaks,
@@ -45,8 +33,9 @@ from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import Span
 from recompute_scan.recompute.checks import PlainCounts, Tally
-from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.layers import Block, with_lookalikes
+from recompute_scan.recompute.counts import Counts, Float64
+from recompute_scan.recompute.layers import Block, numbered, with_lookalikes
+from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge, weigh
 from recompute_scan.result import (
@@ -59,13 +48,215 @@ from recompute_scan.result import (
     Variant,
 )
 from recompute_scan.result.run_record import SwitchedOn
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64
+
+# A checkpoint inside compiled code is around the same work as one outside when it holds this much.
+_SAME_WORK = 0.8
+
+Parts = tuple[Partition, ...]
+
+
+def find_parts(
+    facts: RecomputeFacts, partitions: Mapping[str, Parts]
+) -> tuple[dict[int, Parts], tuple[str, ...]]:
+    """The graphs of each forward operator that is compiled, and the calls that have none here.
+
+    Returns:
+        Graphs by place in ``facts.counts``; names of the calls that have unknown graphs.
+    """
+    calls, counts = facts.calls, facts.counts
+    function = calls.matching(vocabulary.COMPILED_FUNCTION)[calls.name]
+    region = calls.matching(vocabulary.COMPILED_REGION)
+    ran = facts.alignment
+    again = dict(zip(ran.original.tolist(), ran.again.tolist(), strict=True))
+    found: dict[int, Parts] = {}
+    unknown: dict[str, None] = {}
+    for place in np.flatnonzero(counts.counted).tolist():
+        row = int(counts.rows[place])
+        inside = _functions(calls, function, row)
+        if not len(inside) and row in again:
+            # Under a reentrant checkpoint the first run needs no gradient, and the second does.
+            inside = _functions(calls, function, again[row])
+        if not len(inside):
+            continue
+        parts = _parts_of(calls, region, inside, partitions)
+        if parts is None:
+            unknown[calls.names[calls.name[row]]] = None
+        else:
+            found[place] = parts
+    return found, tuple(unknown)
+
+
+def _functions(calls: Calls, function: Bool, row: int) -> Int64:
+    return row + np.flatnonzero(function[row : row + 1 + int(calls.size[row])])
+
+
+def _parts_of(
+    calls: Calls, region: Bool, functions: Int64, partitions: Mapping[str, Parts]
+) -> Parts | None:
+    """The graphs that these calls run; the calls in one range run its graphs in order."""
+    found: list[Partition] = []
+    turn: dict[int, int] = {}
+    for row in functions.tolist():
+        holder = int(calls.parent[row])
+        while holder >= 0 and not region[calls.name[holder]]:
+            holder = int(calls.parent[holder])
+        name = calls.names[calls.name[holder]] if holder >= 0 else ""
+        parts = partitions.get(name.partition(": ")[2], ())
+        number = turn.get(holder, 0)
+        if number >= len(parts) or not parts[number].readable:
+            return None
+        turn[holder] = number + 1
+        found.append(parts[number])
+    return tuple(found)
+
+
+def open_up(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[RecomputeFacts, Int64]:
+    """The facts with compiled calls replaced by their operators, in ``counts`` and ``blocks``.
+
+    Returns:
+        The facts; and for each entry how often the compiler runs it again by its choice, for free.
+    """
+    counts = facts.counts
+    sizes = np.ones(len(counts.rows), np.int64)
+    for place, graphs in parts.items():
+        sizes[place] = max(1, sum(len(one.repeats.nodes) for one in graphs))
+    begins = np.concatenate(([0], sizes.cumsum()))
+    source = np.repeat(np.arange(len(sizes)), sizes)
+    share = np.ones(len(source))
+    asked, own = np.zeros((2, len(source)), np.int64)
+    names = [facts.calls.names[code] for code in facts.calls.name[counts.rows[source]].tolist()]
+    code = OperatorCodes(facts.calls)[counts.rows[source]]
+    kinds: dict[tuple[str, str], int] = {}
+    beyond = int(code.max(initial=0)) + 1
+    for place, graphs in parts.items():
+        at = int(begins[place])
+        each = 1 / len(graphs)
+        for graph in graphs:
+            for node, weight, times, for_it in zip(
+                graph.repeats.nodes, graph.weights, graph.repeats.times, graph.asked, strict=True
+            ):
+                share[at], asked[at], own[at] = weight * each, for_it, times - for_it
+                names[at] = f"aten::{node.operator}"
+                code[at] = beyond + kinds.setdefault((node.target, node.type), len(kinds))
+                at += 1
+    opened = _opened_counts(facts, source, share, asked, tuple(names))
+    blocks = _opened_blocks(facts, parts, begins, opened)
+    lookalikes = tuple(with_lookalikes(blocks, opened, code))
+    return replace(facts, counts=opened, blocks=lookalikes), own
+
+
+def _opened_counts(
+    facts: RecomputeFacts,
+    source: Int64,
+    share: np.ndarray[tuple[int], np.dtype[np.float64]],
+    asked: Int64,
+    names: tuple[str, ...],
+) -> Counts:
+    counts = facts.counts
+    outer = counts.multiplicity[source]
+    weight = counts.weight[source] * share
+    backwards = facts.alignment.passes[source]
+    # A recompute inside a graph has no range in the trace: it is priced as its forward.
+    inside = asked * backwards * weight
+    beyond = np.maximum(0, outer + asked - 1) - np.maximum(0, outer - 1)
+    return Counts(
+        rows=counts.rows[source],
+        multiplicity=outer + asked,
+        runs=counts.runs[source] + asked * backwards,
+        weight=weight,
+        again=counts.again[source] * share + inside,
+        redundant=counts.redundant[source] * share + beyond * backwards * weight,
+        counted=counts.counted[source],
+        step=counts.step[source],
+        batch=counts.batch[source],
+        redundant_rows=counts.redundant_rows,
+        operators=names,
+    )
+
+
+def _opened_blocks(
+    facts: RecomputeFacts, parts: Mapping[int, Parts], begins: Int64, opened: Counts
+) -> list[Block]:
+    """The blocks under checkpoints, in the trace and inside compiled calls."""
+    found: list[Block] = []
+    inner = {place: checkpoints_in(graphs, int(begins[place])) for place, graphs in parts.items()}
+    covered: set[int] = set()
+    for block in facts.blocks:
+        if not block.checkpoints:
+            continue
+        first, last = block.span.first, block.span.last
+        span = replace(block.span, first=int(begins[first]), last=int(begins[last + 1]) - 1)
+        inside = [span_ for place in range(first, last + 1) for span_ in inner.get(place, [])]
+        covered.update(range(first, last + 1))
+        found += around(replace(block, span=span, parts=()), inside, opened.weight)
+    for place, spans in inner.items():
+        if place not in covered and opened.counted[begins[place]]:
+            batch = int(opened.batch[begins[place]])
+            found += [Block(one, numbered(one.checkpoints), batch) for one in spans]
+    return found
+
+
+def around(block: Block, inside: Sequence[Span], weight: Float64) -> list[Block]:
+    """The blocks that a checkpoint makes with those inside it: one where both are around the same.
+
+    Args:
+        block: What the outer checkpoint is around.
+        inside: The checkpoints in it.
+        weight: Time of each operator.
+    """
+    own = weight[block.places].sum()
+    held = sum(weight[one.first : one.last + 1].sum() for one in inside)
+    if not inside or (len(inside) == 1 and held < _SAME_WORK * own):
+        return [block]
+    if len(inside) == 1:
+        return [replace(block, checkpoints=numbered(block.checkpoints + inside[0].checkpoints))]
+    return [
+        Block(one, numbered(block.checkpoints + one.checkpoints), block.batch) for one in inside
+    ]
+
+
+def checkpoints_in(graphs: Parts, begin: int) -> list[Span]:
+    """The checkpoints inside these graphs, as spans of entries that begin with this one."""
+    spans: list[Span] = []
+    for graph in graphs:
+        groups = [node.group for node in graph.repeats.nodes]
+        order = list(dict.fromkeys(group for group in groups if group is not None))
+        for turn, group in enumerate(order):
+            mine = [place for place, one in enumerate(groups) if one == group]
+            same = len(order) == len(graph.sites)
+            only = graph.sites[0] if len(set(graph.sites)) == 1 else None
+            site = graph.sites[turn] if same else only
+            # The innermost module that holds all of them.
+            modules = [module for place in mine if (module := graph.modules[place]) is not None]
+            levels = zip(*(module.split(".") for module in modules), strict=False)
+            shared = [names[0] for names in takewhile(lambda names: len({*names}) == 1, levels)]
+            spans.append(
+                Span(
+                    first=begin + mine[0],
+                    last=begin + mine[-1],
+                    checkpoints=(_compiled_checkpoint(site),),
+                    module=".".join(shared) or None,
+                )
+            )
+        begin += len(groups)
+    return spans
+
+
+def _compiled_checkpoint(site: CompiledSite | None) -> Checkpoint:
+    """A compiled checkpoint: the compiler makes no difference between the variants."""
+    known = Checkpoint(depth=0, variant=None, options=(COMPILED,))
+    if site is None:
+        return known
+    return replace(known, mechanism=recognise(site.place).name, call_site=site.line)
+
 
 _CHECKPOINT = ("torch/utils/checkpoint.py", "checkpoint")
 # Its decorator, which keeps the compiler out of it: nothing else that has one calls models.
 _DISABLED = ("torch/_compile.py", "inner")
 _DISABLES = ("torch/_dynamo/eval_frame.py", "_fn")
-# What the reentrant variant calls: `apply` is no Python code from torch 2.14 on.
+# The reentrant variant calls these; `apply` is no Python code from torch 2.14 on.
 _REENTRANT = ("torch/autograd/function.py", "apply"), ("torch/utils/checkpoint.py", "forward")
 _FILES = tuple(file for file, _ in _REENTRANT)
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
@@ -74,8 +265,8 @@ _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 def checkpoints_around(records: Iterable[Record]) -> Mapping[str, tuple[Checkpoint, ...]]:
     """By ``frame/version`` the checkpoints around the first call, outermost first.
 
-    Code whose stack is not known is not among them. What is compiled in the backward pass, because
-    a reentrant checkpoint ran it without gradients before, has those of that first run.
+    Code without a known stack is left out. A reentrant checkpoint runs code without gradients
+    first, and the backward pass compiles it again: it has the checkpoints of the first run.
     """
     found: dict[str, tuple[Checkpoint, ...]] = {}
     first: dict[str, tuple[Checkpoint, ...]] = {}
@@ -135,6 +326,10 @@ def with_call_sites(
 ) -> tuple[Region, ...]:
     """The regions, with the call sites that a run record has for their compiled checkpoints.
 
+    The graphs name the line that calls torch's checkpoint, by its whole path. A recorded run has
+    shorter names for the lines of the user's code, and knows where a library's checkpoints were
+    switched on.
+
     Args:
         regions: The blocks.
         known: Call sites that the run record knows.
@@ -159,12 +354,12 @@ _PRODUCT = re.compile(rf"aten::({'|'.join(sorted(PRODUCTS))})$")
 _RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "inductor_seeds")
 UNKNOWN = (
     "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here or "
-    "do not tell what is recomputed (before torch 2.10 they do not name checkpoints)."
+    "do not show what is recomputed (before torch 2.10 they do not name checkpoints)."
 )
 
 
 class Graphs(Struct, frozen=True):
-    """What a run or a folder tells of compiled code.
+    """The compiler's records of a run or a folder.
 
     Attributes:
         partitions: The graphs by ``frame/version``.
@@ -223,22 +418,24 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
     if unknown:
         code = _code(facts, parts, graphs, unknown)
         return Answered(_without(facts, unknown), facts, code, seen=False, priced=True)
-    second = _count_products(facts, parts)
-    opened = open_up(facts, parts)
-    judgement = _judge(replace(opened.facts, plain=second.plain), opened)
+    plain, seen = _count_products(facts, parts)
+    opened, own = open_up(facts, parts)
+    judgement = judge(
+        facts.calls,
+        facts.structure,
+        opened.counts,
+        opened.blocks,
+        facts.alignment,
+        plain,
+        None,
+    )
+    judgement = with_own(judgement, opened.counts, own)
     by_operators: EvidenceLevel = "annotated" if facts.annotations is not None else "autograd"
-    told = replace(
-        facts,
-        judgement=judgement,
-        plain=second.plain,
-        level=by_operators,
-        compiled=None,
-    )
-    whole = replace(told, counts=opened.facts.counts, blocks=opened.facts.blocks)
+    answered = replace(facts, judgement=judgement, plain=plain, level=by_operators, compiled=None)
+    whole = replace(answered, counts=opened.counts, blocks=opened.blocks)
     asked = any(any(graph.asked) for each in parts.values() for graph in each)
-    return Answered(
-        told, whole, _code(facts, parts, graphs, ()), seen=second.seen, priced=not asked
-    )
+    code = _code(facts, parts, graphs, ())
+    return Answered(answered, whole, code, seen=seen, priced=not asked)
 
 
 def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
@@ -249,19 +446,6 @@ def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
         return facts
     names = ", ".join(unknown[:3])
     return replace(facts, judgement=Judgement("inconclusive", UNKNOWN.format(names=names)))
-
-
-def _judge(facts: RecomputeFacts, opened: Opened) -> Judgement:
-    judgement = judge(
-        facts.calls,
-        facts.structure,
-        facts.counts,
-        facts.blocks,
-        facts.alignment,
-        facts.plain,
-        None,
-    )
-    return with_own(judgement, facts.counts, opened.own)
 
 
 def with_own(judgement: Judgement, counts: Counts, own: Int64) -> Judgement:
@@ -296,7 +480,7 @@ def _code(
 
 
 def code_of(graph: Partition, calls: float | None, budget: float | None) -> CompiledGraph:
-    """What the result says of one graph, which is called so often per step."""
+    """One graph as the result shows it, with its calls per step."""
     repeats = graph.repeats
     budget = graph.budget if graph.budget is not None else budget
     free = [t > 0 and not a for t, a in zip(repeats.times, graph.asked, strict=True)]
@@ -339,20 +523,11 @@ def _recomputes(
     return tuple(replace(kind, operators=number) for kind, number in kinds.items())
 
 
-class _SecondCount(Struct, frozen=True):
-    """The two counts side by side.
+def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[PlainCounts, bool]:
+    """The plain count with the products that compiled code runs by its graphs.
 
-    Attributes:
-        plain: The plain count, with the products of compiled code where the trace shows them.
-        seen: Whether the trace shows them: then two counts have to agree.
+    Also whether the trace shows these products: then two counts have to agree.
     """
-
-    plain: PlainCounts
-    seen: bool
-
-
-def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> _SecondCount:
-    """The plain count with what compiled code runs by its graphs."""
     counts = facts.counts
     first = gradients = again = 0
     for place, graphs in parts.items():
@@ -362,7 +537,8 @@ def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> _Secon
             times = [number for node, number in pairs if node.operator in PRODUCTS]
             first += len(times)
             again += backwards * sum(times)
-            gradients += backwards * _products(graph.repeats.gradients)
+            products = (graph.repeats.gradients[name] for name in PRODUCTS)
+            gradients += backwards * sum(products)
     ran = _inside_compiled(facts)
     product = facts.calls.matching(_PRODUCT)[facts.calls.name]
     outside = sum(
@@ -374,11 +550,7 @@ def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> _Secon
     tallies = [_explained(facts, tally, ran) for tally in facts.plain.tallies]
     if seen:
         tallies.insert(0, Tally(NAME, outside, inside - gradients, 0, first, again))
-    return _SecondCount(PlainCounts(tuple(tallies)), seen)
-
-
-def _products(counter: Mapping[str, int]) -> int:
-    return sum(number for name, number in counter.items() if name in PRODUCTS)
+    return PlainCounts(tuple(tallies)), seen
 
 
 def _inside_compiled(facts: RecomputeFacts) -> Bool:
@@ -392,7 +564,7 @@ def _inside_compiled(facts: RecomputeFacts) -> Bool:
 
 
 def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool) -> Tally:
-    """The tally: of what it cannot explain, compiled code ran so much by its graphs."""
+    """The tally, with the unexplained operators that compiled code ran by its graphs."""
     named = np.array([name == tally.name for name in facts.calls.names], np.bool_)
     more = int((named[facts.calls.name] & ran).sum())
     return replace(tally, again=tally.again + min(more, max(0, tally.inside - tally.again)))
@@ -406,7 +578,7 @@ _EMPTY = "The compiled graphs hold no operator of a forward pass: there is nothi
 
 
 class Alone(Struct, frozen=True):
-    """What graphs say without a trace.
+    """The answer from the graphs, without a trace.
 
     Attributes:
         judgement: The verdict on compiled code.
@@ -439,14 +611,15 @@ def answer_alone(graphs: Graphs) -> Alone:
 
 
 def answer_without_backward(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
-    """The same where a trace has a forward pass, and compiled autograd has made one graph of the
-    backward pass, in which no autograd nodes are told apart; ``None`` for any other trace.
+    """The answer where compiled autograd has made one graph of the whole backward pass.
+
+    Such a graph has no separate autograd nodes. ``None`` for any other trace.
     """
     if not graphs.whole_backward or bool(facts.counts.counted.any()):
         return None
     alone = answer_alone(graphs)
-    told = replace(facts, judgement=alone.judgement, level="graphs", compiled=None)
-    return Answered(told, told, alone.code, seen=False, priced=False)
+    answered = replace(facts, judgement=alone.judgement, level="graphs", compiled=None)
+    return Answered(answered, answered, alone.code, seen=False, priced=False)
 
 
 class _Entries:
@@ -480,7 +653,7 @@ class _Entries:
 
 
 def _blocks(parts: Sequence[Partition], entries: _Entries, graphs: Graphs) -> list[Block]:
-    """What checkpoints are around: inside graphs, and whole graphs."""
+    """The blocks under checkpoints inside graphs and around whole graphs."""
     found: list[Block] = []
     for part, begin, end in zip(parts, entries.begins[:-1], entries.begins[1:], strict=True):
         inside = checkpoints_in((part,), int(begin))

@@ -1,16 +1,11 @@
-"""AOTAutograd's graphs, and what the backward graph repeats.
+"""AOTAutograd's graphs, and which operators of the forward graph the backward graph repeats.
 
-The graphs that AOTAutograd prints, read back: operators with what they read, and from where.
+AOTAutograd prints its graphs with ``torch.fx.GraphModule.print_readable``. The text is read line by
+line and never run.
 
-The text is that of ``torch.fx.GraphModule.print_readable``. It is read line by line and never run.
-
-From the compiler's records to what each compiled function runs again by itself.
-
-Which operators of a compiled forward pass its backward graph runs again.
-
-Names do not tell: passes over the graphs rename. Two operators are the same work when they do the
-same to the same values; what a backward graph works out without any gradient, and the forward graph
-did already, runs again.
+Passes over the graphs rename values, so names do not match. Two operators are the same work when
+they do the same to the same values. An operator runs again where the backward graph works it out
+without any gradient, and the forward graph did so already.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ _GROUP = re.compile(r"ac_graph_id: (\d+)")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\((.*)\)$")
 _ITEM = re.compile(r"([A-Za-z_]\w*)\[(\d+)\]$")
 _NAME = re.compile(r"(?<![\w.'\"])([A-Za-z_]\w*)(?![\w(=.'\"]| =)")
-_TYPE = re.compile(r"([a-z]+\d\w*)\[([^\]]*)\]")
+_TYPE = re.compile(r"([a-z]+(\d+)\w*)\[([^\]]*)\]")
 _DELETED = re.compile(r";  (?:[A-Za-z_]\w* = )+None$")
 
 GETITEM = "getitem"
@@ -46,7 +41,6 @@ _KEEPS_STATE = "torch.ops.higher_order.run_and_save_rng_state"
 _WITH_STATE = "torch.ops.higher_order.run_with_rng_state"
 _GRAPHSAFE = "torch.ops.higher_order.graphsafe_run_with_rng_state"
 _CHANGING = 128
-_BITS = re.compile(r"\d+")
 
 
 class PrintedNode(Struct, frozen=True):
@@ -58,10 +52,10 @@ class PrintedNode(Struct, frozen=True):
         reads: Names of the nodes and inputs that it reads, in order.
         text: Its arguments as they are printed.
         type: Type and shape of the result as printed; empty where it has several.
-        file: Where in the model's code, ``file:line``; ``None`` where that is not said.
+        file: Where in the model's code, ``file:line``; ``None`` where the text has no place.
         group: Number of the checkpoint that it is in; ``None`` outside any.
-        read_types: Types of what it reads, as printed.
         state: Whether it keeps (``keeps``) or is given (``given``) the state of random numbers.
+        read_types: Type of each node in ``reads``, as printed.
     """
 
     name: str
@@ -84,11 +78,6 @@ class PrintedNode(Struct, frozen=True):
         """Its arguments with other words for what it reads."""
         return _NAME.sub(lambda name: values.get(name[1], name[1]), self.text)
 
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Shape of the result; ``None`` where it has none."""
-        return shape_of(self.type)
-
 
 class PrintedGraph(Struct, frozen=True):
     """A graph: what goes in, with types, and what is done."""
@@ -103,9 +92,7 @@ def shape_of(type_: str) -> tuple[int, ...] | None:
     A length that changes is taken for 128, for want of a better number.
     """
     match = _TYPE.match(type_)
-    if match is None:
-        return None
-    return tuple(_length(part) for part in match[2].split(",") if part.strip())
+    return tuple(map(_length, filter(str.strip, match[3].split(",")))) if match else None
 
 
 def is_length(type_: str) -> bool:
@@ -121,14 +108,8 @@ def _length(text: str) -> int:
 
 def bytes_of(type_: str) -> int:
     """Bytes of a value of that printed type; 0 where the shape is not known."""
-    shape, kind = shape_of(type_), _TYPE.match(type_)
-    if shape is None or kind is None:
-        return 0
-    bits = _BITS.search(kind[1])
-    size = int(bits[0]) // 8 if bits else 1
-    for length in shape:
-        size *= length
-    return size
+    match = _TYPE.match(type_)
+    return int(match[2]) // 8 * prod(shape_of(type_) or ()) if match else 0
 
 
 def parse_graph(text: str) -> PrintedGraph:
@@ -156,7 +137,7 @@ def parse_graph(text: str) -> PrintedGraph:
 
 
 def _split(lines: list[str]) -> tuple[list[str], list[str]]:
-    """The lines of the first function's heading, and those of its body up to its ``return``."""
+    """The lines of the first function's heading, and its body's lines up to the ``return``."""
     begin = next((at for at, line in enumerate(lines) if "def forward(" in line), len(lines))
     indent = len(lines[begin]) - len(lines[begin].lstrip()) + 4 if begin < len(lines) else 0
     inside = begin
@@ -195,7 +176,7 @@ def _node(line: str, file: str | None, group: int | None) -> PrintedNode | None:
 
 
 def _grouped(nodes: dict[str, PrintedNode]) -> tuple[PrintedNode, ...]:
-    """The nodes; those that torch made around another are in the checkpoint of what reads them."""
+    """The nodes; a node that torch made around another is in the checkpoint of its reader."""
     group = {node.name: node.group for node in nodes.values()}
     for node in reversed(nodes.values()):
         for read in node.reads:
@@ -204,7 +185,7 @@ def _grouped(nodes: dict[str, PrintedNode]) -> tuple[PrintedNode, ...]:
     return tuple(replace(node, group=group[node.name]) for node in nodes.values())
 
 
-# Nothing runs on a device for these.
+# Nothing runs on a device for these operators.
 VIEWS = frozenset(
     "t transpose view _unsafe_view reshape expand permute slice select unsqueeze squeeze detach "
     "alias split split_with_sizes unbind as_strided lift_fresh_copy numpy_T mT sym_size "
@@ -212,9 +193,9 @@ VIEWS = frozenset(
 )
 _TANGENT = "tangents"
 
-# Of these a recompute costs what it cost before; anything else is fused with what needs it.
+# A recompute of these costs what it cost before; anything else is fused with its readers.
 PRODUCTS = frozenset("mm addmm bmm baddbmm _scaled_mm _grouped_mm addbmm".split())
-# What the compiler makes kernels of. Of anything else it calls the kernel that is there.
+# The compiler makes kernels for operators of these; for any other it calls the kernel that exists.
 _FUSED = frozenset({"aten", "prims", "rngprims"})
 _COSTLY = re.compile(r".*(attention|convolution|conv\d)")
 
@@ -239,13 +220,13 @@ class Repeats(Struct, frozen=True):
     """The operators of a forward graph with what its backward graph makes of them.
 
     Attributes:
-        nodes: The operators that do work, in order; views are none. What a checkpoint's recompute
-            leaves out because no gradient asks for it comes last of that checkpoint's.
+        nodes: The operators that do work, in order; views are none. Operators that a checkpoint's
+            recompute leaves out, because no gradient needs them, come last in that checkpoint.
         times: For each: how often the backward graph runs it.
         saved_bytes: Bytes that the forward pass keeps for the backward pass, inputs left out.
         gradients: Operators of the backward graph that work with gradients, by name.
         strange: Costly operators of the backward graph that no gradient goes into, and that the
-            forward graph does not have: what they are cannot be told.
+            forward graph does not have: these are not explained.
     """
 
     nodes: tuple[PrintedNode, ...]
@@ -256,7 +237,7 @@ class Repeats(Struct, frozen=True):
 
 
 def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
-    """What of the forward graph runs again in the backward graph."""
+    """The operators of the forward graph that run again in the backward graph."""
     codes: dict[str, str] = {}
     values = {name: _given(name, type_) for name, type_ in forward.inputs.items()}
     _number(forward, values, codes)
@@ -294,9 +275,10 @@ def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
 
 
 def _asked_for(forward: PrintedGraph, wanted: set[str], ran: set[str]) -> set[str]:
-    """What gradients ask for of each checkpoint's operators: what runs again, what is kept of them
-    for that checkpoint's own recompute, and what these need. Its results, which are kept where they
-    are what another checkpoint begins with, are not.
+    """The operators of each checkpoint that gradients need.
+
+    These are the ones that run again, the ones that are kept for that checkpoint's recompute, and
+    the ones that both need. A result that is kept because another checkpoint begins with it is not.
     """
     groups = {node.name: node.group for node in forward.nodes}
     asked = set(ran)
@@ -337,7 +319,7 @@ def _number(graph: PrintedGraph, values: dict[str, str], codes: dict[str, str]) 
             values[node.name] = node.type
             continue
         if node.target == GETITEM and node.reads and node.reads[0] in keeping:
-            # What keeps a state gives it first, and then what the operator itself gives.
+            # An operator that keeps a state returns the state first, then its result.
             own = values[node.reads[0]]
             values[node.name] = own if node.text.endswith(" 1") else f"state of {own}"
             continue
@@ -355,9 +337,11 @@ _CHECKPOINT = "torch.ops.higher_order.tag_activation_checkpoint("
 _PARTITIONS_FILE = re.compile(r"# File: (.{1,1000}?):(\d+) in ([\w<>.]{1,200})")
 _PARAMETER = re.compile(r"L_\w{1,40}?_modules_(\w{1,400})_(?:parameters|buffers)_\w{1,80}?_$")
 
-# What wrappers call the module that they wrap; the compiler leaves out what is before the name.
+# Wrappers' names for the module that they wrap, without the underscore that the compiler drops.
 _WRAPPERS = frozenset({"checkpoint_wrapped_module", "orig_mod", "fsdp_wrapped_module", "module"})
 
+# Operators that give the same weight in another layout or type.
+_SAME_WEIGHT = frozenset({"t", "permute", "transpose", "_to_copy", "convert_element_type"})
 # Arithmetic that takes as long as moving one byte, of a GPU's or a processor's order.
 _FLOPS_A_BYTE = 50.0
 
@@ -380,7 +364,7 @@ class Partition(Struct, frozen=True, dict=True):
     Attributes:
         compile_id: ``frame/version``, as the profiler's range around a call has it.
         repeats: What runs again.
-        modules: For each operator the module whose weights it uses; ``None`` where none tells.
+        modules: For each operator the module of the weights it uses; ``None`` where unknown.
         sites: The checkpoints in the code that was compiled, in order.
         budget: The memory budget that the compiler had; ``None`` where that is not known.
         traced: Whether the code that was compiled is known, and so what checkpoints are in it.
@@ -404,15 +388,13 @@ class Partition(Struct, frozen=True, dict=True):
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
-        """What share of the forward graph's time each operator takes, by its arithmetic and the
-        bytes of its result.
-        """
+        """Each operator's share of the forward graph's time."""
         total = sum(self.costs) or 1.0
         return tuple(cost / total for cost in self.costs)
 
     @cached_property
     def costs(self) -> tuple[float, ...]:
-        """What each operator takes: bytes of its result, and its arithmetic as bytes."""
+        """Each operator's time, as bytes: its result, and what its arithmetic is worth."""
         return tuple(_cost(node) for node in self.repeats.nodes)
 
     @cached_property
@@ -427,8 +409,8 @@ class Partition(Struct, frozen=True, dict=True):
 def read_partitions(records: Iterable[Record]) -> dict[str, tuple[Partition, ...]]:
     """The graphs by ``frame/version``, in the order in which they run.
 
-    One compilation can make several: DDP's optimizer divides a graph. What was compiled again
-    under the same number takes the place of what was before.
+    One compilation can make several: DDP's optimizer divides a graph. A second compilation under
+    the same number replaces the first.
     """
     found: dict[str, list[Partition]] = defaultdict(list)
     dynamo: dict[str, str] = {}
@@ -475,7 +457,7 @@ def _partition(key: str, pair: tuple[str, str], dynamo: str, budget: float | Non
 
 
 def _parameters(dynamo: str, inputs: dict[str, str]) -> dict[str, str]:
-    """The module of each input that is a weight, where inputs are those of the traced function."""
+    """The module of each input that is a weight, where the traced function has the same inputs."""
     traced = parse_graph(dynamo).inputs
     if len(traced) != len(inputs) or any(
         shape_of(one) != shape_of(other)
@@ -494,19 +476,15 @@ def _parameters(dynamo: str, inputs: dict[str, str]) -> dict[str, str]:
 def _modules(
     every: tuple[PrintedNode, ...], working: tuple[PrintedNode, ...], weights: dict[str, str]
 ) -> tuple[str | None, ...]:
-    of = dict(weights)
+    """The module of the first weight, or view or copy of one, that each operator reads."""
+    held, found = dict(weights), {}
     for node in every:
-        module = next((of[read] for read in node.reads if read in of and read in weights), None)
-        if module is None and len(node.reads) == 1 and node.reads[0] in of:
-            module = of[node.reads[0]] if node.reads[0] in weights else None
+        module = next((held[read] for read in node.reads if read in held), None)
         if module is not None:
-            of[node.name] = module
-            weights = weights | {node.name: module} if _is_view(node) else weights
-    return tuple(of.get(node.name) for node in working)
-
-
-def _is_view(node: PrintedNode) -> bool:
-    return node.operator in {"t", "permute", "transpose", "_to_copy", "convert_element_type"}
+            found[node.name] = module
+            if node.operator in _SAME_WEIGHT:
+                held[node.name] = module
+    return tuple(found.get(node.name) for node in working)
 
 
 def _sites(dynamo: str) -> tuple[CompiledSite, ...]:
@@ -529,6 +507,6 @@ def _cost(node: PrintedNode) -> float:
         return moved
     if node.operator in PRODUCTS:
         summed = shape_of(node.read_types[-2]) if len(node.read_types) > 1 else None
-        return moved + 2 * prod(node.shape or ()) * (summed or (1,))[-1] / _FLOPS_A_BYTE
+        return moved + 2 * prod(shape_of(node.type) or ()) * (summed or (1,))[-1] / _FLOPS_A_BYTE
     query, length = shape_of(first) or (), shape_of(node.read_types[-1]) or (1, 1)
     return moved + 4 * prod(query) * prod(length[-2:-1]) / _FLOPS_A_BYTE

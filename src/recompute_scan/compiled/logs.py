@@ -1,19 +1,13 @@
-"""torch's structured trace and text logs of the compiler.
+"""The compiler's records, from torch's structured trace or from a text log.
 
-The records that the compiler writes while it compiles: torch's structured trace, or a text log.
+A folder named by ``TORCH_TRACE`` has one structured trace for each rank
+(``torch/_logging/_internal.py``, since torch 2.3), and tlparse copies it. `run` writes the records
+that are needed in the same form: a line with a JSON object, then the lines of its payload, each
+behind a tab.
 
-A folder named by ``TORCH_TRACE`` has one such file for each rank (``torch/_logging/_internal.py``,
-since torch 2.3), and `run` writes the same records, those that are needed, in the same form: a line
-with a JSON object, then the lines of its payload, each behind a tab.
-
-What a program prints under ``TORCH_LOGS=aot_graphs`` is read into the same records: every line
-begins with glog's prefix, the compilation and the log's name, and a graph is the lines from its
-heading to the next one. Which code was compiled, and on which stack, is not there.
-
-Where the compiler's graphs lie: beside a trace, or in a folder or file of their own.
-
-Known are what `run` writes, the folder that ``TORCH_TRACE`` names, what tlparse makes of it, and
-text that a program printed under ``TORCH_LOGS=aot_graphs``.
+A program prints text under ``TORCH_LOGS=aot_graphs``: every line begins with glog's prefix, the
+compilation and the log's name, and a graph is the lines from its heading to the next one. The
+compiled code and its stack are not there.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,7 +37,7 @@ _LOG_LINE = re.compile(
 )
 _HEADING = re.compile(r"\s*===== (Forward|Backward) graph \d+ =====")
 _END = "TRACED GRAPH"
-# What is needed of all that torch writes: names of records, and of the artifacts among them.
+# The records that are needed, and the artifacts that are.
 WANTED = frozenset(
     {"dynamo_start", "dynamo_output_graph", "aot_forward_graph", "aot_backward_graph"}
 )
@@ -73,8 +67,8 @@ class Record(Struct, frozen=True):
     """One record.
 
     Attributes:
-        name: What it is: ``aot_forward_graph``; of an artifact its own name.
-        fields: What else its line says.
+        name: Such as ``aot_forward_graph``; an artifact has the artifact's name.
+        fields: The rest of its line.
         payload: Its text; empty where it has none.
         files: Names of files by the numbers that stacks have for them.
     """
@@ -94,7 +88,7 @@ class Record(Struct, frozen=True):
 
     @property
     def stack(self) -> tuple[CompileFrame, ...] | None:
-        """Who called what is compiled, outermost first; ``None`` where that is not said."""
+        """The stack on which the code is compiled, outermost first; ``None`` where unknown."""
         started = self.fields.get("dynamo_start")
         frames = started.get("stack") if isinstance(started, dict) else None
         if not isinstance(frames, list):
@@ -129,20 +123,17 @@ def read_records(lines: Iterable[str]) -> Iterator[Record]:
     files: dict[int, str] = {}
     fields: dict[str, Any] | None = None
     payload: list[str] = []
-    for line in lines:
+    for line in chain(lines, [""]):
         if line.startswith("\t"):
-            if fields is not None:
-                payload.append(line[1:])
+            payload.append(line[1:])
             continue
         if fields is not None:
             yield Record(wanted_name(fields) or "", fields, "\n".join(payload), files)
         fields, payload = _parse(line, files), []
-    if fields is not None:
-        yield Record(wanted_name(fields) or "", fields, "\n".join(payload), files)
 
 
 def _parse(line: str, files: dict[int, str]) -> dict[str, Any] | None:
-    """What a line says, where it begins a record that is needed; names of files are noted."""
+    """A line's fields, where it begins a record that is needed; names of files are noted."""
     match = _LINE.match(line)
     if match is None:
         return None
@@ -165,38 +156,31 @@ def write_record(fields: dict[str, Any], payload: str) -> str:
 
 
 def read_text_log(lines: Iterable[str]) -> dict[int, list[Record]]:
-    """The records of each rank, or of each process in order where no ranks are told.
+    """The records of each rank, or of each process in order where the log has no ranks.
 
     Lines of anything else are passed over.
     """
-    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    open_: dict[tuple[str, str], tuple[Record, list[str]]] = {}
-
-    def close(whose: tuple[str, str]) -> None:
-        if whose in open_:
-            record, body = open_.pop(whose)
-            found[whose].append(Record(record.name, record.fields, "\n".join(body)))
-
+    found: dict[tuple[str, str], list[tuple[str, dict[str, Any], list[str]]]] = defaultdict(list)
+    open_: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         match = _LOG_LINE.search(line) if MARK in line else None
         if match is None:
             continue
-        rank, process, frame, version, said = match.groups()
-        # Ranks that are told are one process each.
-        whose = (rank or "", "" if rank else process)
-        heading = _HEADING.match(said)
-        if heading or said.startswith(_END):
-            close(whose)
-        if heading:
+        rank, process, frame, version, text = match.groups()
+        # A rank that has a number is one process.
+        writer = (rank or "", "" if rank else process)
+        if heading := _HEADING.match(text):
             name = "aot_forward_graph" if heading[1] == "Forward" else "aot_backward_graph"
             where = {"frame_id": int(frame), "frame_compile_id": int(version)}
-            open_[whose] = Record(name, {name: {}, **where}, ""), []
-        elif whose in open_:
-            open_[whose][1].append(said)
-    for whose in list(open_):
-        close(whose)
+            body = open_[writer] = []
+            found[writer].append((name, {name: {}, **where}, body))
+        elif text.startswith(_END):
+            open_.pop(writer, None)
+        elif writer in open_:
+            open_[writer].append(text)
     ranks: dict[int, list[Record]] = {}
-    for (rank, _), records in found.items():
+    for (rank, _), graphs in found.items():
+        records = [Record(name, fields, "\n".join(body)) for name, fields, body in graphs]
         ranks[int(rank) if rank else len(ranks)] = records
     return ranks
 
@@ -269,12 +253,12 @@ def is_text(address: Address) -> bool:
 def _logs_in(folder: Path, limits: Limits, rank: int | None = None) -> tuple[CompilerLog, ...]:
     """The logs in a folder, one for each rank, or of one rank: of several the last begun."""
     found: dict[int, list[tuple[str, Path, list[Record]]]] = defaultdict(list)
-    for path, told in _candidates(folder):
-        if None not in (rank, told) and rank != told:
+    for path, named in _candidates(folder):
+        if None not in (rank, named) and rank != named:
             continue
         for number, records in _read(path, limits).items():
             if _compiled(records):
-                found[number if told is None else told].append((_begun(path), path, records))
+                found[number if named is None else named].append((_begun(path), path, records))
     logs = []
     for number, each in sorted(found.items()):
         _, path, records = max(each, key=lambda one: one[:2])
@@ -283,7 +267,7 @@ def _logs_in(folder: Path, limits: Limits, rank: int | None = None) -> tuple[Com
 
 
 def _candidates(folder: Path) -> list[tuple[Path, int | None]]:
-    """Files that may be logs, with their rank where their name tells it; those named so alone."""
+    """Files that may be logs, with the rank in their name; a file with a log's name goes first."""
     names = sorted(islice((one.name for one in folder.iterdir()), _MOST_FILES))
     for pattern, log in ((_OWN, "{}"), (_TORCHS, "{}"), (_TLPARSE_RANK, f"{{}}/{_TLPARSE}")):
         named = [
@@ -352,7 +336,7 @@ def _compiled(records: list[Record]) -> bool:
 
 
 def _begun(path: Path) -> str:
-    """When a log was begun, as its first line tells it; in the order of time within a year."""
+    """The time in a log's first line, as text that sorts by time within a year."""
     with opened(path) as file:
         head = next(_lines(file), "")
     return head[head.find("V") :][:21]

@@ -3,22 +3,18 @@
 Each moment that can be the fullest gives one linear constraint, with a helper variable for every
 set of modules that share a storage. HiGHS solves it (``docs/decisions/0005-memory-plan.md``).
 
-What each choice takes is told by steps that were measured (``cost/plan.py``).
+Measured steps give the time of each choice (``cost/plan.py``).
 
-What every arrangement of checkpoints holds at the moments that can be the fullest.
-
-What is held at a moment is a sum over storages, each counted once however many hold it. An operator
-inside a module holds what it saves where the module is not recomputed; a checkpoint holds the
-module's inputs, and while its recompute is used everything that the module saves. A selective one
-holds the results of heavy operators beside the inputs, each until its recompute has come to it.
-What an offloaded module saves is on the host until its backward pass, the weights among it. There
-all of it is taken to be back at once, beside what others hold of the same: operators fetch it one
-by one, as copies, and so it is hardly ever more.
-A part of a module with a checkpoint of its own is one inside a module that is kept.
-Moments that can be the fullest: each recompute, of a module or a part, at its end and where a
-selective one is the fullest, and each turn from forward to backward.
-
-HiGHS, the solver of 0-1 programs: to the optimum, in one thread, and silent.
+The bytes held at a moment are a sum over storages, each counted once whatever holds it. An operator
+inside a module holds the tensors that it saves unless the module is recomputed. A checkpoint holds
+the module's inputs, and while its recompute is used all tensors that the module saves. A selective
+one also holds the results of heavy operators, each until its recompute has come to it. An offloaded
+module has its saved tensors on the host until its backward pass, weights included. There all of
+them count as back at once, and in addition to other holds of the same storages: operators fetch
+them one by one, as copies, so it is hardly ever more. A part with a separate checkpoint is a
+checkpoint inside a module that is kept. Moments that can be the fullest are each recompute, of a
+module or a part, at its end and where a selective one is the fullest, and each turn from forward to
+backward.
 """
 
 from __future__ import annotations
@@ -42,8 +38,8 @@ from recompute_scan.result.run_record import (
 )
 from recompute_scan.terminal import without_lines
 
-# What happens to each module: one of the first four. To a part happens what does to its module, or
-# it alone is recomputed.
+# The choice for each module: one of the first four. A part has the choice of its module, or is
+# recomputed alone.
 Choices = npt.NDArray[np.int8]
 KEEP, RECOMPUTE, SELECTIVE, OFFLOAD, PART = 0, 1, 2, 3, 4
 # A module, by its place, and what happens to it.
@@ -51,11 +47,11 @@ Condition = tuple[int, int]
 
 
 class Moment(Struct, frozen=True):
-    """What is held at one moment.
+    """The bytes held at one moment.
 
     Attributes:
         always: Bytes, whatever is recomputed.
-        terms: Bytes by the conditions of which one has to hold.
+        terms: Bytes that are held where at least one of the conditions is true.
     """
 
     always: int
@@ -104,7 +100,7 @@ def _moments_of(
         return _moment(rehearsal, time, recomputing, until, fixed, choices, parts)
 
     def beside(moment: Moment, time: int) -> int:
-        """What was allocated until then beside what is saved, with everything recomputed."""
+        """Other bytes than saved ones until then, with everything recomputed."""
         return levels[time - 1] - moment.held(everything) if levels else 0
 
     runs, levels = rehearsal.runs, rehearsal.levels
@@ -197,7 +193,7 @@ def _moment(
         for hold in storage.holds:
             run = rehearsal.whole_run(hold.run)
             place = runs[run].candidate if run >= 0 else -1
-            # What decides of it: the part, where that has a choice of its own.
+            # The choice for a part counts, where it has one.
             part = runs[hold.run].candidate if hold.run >= 0 else -1
             part = part if part in parts else place
             movable = place >= 0 and place not in fixed
@@ -224,7 +220,7 @@ def _moment(
                 if part in parts and movable and hold.begin < time <= runs[hold.run].backward:
                     literals.add((part, PART))
             elif movable and run == recomputing and hold.kind == "heavy":
-                # What the recompute has not come to stays as long as the checkpoint.
+                # Results ahead of the recompute stay as long as the checkpoint.
                 if SELECTIVE in choices and hold.begin > until:
                     literals.add((place, SELECTIVE))
             elif movable and hold.begin < time <= runs[run].backward:
@@ -285,8 +281,8 @@ class Arrangements(Struct, frozen=True):
         fixed: Modules that cannot be recomputed, because no backward pass was seen of them.
         selective_ms: What a selective checkpoint takes; ``None`` where it would hardly be faster
             than one that keeps nothing, or was not measured.
-        offload_ms: What it takes to have all that a module saves on the host; empty where that was
-            not measured, or not told from noise.
+        offload_ms: Time to have all that a module saves on the host; empty where that was not
+            measured, or is within the noise.
         parts: Parts that can be recomputed alone.
     """
 
@@ -320,7 +316,7 @@ class Arrangements(Struct, frozen=True):
         return found
 
     def options(self, place: int) -> tuple[int, ...]:
-        """What can be chosen for a module; for a part, where its module is kept."""
+        """The choices for a module; for a part, where its module is kept."""
         if self.candidates[place].part_of >= 0:
             return (KEEP, PART) if place in self.parts else (KEEP,)
         if place in self.fixed:
@@ -338,7 +334,7 @@ class Arrangements(Struct, frozen=True):
         return self.keep_ms + sum(self.extra_ms(n, choice) for n, choice in enumerate(choices))
 
     def extra_ms(self, place: int, choice: int) -> float:
-        """What a choice for one module adds to a step."""
+        """Time that a choice for one module adds to a step."""
         if self.candidates[place].part_of >= 0:
             return self.again_ms[place] if choice == PART else 0.0
         if choice == SELECTIVE:
@@ -405,7 +401,7 @@ def _in_order(one: Arrangements, found: Choices, budget: int) -> Choices:
 
 
 def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:
-    """What does not fit to the byte gives way: the modules that cost least are recomputed too."""
+    """Recompute more modules, the cheapest first, until the arrangement fits to the byte."""
     modules = [place for place in whole_places(one.candidates) if place not in one.fixed]
     for place in sorted(modules, key=lambda place: one.again_ms[place]):
         found[place] = RECOMPUTE

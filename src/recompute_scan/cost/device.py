@@ -1,13 +1,10 @@
-"""Kernels and copies of an interval of trace: what each waited for, and how busy the device was.
+"""Kernels and copies of an interval of trace, and what each waited for.
 
 A trace does not say on which stream an event was recorded. (``cuda_sync`` rows would, but they
 must be asked for, and CUDA 12.9 and newer leave them empty: pytorch/kineto#1552.) As torch
-records events behind the work that is to be waited for, the stream of the thread's last launch
-is taken. Of the records before a wait, the last is taken whose kernel was done when the waiting
-one began, so that nothing contradicts the trace.
-
-Occupancy is a union of intervals of all that is recorded of the device: the same quantities as
-Holistic Trace Analysis gives, counted apart from it, so that the two stand side by side.
+records events behind the work to wait for, the stream of the thread's last launch is taken. Of the
+records before a wait, the last one with a kernel that had ended when the waiting kernel began is
+taken, so that nothing contradicts the trace.
 """
 
 from __future__ import annotations
@@ -18,39 +15,9 @@ from bisect import bisect_left
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.cost.phases import sum_covered
 from recompute_scan.numpy_tools import changes, split
-from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.study import RecomputeFacts
-from recompute_scan.result import DeviceTime
-from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
-
-_NS_PER_MS = 1e6
-
-
-def device_time(trace: Trace) -> DeviceTime | None:
-    """How the device spent the time that the trace covers; ``None`` without work on one."""
-    work = (trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY)
-    start, end = trace.ts, trace.ts + trace.dur
-
-    def length(these: Bool) -> float:
-        return sum_covered(start[these], end[these])
-
-    if not work.any() or not (whole := float(end[work].max() - start[work].min())):
-        return None
-    named = np.array([bool(vocabulary.TALKS.match(name)) for name in trace.names], np.bool_)
-    talking = (trace.kind == Kind.KERNEL) & named[trace.name]
-    computing = (trace.kind == Kind.KERNEL) & ~talking
-    busy, computed, talked = length(work), length(computing), length(talking)
-    beside = computed + talked - length(computing | talking)
-    return DeviceTime(
-        kernel_time_ms=whole / _NS_PER_MS,
-        idle_pct=100 * (1 - busy / whole),
-        compute_pct=100 * computed / whole,
-        non_compute_pct=100 * (busy - computed) / whole,
-        overlap_pct=100 * beside / talked if talked else None,
-    )
-
+from recompute_scan.trace.columns import Bool, Int32, Int64
 
 _RECORD = re.compile(r"(cuda|hip)EventRecord|cuEventRecord")
 _WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
@@ -104,8 +71,8 @@ class Waits(Struct, frozen=True):
         source: Positions of kernels on other streams that were waited for.
         target: Positions of those that waited; ascending.
         lag: From the end of the one to the start of the other.
-        late: How much later than all this explains each began, ns. It is in one of the times
-            above already: that of what came last.
+        late: How much later than all this explains each began, ns. The time above that came last
+            has it already.
     """
 
     launch: Int64
@@ -137,7 +104,7 @@ def find_device(facts: RecomputeFacts, begin: int, end: int) -> Device:
 
 
 def find_waits(facts: RecomputeFacts, device: Device) -> Waits:
-    """What each kernel waited for; see :class:`Waits`."""
+    """The waits of each kernel; see :class:`Waits`."""
     if not len(device):
         none = np.empty(0, np.int64)
         return Waits(none, none, none, none, none, none)
@@ -175,7 +142,7 @@ def find_waits(facts: RecomputeFacts, device: Device) -> Waits:
 
 
 def _event_waits(facts: RecomputeFacts, device: Device) -> tuple[Int64, Int64]:
-    """Pairs of kernels, the second of which was made to wait for the first by an event."""
+    """Pairs of kernels: an event made the second wait for the first."""
     calls = facts.calls
     waits = calls.named(_WAIT)
     records = calls.named(_RECORD)
@@ -215,7 +182,7 @@ def _event_waits(facts: RecomputeFacts, device: Device) -> tuple[Int64, Int64]:
 
 
 class _Launches:
-    """All launches in order of time, and those of each stream."""
+    """All launches in order of time, and the launches of each stream."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -7,17 +7,17 @@ recomputed once, 5/3 where it is recomputed twice.
 
 Floating-point operations of one operator call, from the shapes of its inputs.
 
-A multiplication with its addition counts as two operations; what is not a matrix product, a
-convolution or attention counts as nothing, as in the accounts that MFU is defined by. The formulas
-are those of torch's own counter (``torch/utils/flop_counter.py``), with two differences: a grouped
-convolution's backward is counted by its groups, and products of routed experts are counted at all.
+A multiplication with its addition counts as two operations. Only matrix products, convolutions and
+attention count, as in the definition of MFU. The formulas come from torch's own counter
+(``torch/utils/flop_counter.py``), with two differences: a grouped convolution's backward is counted
+by its groups, and products of routed experts are counted at all.
 
 * product of an m by k and a k by n matrix: 2·m·k·n
 * convolution: 2·N·C_out·(C_in / groups)·(kernel)·(output positions), each of the two gradients as
   much again; a transposed convolution is counted at its input positions
 * attention, forward: the two products of scores and values, 2·B·H·S_q·S_k·(D + D_v); backward:
-  five products, one of which recomputes the scores inside the kernel. A causal mask or a window
-  is not subtracted (Chowdhery et al. 2022, PaLM, appendix B).
+  five products, including one that recomputes the scores inside the kernel. A causal mask or a
+  window is not subtracted (Chowdhery et al. 2022, PaLM, appendix B).
 
 The device that a trace was recorded on, and the peak arithmetic of known GPUs.
 
@@ -54,7 +54,7 @@ Shape = tuple[int, ...]
 
 
 class Inputs(Struct, frozen=True):
-    """What a trace says about the inputs of one call.
+    """The inputs of one call, as the trace has them.
 
     Attributes:
         shapes: Shape of each input, empty for what is no tensor.
@@ -93,13 +93,8 @@ def count_call(name: str, inputs: Inputs) -> float | None:
     return float(flops) if 0 <= flops < _MOST else None
 
 
-def has_formula(name: str) -> bool:
-    """Whether calls of this name can be counted at all."""
-    return name in _FORMULAS
-
-
 def number_type(inputs: Inputs) -> str:
-    """What the call computes in: ``bf16``, ``fp16``, ``fp32``, ``fp64``, ``fp8``; else empty."""
+    """The number type of the call: ``bf16``, ``fp16``, ``fp32``, ``fp64``, ``fp8``; else empty."""
     for text in inputs.types:
         for pattern, short in _NUMBER_TYPES:
             if pattern.match(text):
@@ -238,7 +233,7 @@ def _sequence_first(formula: Callable[[Inputs], int], lengths: int) -> Callable[
 
 
 def _plain(first: int, formula: Callable[[Shape, Shape], int]) -> Callable[[Inputs], int]:
-    """A product of two inputs, of which ``first`` is the place of the one on the left."""
+    """A product of two inputs, the left one in place ``first``."""
     return lambda inputs: formula(*inputs.shapes[first : first + 2])
 
 
@@ -258,7 +253,7 @@ _FORMULAS: dict[str, Callable[[Inputs], int]] = {
     "aten::_addmm_activation": _plain(1, _product),
     "aten::bmm": _plain(0, _batched),
     "aten::baddbmm": _plain(1, _batched),
-    # Counted where the product inside it is none of the above (oneDNN).
+    # Counted where the product inside it is not in this table (oneDNN).
     "aten::linear": _linear,
     "mkldnn::_linear_pointwise": _linear,
     "aten::_grouped_mm": _grouped,
@@ -286,11 +281,11 @@ _FORMULAS: dict[str, Callable[[Inputs], int]] = {
 
 
 class Machine(Struct, frozen=True):
-    """What a person says of the device; it stands above what traces and tables say.
+    """The device as the user gives it. It counts before traces and tables.
 
     Attributes:
         peak_tflops: Peak arithmetic of one device, TFLOP/s.
-        memory_bytes: Memory of one device, instead of what the trace says it has.
+        memory_bytes: Memory of one device, instead of the size in the trace.
     """
 
     peak_tflops: float | None = None
@@ -301,7 +296,7 @@ UNKNOWN_MACHINE = Machine()
 
 
 def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
-    """Name of the GPU; ``None`` where it is not told, or the host has different ones.
+    """Name of the GPU; ``None`` where it is unknown, or the host has different ones.
 
     Args:
         trace: Its ``deviceProperties`` list every GPU of the host.
@@ -318,7 +313,7 @@ def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
 
 
 def capacity(trace: Trace, device: int) -> int | None:
-    """Memory of the GPU with this number in bytes; ``None`` where the trace does not tell."""
+    """Memory of the GPU with this number in bytes; ``None`` where the trace lacks it."""
     devices = trace.metadata.get("deviceProperties")
     if not isinstance(devices, list) or not 0 <= device < len(devices):
         return None
@@ -326,15 +321,53 @@ def capacity(trace: Trace, device: int) -> int | None:
     return size if isinstance(size, int) and 0 < size < 2**62 else None
 
 
-NVIDIA_DATA = "https://www.nvidia.com/en-us/data-center/"
-AMPERE_GA102 = (
-    "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
-)
+NV = "https://www.nvidia.com/en-us/data-center/"
+GRACE = NV + "grace-hopper-superchip/"
+GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
-AMD_DATA = "https://www.amd.com/en/products/accelerators/instinct/"
-
+AMD = "https://www.amd.com/en/products/accelerators/instinct/"
+MI300 = AMD + "mi300/"
 
 _SLICE = re.compile(r"\bMIG\b")
+_NUMBERS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp64")
+_NO = None  # The product does not support the type.
+# A word of device names, the product, TFLOP/s for each of `_NUMBERS` and the page that prints them.
+# The first word found in a name counts. Products of 16 bits are added up in 32 bits. An MI250X is
+# two devices; its row has the figures of one.
+_PEAKS: tuple[tuple[str, str, tuple[float | None, ...], str], ...] = (
+    (r"GB200\b", "GB200", (2500.0, 2500.0, 80.0, 1250.0, 5000.0, 40.0), NV + "gb200-nvl72/"),
+    (r"B300\b", "B300", (2250.0, 2250.0, 75.0, 1125.0, 4500.0, 1.25), NV + "hgx/"),
+    (r"B200\b", "B200", (2250.0, 2250.0, 75.0, 1125.0, 4500.0, 37.0), NV + "hgx/"),
+    (r"H200 NVL\b", "H200 NVL", (835.5, 835.5, 60.0, 417.5, 1670.5, 60.0), NV + "h200/"),
+    (r"GH200\b", "GH200", (989.5, 989.5, 67.0, 494.5, 1979.0, 67.0), GRACE),
+    (r"H200\b", "H200 SXM", (989.5, 989.5, 67.0, 494.5, 1979.0, 67.0), NV + "h200/"),
+    (r"H100 NVL\b", "H100 NVL", (835.5, 835.5, 60.0, 417.5, 1670.5, 60.0), NV + "h100/"),
+    (r"(H100|H800) PCIe\b", "H100 PCIe", (756.5, 756.5, 51.0, 378.0, 1513.0, 51.0), NV + "h100/"),
+    (r"(H100|H800)\b", "H100 SXM", (989.5, 989.5, 67.0, 494.5, 1979.0, 67.0), NV + "h100/"),
+    (r"(A100|A800)\b", "A100", (312.0, 312.0, 19.5, 156.0, _NO, 19.5), NV + "a100/"),
+    (r"A40\b", "A40", (149.7, 149.7, 37.4, 74.8, _NO, _NO), NV + "a40/"),
+    (r"A30\b", "A30", (165.0, 165.0, 10.3, 82.0, _NO, 10.3), NV + "products/a30-gpu/"),
+    (r"A10\b", "A10", (125.0, 125.0, 31.2, 62.5, _NO, _NO), NV + "products/a10-gpu/"),
+    (r"L40S\b", "L40S", (362.05, 362.05, 91.6, 183.0, 733.0, _NO), NV + "l40s/"),
+    (r"L4\b", "L4", (121.0, 121.0, 30.3, 60.0, 242.5, _NO), NV + "l4/"),
+    (r"V100S", "V100S", (_NO, 130.0, 16.4, _NO, _NO, 8.2), NV + "v100/"),
+    (r"V100-PCIE", "V100 PCIe", (_NO, 112.0, 14.0, _NO, _NO, 7.0), NV + "v100/"),
+    (r"V100-SXM", "V100 SXM2", (_NO, 125.0, 15.7, _NO, _NO, 7.8), NV + "v100/"),
+    (r"T4\b", "T4", (_NO, 65.0, 8.1, _NO, _NO, _NO), NV + "tesla-t4/"),
+    (r"RTX 4090\b", "RTX 4090", (165.2, 165.2, 82.6, 82.6, 330.3, _NO), ADA),
+    (r"RTX 3090\b(?! Ti)", "RTX 3090", (71.0, 71.0, 35.6, 35.6, _NO, _NO), GA102),
+    (r"MI355X\b", "MI355X", (2516.6, 2516.6, 157.3, _NO, 5033.2, 78.6), AMD + "mi350/mi355x.html"),
+    (r"MI350X\b", "MI350X", (2306.9, 2306.9, 144.2, _NO, 4613.7, 72.1), AMD + "mi350/mi350x.html"),
+    (r"MI325X\b", "MI325X", (1307.4, 1307.4, 163.4, 653.7, 2614.9, 163.4), MI300 + "mi325x.html"),
+    (r"MI300X\b", "MI300X", (1307.4, 1307.4, 163.4, 653.7, 2614.9, 163.4), MI300 + "mi300x.html"),
+    (r"MI300A\b", "MI300A", (980.6, 980.6, 122.6, 490.3, 1961.2, 122.6), MI300 + "mi300a.html"),
+    (
+        r"MI250X",
+        "MI250X, one of two dies",
+        (191.5, 191.5, 47.9, _NO, _NO, 47.9),
+        AMD + "mi200/mi250x.html",
+    ),
+)
 
 
 class Peak(Struct, frozen=True):
@@ -342,7 +375,7 @@ class Peak(Struct, frozen=True):
 
     Attributes:
         name: The product.
-        tflops: TFLOP/s by number type; one that is missing is not supported.
+        tflops: TFLOP/s by number type, for the types that the product supports.
         source: Where the figures are printed.
     """
 
@@ -351,154 +384,18 @@ class Peak(Struct, frozen=True):
     source: str
 
 
-def _peak(
-    name: str,
-    half: float,
-    fp32: float,
-    source: str,
-    *,
-    tf32: float | None = None,
-    fp8: float | None = None,
-    fp64: float | None = None,
-    bf16: bool = True,
-) -> Peak:
-    """``half`` is that of fp16 with sums in fp32, and of bf16 where the product has it."""
-    given = {"bf16": half if bf16 else None, "fp16": half, "fp32": fp32, "tf32": tf32}
-    given |= {"fp8": fp8, "fp64": fp64}
-    return Peak(name, {kind: value for kind, value in given.items() if value is not None}, source)
-
-
-# The first pattern that is found in the device's name counts.
-_PEAKS: tuple[tuple[str, Peak], ...] = (
-    (
-        r"\bGB200\b",
-        _peak(
-            "GB200", 2500.0, 80.0, NVIDIA_DATA + "gb200-nvl72/", tf32=1250.0, fp8=5000.0, fp64=40.0
-        ),
-    ),
-    (
-        r"\bB300\b",
-        _peak("B300", 2250.0, 75.0, NVIDIA_DATA + "hgx/", tf32=1125.0, fp8=4500.0, fp64=1.25),
-    ),
-    (
-        r"\bB200\b",
-        _peak("B200", 2250.0, 75.0, NVIDIA_DATA + "hgx/", tf32=1125.0, fp8=4500.0, fp64=37.0),
-    ),
-    (
-        r"\bH200 NVL\b",
-        _peak("H200 NVL", 835.5, 60.0, NVIDIA_DATA + "h200/", tf32=417.5, fp8=1670.5, fp64=60.0),
-    ),
-    (
-        r"\bGH200\b",
-        _peak("GH200", 989.5, 67.0, NVIDIA_DATA + "grace-hopper-superchip/", tf32=494.5,
-              fp8=1979.0, fp64=67.0),
-    ),
-    (
-        r"\bH200\b",
-        _peak("H200 SXM", 989.5, 67.0, NVIDIA_DATA + "h200/", tf32=494.5, fp8=1979.0, fp64=67.0),
-    ),
-    (
-        r"\bH100 NVL\b",
-        _peak("H100 NVL", 835.5, 60.0, NVIDIA_DATA + "h100/", tf32=417.5, fp8=1670.5, fp64=60.0),
-    ),
-    (
-        r"\b(H100|H800) PCIe\b",
-        _peak("H100 PCIe", 756.5, 51.0, NVIDIA_DATA + "h100/", tf32=378.0, fp8=1513.0, fp64=51.0),
-    ),
-    (
-        r"\b(H100|H800)\b",
-        _peak("H100 SXM", 989.5, 67.0, NVIDIA_DATA + "h100/", tf32=494.5, fp8=1979.0, fp64=67.0),
-    ),
-    (
-        r"\b(A100|A800)\b",
-        _peak("A100", 312.0, 19.5, NVIDIA_DATA + "a100/", tf32=156.0, fp64=19.5),
-    ),
-    (
-        r"\bA40\b",
-        _peak("A40", 149.7, 37.4, NVIDIA_DATA + "a40/", tf32=74.8),
-    ),
-    (
-        r"\bA30\b",
-        _peak("A30", 165.0, 10.3, NVIDIA_DATA + "products/a30-gpu/", tf32=82.0, fp64=10.3),
-    ),
-    (
-        r"\bA10\b",
-        _peak("A10", 125.0, 31.2, NVIDIA_DATA + "products/a10-gpu/", tf32=62.5),
-    ),
-    (
-        r"\bL40S\b",
-        _peak("L40S", 362.05, 91.6, NVIDIA_DATA + "l40s/", tf32=183.0, fp8=733.0),
-    ),
-    (
-        r"\bL4\b",
-        _peak("L4", 121.0, 30.3, NVIDIA_DATA + "l4/", tf32=60.0, fp8=242.5),
-    ),
-    (
-        r"\bV100S",
-        _peak("V100S", 130.0, 16.4, NVIDIA_DATA + "v100/", fp64=8.2, bf16=False),
-    ),
-    (
-        r"\bV100-PCIE",
-        _peak("V100 PCIe", 112.0, 14.0, NVIDIA_DATA + "v100/", fp64=7.0, bf16=False),
-    ),
-    (
-        r"\bV100-SXM",
-        _peak("V100 SXM2", 125.0, 15.7, NVIDIA_DATA + "v100/", fp64=7.8, bf16=False),
-    ),
-    (
-        r"\bT4\b",
-        _peak("T4", 65.0, 8.1, NVIDIA_DATA + "tesla-t4/", bf16=False),
-    ),
-    (r"\bRTX 4090\b", _peak("RTX 4090", 165.2, 82.6, ADA, tf32=82.6, fp8=330.3)),
-    (r"\bRTX 3090\b(?! Ti)", _peak("RTX 3090", 71.0, 35.6, AMPERE_GA102, tf32=35.6)),
-    (
-        r"\bMI355X\b",
-        _peak(
-            "MI355X", 2516.6, 157.3, AMD_DATA + "mi350/mi355x.html", fp8=5033.2, fp64=78.6
-        ),
-    ),
-    (
-        r"\bMI350X\b",
-        _peak(
-            "MI350X", 2306.9, 144.2, AMD_DATA + "mi350/mi350x.html", fp8=4613.7, fp64=72.1
-        ),
-    ),
-    (
-        r"\bMI325X\b",
-        _peak(
-            "MI325X", 1307.4, 163.4, AMD_DATA + "mi300/mi325x.html",
-            tf32=653.7, fp8=2614.9, fp64=163.4,
-        ),
-    ),
-    (
-        r"\bMI300X\b",
-        _peak(
-            "MI300X", 1307.4, 163.4, AMD_DATA + "mi300/mi300x.html",
-            tf32=653.7, fp8=2614.9, fp64=163.4,
-        ),
-    ),
-    (
-        r"\bMI300A\b",
-        _peak(
-            "MI300A", 980.6, 122.6, AMD_DATA + "mi300/mi300a.html",
-            tf32=490.3, fp8=1961.2, fp64=122.6,
-        ),
-    ),
-    # One card is two devices; these are the figures of one.
-    (
-        r"\bMI250X",
-        _peak("MI250X, one of two dies", 191.5, 47.9, AMD_DATA + "mi200/mi250x.html", fp64=47.9),
-    ),
-)  # fmt: skip
-
-
 def peak_of(device: str | None) -> Peak | None:
-    """The peak of a GPU by its name as drivers give it; ``None`` for one that is not known, and
-    for a slice of one (MIG), which has some of its multiprocessors only.
+    """The peak of a GPU by its name as drivers give it.
+
+    ``None`` for an unknown GPU, and for a slice (MIG), which has only some of the multiprocessors.
     """
     if not device or _SLICE.search(device):
         return None
-    return next((peak for pattern, peak in _PEAKS if re.search(pattern, device)), None)
+    for pattern, name, figures, source in _PEAKS:
+        if re.search(rf"\b{pattern}", device):
+            known = zip(_NUMBERS, figures, strict=True)
+            return Peak(name, {kind: value for kind, value in known if value is not None}, source)
+    return None
 
 
 Float64 = npt.NDArray[np.float64]
@@ -556,7 +453,7 @@ def count_flops(
     )
     model, whole = forward + backward, forward + backward + first + redundant
     ideal_ms = _ideal_ms(facts, counted, device, peak_tflops)
-    # Without a verdict, part of what counts as backward work may be recomputes.
+    # Without a verdict, some of the backward work may be recomputes.
     split = facts.judgement.verdict != "inconclusive"
     # Time at the peak over time taken, for numbers of all types together.
     hfu = ideal_ms / step_ms if ideal_ms and step_ms else None
@@ -577,13 +474,13 @@ def count_flops(
 
 
 def _count(facts: RecomputeFacts) -> _Counted:
-    """Calls of the complete steps whose arithmetic counts, each piece of work once.
+    """Calls of the complete steps with arithmetic that counts, each piece of work once.
 
     Operators call each other (``linear`` calls ``addmm``): the innermost one that has a formula
     counts. Those of a recompute that were entered but did not run do not.
     """
     calls, trace = facts.calls, facts.trace
-    costly = np.array([has_formula(name) or _is_heavy(name) for name in calls.names], np.bool_)
+    costly = np.array([name in _FORMULAS or _is_heavy(name) for name in calls.names], np.bool_)
     rows = np.flatnonzero(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
     rows = rows[facts.structure.role[rows] != Role.BACKWARD]
     step = step_of(list(facts.steps), calls.start[rows])

@@ -1,16 +1,13 @@
-"""What checkpoints keep out of memory, and the room that is left.
+"""Memory that checkpoints save, and the memory that is left.
 
 A recompute makes again what its checkpoint did not keep, and keeps it for the backward pass that
 follows at once. So what the device has more at the end of a recompute than at its beginning is what
 the checkpoint saves between the forward pass and the recompute. A reentrant recompute holds its
 region's result too, which the next region keeps in any case: there the figure is too high by it.
 
-Which regions to stop checkpointing: the most time for the memory that there is, exactly.
-
-Each region x (0 or 1) gives its recompute time back and holds its tensors from its forward run to
-where its recompute begins today. At every moment what is allocated today and what is held beside it
-must fit, which gives one linear constraint for each set of regions that hold something at once.
-HiGHS solves it (``docs/decisions/0005-memory-plan.md``).
+The choice of regions to stop checkpointing is a 0-1 program as in ``plan``
+(:mod:`recompute_scan.cost.arrangement`): at every moment what is allocated today, and what regions
+without a checkpoint hold on top, must fit.
 
 Selective checkpoints: what keeping attention would give, and how long their operators took.
 
@@ -31,13 +28,11 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
-from recompute_scan.cost.arrangement import silent_solver
-from recompute_scan.cost.autograd import saved_by, saves_result
+from recompute_scan.cost.arrangement import KEEP, Arrangements, Condition, Moment
 from recompute_scan.cost.flops import (
     Inputs,
     Machine,
@@ -47,20 +42,22 @@ from recompute_scan.cost.flops import (
     parse_inputs,
 )
 from recompute_scan.cost.phases import tensors_of
+from recompute_scan.cost.reruns import saved_by, saves_result
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import same_boundary
 from recompute_scan.recompute.layers import Block
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
-from recompute_scan.result.decisions import DecidedOperator, Policies, WatchedPolicy
+from recompute_scan.result.fidelity import DecidedOperator, Policies, WatchedPolicy
+from recompute_scan.result.run_record import Candidate
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.calls import step_of
 from recompute_scan.trace.columns import Bool, Int64, Trace
 
 
 class Held(Struct, frozen=True):
-    """What one run of a region would hold if it were not checkpointed.
+    """The memory that one run of a region would hold without its checkpoint.
 
     Attributes:
         layer: Place of its region among all, in forward order.
@@ -76,11 +73,12 @@ class Held(Struct, frozen=True):
 
 
 class Levels(Struct, frozen=True):
-    """What the peak gains about where one of two levels of checkpoints goes.
+    """How much higher the peak is without one of two levels of checkpoints.
 
-    With both, a backward pass holds the inputs of all outer checkpoints, those of the inner ones
-    of one outer checkpoint, and what one inner block saves. Without the inner ones it holds what
-    all blocks in one outer checkpoint save; without the outer ones, the inputs of all inner ones.
+    With both, a backward pass holds the inputs of all outer checkpoints, the inputs of the inner
+    ones in one outer checkpoint, and what one inner block saves. Without the inner ones it holds
+    what all blocks in one outer checkpoint save; without the outer ones, the inputs of all inner
+    ones.
 
     Attributes:
         without_inner: Bytes more without the checkpoints inside, at least 0.
@@ -99,7 +97,7 @@ class Footprint(Struct, frozen=True):
         ts: When it changed, ns, ascending.
         allocated: Bytes that were allocated from then on; on the host beyond those when
             recording began.
-        peak_reserved: Most that torch held of the device, bytes; ``None`` where not told.
+        peak_reserved: Most that torch held of the device, bytes; ``None`` where unknown.
         held: All checkpointed runs.
         modules: Name of each layer's module, ``None`` where not known.
     """
@@ -159,7 +157,7 @@ def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint
 
 
 def levels_of(facts: RecomputeFacts) -> Levels | None:
-    """What either of two levels of checkpoints keeps out of the peak; ``None`` where unknown.
+    """The memory that either of two levels of checkpoints saves; ``None`` where unknown.
 
     Worked out of the shapes that the trace has: a block's input is the first tensor of its first
     operator, and a block saves, for each operator that saves anything, as much as its first tensor
@@ -170,8 +168,8 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
         return None
     counts, structure, alignment = facts.counts, facts.structure, facts.alignment
     spans = {(call.first, call.last) for call in facts.annotations.calls}
-    # What runs without gradients saves nothing there, and bears no annotations of what is inside:
-    # that shows in the recompute.
+    # A run without gradients saves nothing, and has no annotations of the calls inside: the
+    # recompute shows them.
     rows = counts.rows.copy()
     for recompute, begin in zip(alignment.recomputes, alignment.begins.tolist(), strict=True):
         places = alignment.places[begin : begin + len(recompute.again)]
@@ -252,7 +250,7 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
             begin = int(calls.start[recompute.engine])
         done = recompute.engine
         following = last + int(calls.size[last]) + 1
-        # What the recompute's own frames held is released before the next operator begins.
+        # The recompute's own frames release their tensors before the next operator begins.
         same = following < len(calls) and calls.thread[following] == calls.thread[last]
         end = int(calls.start[following]) if same else int(calls.end[last])
         at = ts.searchsorted([begin, end])
@@ -263,146 +261,63 @@ def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int
     return Held(layer, size, int(calls.end[rows].max()), first_start)
 
 
-Float64 = npt.NDArray[np.float64]
+def arrangements_of(
+    footprint: Footprint, regions: Sequence[Region], gains: Sequence[float], step_ms: float
+) -> tuple[list[int], Arrangements]:
+    """Places of the regions with a checkpoint that can go, and every choice among these.
 
-# Of two equal choices the later region is preferred: it holds its tensors for a shorter time.
-_PREFERENCE = 1e-6
-_TIME_LIMIT_S = 5.0
-# The solver gets MiB, so that its coefficients are of one size.
-_SCALE = 2.0**20
-
-
-class Problem(Struct, frozen=True):
-    """When how much is allocated, and what every layer would add.
-
-    Attributes:
-        base: Most that is allocated today in each span of time, bytes.
-        added: Bytes that each layer (column) would add in each span (row).
-    """
-
-    base: Int64
-    added: Int64
-
-    def peak(self, chosen: Bool) -> int:
-        """Most that would be allocated with these layers not checkpointed, bytes."""
-        return int((self.base + self.added @ chosen.astype(np.int64)).max(initial=0))
-
-
-def build_problem(footprint: Footprint, layers: int) -> Problem:
-    """The constraints, one for each set of layers that hold something at once.
+    A region without its checkpoint gives its recompute time back, and holds its tensors from the
+    end of its forward run to where its recompute begins today.
 
     Args:
         footprint: The memory of the recorded steps.
-        layers: Number of layers.
+        regions: One row for each layer of the footprint.
+        gains: What a step gains without the checkpoint of each region, ms; 0 for one that stays.
+        step_ms: A step with all checkpoints.
     """
+    free = [place for place, gain in enumerate(gains) if gain > 0]
     times = [t for held in footprint.held for t in (held.start, held.end)]
     edges = np.unique(np.array(times, np.int64))
     starts = np.concatenate(([np.iinfo(np.int64).min], edges)).astype(np.int64)
     stops = np.concatenate((edges, [np.iinfo(np.int64).max])).astype(np.int64)
-    added = np.zeros((len(starts), layers), np.int64)
+    added = np.zeros((len(starts), len(regions)), np.int64)
     for held in footprint.held:
         active = (starts >= held.start) & (stops <= held.end)
         added[active, held.layer] += held.size
-    base = _most_in(footprint, starts, stops)
-    return _merged(base, added)
+    fullest: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
+    for sizes, base in zip(
+        added[:, free].tolist(), _most_in(footprint, starts, stops), strict=True
+    ):
+        terms = tuple((frozenset({(n, KEEP)}), size) for n, size in enumerate(sizes) if size)
+        fullest[terms] = max(fullest.get(terms, 0), base)
+    again_ms = tuple(gains[place] for place in free)
+    model = Arrangements(
+        candidates=tuple(
+            Candidate(regions[n].module or "", regions[n].signature, True, gains[n]) for n in free
+        ),
+        moments=tuple(Moment(base, terms) for terms, base in fullest.items()),
+        again_ms=again_ms,
+        keep_ms=step_ms - sum(again_ms),
+        today_ms=step_ms,
+    )
+    return free, model
 
 
-def best(problem: Problem, gain: Sequence[float], budget: int) -> Bool | None:
-    """The layers to stop checkpointing for the most gain within the budget.
-
-    Args:
-        problem: See :func:`build_problem`.
-        gain: What each layer gives back, in ms; 0 for one that must stay.
-        budget: Most that may be allocated, bytes.
-
-    Returns:
-        One entry per layer; ``None`` where not even today's memory fits.
-    """
-    gains = np.asarray(gain, np.float64)
-    if problem.base.max(initial=0) > budget:
-        return None
-    everything = gains > 0
-    if problem.peak(everything) <= budget:
-        return everything
-    return _solve(problem, gains, budget)
-
-
-def curve(problem: Problem, gain: Sequence[float], points: int = 16) -> list[tuple[Bool, int]]:
-    """Choices that are fastest for their memory, with their peaks, from nothing to everything."""
-    nothing = np.zeros(len(gain), np.bool_)
-    everything = np.asarray(gain, np.float64) > 0
-    low, high = problem.peak(nothing), problem.peak(everything)
-    found: list[tuple[Bool, int]] = [(nothing, low)]
-    for budget in np.linspace(low, high, points)[:-1].astype(np.int64).tolist():
-        choice = best(problem, gain, int(budget))
-        if choice is not None:
-            _append(found, choice, problem, gain)
-    _append(found, everything, problem, gain)
-    return found
-
-
-def _append(
-    found: list[tuple[Bool, int]], choice: Bool, problem: Problem, gain: Sequence[float]
-) -> None:
-    def value(chosen: Bool) -> float:
-        return float(np.asarray(gain, np.float64)[chosen].sum())
-
-    if value(choice) > value(found[-1][0]):
-        found.append((choice, problem.peak(choice)))
-
-
-def _solve(problem: Problem, gains: Float64, budget: int) -> Bool:
-    highspy, solver = silent_solver(_TIME_LIMIT_S)
-    order = np.arange(1, len(gains) + 1) / len(gains)
-    worth = gains / gains.max() * (1 + _PREFERENCE * order)
-    chosen = [
-        solver.addBinary(obj=float(-value)) if value > 0 else None for value in worth.tolist()
-    ]
-    for base, added in zip(problem.base.tolist(), problem.added.tolist(), strict=True):
-        terms = [(x, size) for x, size in zip(chosen, added, strict=True) if x is not None and size]
-        if terms:
-            solver.addRow(
-                -highspy.kHighsInf,
-                (budget - base) / _SCALE,
-                len(terms),
-                np.array([x.index for x, _ in terms], np.int32),
-                np.array([size / _SCALE for _, size in terms], np.float64),
-            )
-    solver.run()
-    values = np.array([x is not None and solver.val(x) > 0.5 for x in chosen], np.bool_)
-    # Found in floating point: what does not fit to the byte gives way, the least gain first.
-    for place in gains.argsort(kind="stable"):
-        if problem.peak(values) <= budget:
-            break
-        values[place] = False
-    return values
-
-
-def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> Int64:
-    """Most that is allocated within each span, what is there at its start included."""
+def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> list[int]:
+    """Most that is allocated within each span, including what is there at its start."""
     ts, allocated = footprint.ts, footprint.allocated
     first = ts.searchsorted(starts, side="right") - 1
     last = ts.searchsorted(stops, side="left")
-    return np.array(
-        [
-            int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
-            for before, behind in zip(first.tolist(), last.tolist(), strict=True)
-        ],
-        np.int64,
-    )
-
-
-def _merged(base: Int64, added: Int64) -> Problem:
-    """One row for each distinct set; the most that is allocated counts."""
-    rows, which = np.unique(added, axis=0, return_inverse=True)
-    most = np.zeros(len(rows), np.int64)
-    np.maximum.at(most, which.reshape(-1), base)
-    return Problem(most, rows)
+    return [
+        int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
+        for before, behind in zip(first.tolist(), last.tolist(), strict=True)
+    ]
 
 
 # Kept free of the capacity: the CUDA context and NCCL's buffers, which torch does not count,
 # fragmentation that grows with what is allocated, and steps larger than the recorded one.
 RESERVE = 0.10
+_CURVE_POINTS = 16
 
 
 def weigh_memory(
@@ -444,16 +359,23 @@ def weigh_memory(
     reason = _why_no_plan(gpu, same, cost, budget, footprint)
     if reason is not None or cost is None or budget is None:
         return replace(memory, reason=reason)
-    gains = _gains(regions, cost, footprint)
-    problem = build_problem(footprint, len(regions))
-    choices = curve(problem, gains)
-    fitting = best(problem, gains, budget)
-    if fitting is not None:
-        choices.append((fitting, problem.peak(fitting)))
-    plans = sorted(
-        {_plan(choice, peak, regions, gains, cost.predicted_step_ms) for choice, peak in choices},
-        key=lambda plan: (plan.peak_bytes, -plan.step_ms),
+    free, model = arrangements_of(
+        footprint, regions, _gains(regions, cost, footprint), cost.predicted_step_ms
     )
+    budgets = np.linspace(model.peak(model.everything), model.peak(model.nothing), _CURVE_POINTS)
+    plans: list[MemoryPlan] = []
+    best = model.solve_each(sorted([*budgets.astype(np.int64).tolist(), budget]))
+    for choice in (model.everything, *best):
+        if choice is not None and (not plans or model.step_ms(choice) < plans[-1].step_ms):
+            out = [free[n] for n in np.flatnonzero(choice == KEEP)]
+            plans.append(
+                MemoryPlan(
+                    regions=tuple(regions[place].ordinal for place in out),
+                    step_ms=model.step_ms(choice),
+                    peak_bytes=model.peak(choice),
+                )
+            )
+    plans.sort(key=lambda plan: (plan.peak_bytes, -plan.step_ms))
     within = [place for place, plan in enumerate(plans) if plan.peak_bytes <= budget]
     chosen = min(within, key=lambda place: plans[place].step_ms, default=None)
     return replace(memory, plans=tuple(plans), chosen=chosen)
@@ -473,22 +395,11 @@ def _why_no_plan(
     return None if cost else "There is no step time to gain from."
 
 
-def _plan(
-    choice: Bool, peak: int, regions: Sequence[Region], gains: Sequence[float], step_ms: float
-) -> MemoryPlan:
-    out = np.flatnonzero(choice).tolist()
-    return MemoryPlan(
-        regions=tuple(regions[place].ordinal for place in out),
-        step_ms=step_ms - sum(gains[place] for place in out),
-        peak_bytes=peak,
-    )
-
-
 def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[float]:
-    """What a step gains by each region, ms: its share in the recomputes that are needed today.
+    """Time that a step gains by each region, ms: its share in the recomputes needed today.
 
-    Regions that run the same operators and keep the same bytes gain the same: their mean. What one
-    of them took more in a few steps is chance, and would pick layers here and there.
+    Regions that run the same operators and keep the same bytes gain the same: their mean.
+    Differences between them in a few steps are chance, and would pick layers here and there.
     """
     alike: dict[tuple[str, int | None], list[int]] = defaultdict(list)
     for place, region in enumerate(regions):
@@ -521,7 +432,7 @@ class KeptAttention(Struct, frozen=True):
         operators: Names of the operators, as the profiler has them.
         calls: Attention calls that are recomputed in one micro-batch.
         saving_ms: What a step would gain.
-        added_bytes: What one micro-batch would hold beside what it holds today.
+        added_bytes: Bytes that one micro-batch would hold in addition.
     """
 
     operators: tuple[str, ...]
@@ -585,8 +496,8 @@ def _result_bytes(inputs: Inputs) -> int:
 def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Policies:
     """The policies, with the time of each operator per step.
 
-    Unknown where two policies share a call site, or one meets two overloads of a name: a trace
-    does not tell those apart.
+    Unknown where two policies share a call site, or one meets two overloads of a name: they look
+    the same in a trace.
 
     Args:
         policies: As they were seen.
@@ -649,15 +560,11 @@ def _times(facts: RecomputeFacts) -> _Times:
     inner = np.flatnonzero(_is_inner(facts, owner))
     took = _took(facts, inner)
     found: _Times = defaultdict(lambda: [0.0, 0.0])
-    again = _within_recompute(facts)
+    again = calls.inside(calls.named(ANY_RECOMPUTE))
     for row, time in zip(inner.tolist(), took.tolist(), strict=True):
         _, site, _ = ranges[owner[row]]
         found[site, calls.names[calls.name[row]]][int(again[row])] += time
     return dict(found)
-
-
-def _within_recompute(facts: RecomputeFacts) -> Bool:
-    return facts.calls.inside(facts.calls.named(ANY_RECOMPUTE))
 
 
 def _is_inner(facts: RecomputeFacts, owner: Int64) -> Bool:

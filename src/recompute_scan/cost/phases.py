@@ -1,10 +1,11 @@
 """Time of a step by phase: forward, recompute, backward, optimizer and collectives.
 
-What collectives come to in a step: how many, how many bytes, how long nothing runs beside them.
+Bytes of a collective are the larger of its input and its output on one process, as NCCL's own tests
+count them: all that an all-gather returns, all that a reduce-scatter takes. The bytes that cross a
+link depend on the algorithm, and are in no trace.
 
-Bytes are those of the larger of what one process puts in and what it gets out, as NCCL's own tests
-count them: all of what an all-gather returns, all of what a reduce-scatter takes. What crosses a
-link depends on the algorithm, and no trace tells it.
+How busy a device was is a union of intervals of all that is recorded of it: the same quantities as
+in Holistic Trace Analysis, counted separately, so that a reader can compare the two.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from msgspec import Struct
 
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.collectives import kernels_of, time_of
+from recompute_scan.recompute.by_design import kernels_of, time_of
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
+from recompute_scan.result import DeviceTime
 from recompute_scan.trace.calls import StepSpan, step_of
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 Float64 = npt.NDArray[np.float64]
+_NS_PER_MS = 1e6
 
 
 class Phases(Struct, frozen=True):
@@ -73,7 +76,7 @@ def host_phases(facts: RecomputeFacts) -> Phases:
 
 
 class _Begun:
-    """Moments, to be asked for those of one step without a look at all the others."""
+    """Moments in order, so that the moments of one step are found without a look at all others."""
 
     def __init__(self, moments: Int64) -> None:
         self._order = moments.argsort(kind="stable")
@@ -154,13 +157,37 @@ def sum_covered(start: Int64, end: Int64) -> float:
 
 
 def merged(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Starts and ends of the union of intervals, ascending; none of it overlaps or touches."""
+    """Starts and ends of the union of intervals, ascending. They do not overlap or touch."""
     if not len(start):
         return start, end
     order = start.argsort(kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
     firsts = np.flatnonzero(np.concatenate(([True], start[1:] > end[:-1])))
     return start[firsts], end[np.append(firsts[1:] - 1, len(start) - 1)]
+
+
+def device_time(trace: Trace) -> DeviceTime | None:
+    """How the device spent the time that the trace covers; ``None`` without work on one."""
+    work = (trace.kind == Kind.KERNEL) | (trace.kind == Kind.COPY)
+    start, end = trace.ts, trace.ts + trace.dur
+
+    def length(these: Bool) -> float:
+        return sum_covered(start[these], end[these])
+
+    if not work.any() or not (whole := float(end[work].max() - start[work].min())):
+        return None
+    named = np.array([bool(vocabulary.TALKS.match(name)) for name in trace.names], np.bool_)
+    talking = (trace.kind == Kind.KERNEL) & named[trace.name]
+    computing = (trace.kind == Kind.KERNEL) & ~talking
+    busy, computed, talked = length(work), length(computing), length(talking)
+    beside = computed + talked - length(computing | talking)
+    return DeviceTime(
+        kernel_time_ms=whole / _NS_PER_MS,
+        idle_pct=100 * (1 - busy / whole),
+        compute_pct=100 * computed / whole,
+        non_compute_pct=100 * (busy - computed) / whole,
+        overlap_pct=100 * beside / talked if talked else None,
+    )
 
 
 def _complete(facts: RecomputeFacts) -> list[StepSpan]:
@@ -215,11 +242,10 @@ _BYTES = {
     "c10::complex<double>": 16,
 }
 _LIST = "TensorList"
-# Their two sides differ in size, so one of them does not tell the other.
+# Their two sides differ in size, so both must be known.
 _UNEVEN = re.compile(r".*(gather|scatter)")
 # Sizes of a damaged trace.
 _MOST = 2**50
-_NS_PER_MS = 1e6
 
 
 class Communication(Struct, frozen=True):
@@ -227,11 +253,10 @@ class Communication(Struct, frozen=True):
 
     Attributes:
         count: How many, mean over the steps.
-        bytes: Their bytes, mean over the steps; ``None`` where the trace does not tell those of
-            each.
-        exposed_ms: How long their kernels run with none beside them that computes, median over the
-            steps; ``None`` where they have no kernels. A CPU's collectives run on threads of their
-            own, and how long the step waits for them is in no trace.
+        bytes: Their bytes, mean over the steps; ``None`` where the trace lacks the size of one.
+        exposed_ms: How long their kernels run while no other kernel computes, median over the
+            steps; ``None`` where they have no kernels. A CPU's collectives run on separate threads,
+            and no trace shows how long the step waits for them.
     """
 
     count: float
@@ -243,7 +268,7 @@ class Repeated(Struct, frozen=True):
     """Collectives inside recomputes, of one kind.
 
     Attributes:
-        communication: What they come to in a step.
+        communication: Their totals in a step.
         names: Each name with how many a step has, the most frequent first.
         time_ms: How long they take in a step: their kernels, or the host where there are none.
         on_device: Whether that is the time of kernels.
@@ -261,7 +286,7 @@ class Repeated(Struct, frozen=True):
 
 
 def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
-    """What these collectives inside recomputes come to (rows of :func:`find_collectives`)."""
+    """The totals of these collectives inside recomputes (rows of :func:`find_collectives`)."""
     calls, kernels, steps = facts.calls, facts.kernels, facts.complete_count
     names = Counter(calls.names[calls.name[row]] for row in rows)
     return Repeated(
@@ -272,14 +297,8 @@ def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
     )
 
 
-def repeated_communication(facts: RecomputeFacts) -> Communication | None:
-    """Collectives inside recomputes; ``None`` without any collective in the trace."""
-    collectives = facts.collectives
-    return add_up(facts, collectives.repeated) if len(collectives.rows) else None
-
-
 def add_up(facts: RecomputeFacts, rows: Int64) -> Communication:
-    """What these collectives come to (rows of :func:`find_collectives`)."""
+    """The totals of these collectives (rows of :func:`find_collectives`)."""
     sizes = [_bytes(facts, row) for row in rows.tolist()]
     known = [size for size in sizes if size is not None]
     return Communication(
@@ -304,7 +323,7 @@ def _exposed_ms(facts: RecomputeFacts, rows: Int64) -> float | None:
 
 
 def _beyond(facts: RecomputeFacts, these: Bool, others: Bool) -> float:
-    """How long some of these kernels run and none of the others, ns."""
+    """How long some of these kernels run while the others do not, ns."""
     start, end = facts.kernels.start, facts.kernels.end
     if not these.any():
         return 0.0
@@ -323,7 +342,7 @@ def _computing(facts: RecomputeFacts) -> Bool:
 
 
 def _bytes(facts: RecomputeFacts, row: int) -> int | None:
-    """Bytes of one collective, by shapes and types of what it was called with."""
+    """Bytes of one collective, by the shapes and types of its arguments."""
     calls = facts.calls
     inside = [
         (name, list(tensors_of(facts.trace.signatures[calls.dims[at]])))
@@ -343,7 +362,7 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
 
 
 def _gloo_widths(facts: RecomputeFacts) -> set[int]:
-    """Widths of the numbers of all gloo collectives, which run on threads of their own."""
+    """Widths of the numbers of all gloo collectives, which run on separate threads."""
     calls = facts.calls
     gloo = np.unique(calls.dims[calls.named(vocabulary.GLOO)])
     return {

@@ -1,19 +1,15 @@
 """The plan: the best arrangement of checkpoints, from what a rehearsal measured.
 
-What rehearsals say of every arrangement of checkpoints.
-
-A step takes what one without checkpoints takes (``cost/plan.py``), and what recomputing
-everything takes more, shared out by the recomputes' own times, which are measured where they run;
-likewise for selective ones, and for parts, of which each has a checkpoint to pay for. Where the
-steps vary too much to say that they take more, those times themselves are added. What offloading
-everything takes more, if it does for certain, is shared out by the bytes.
-
-How long a step takes in each arrangement that was rehearsed.
+A step takes as long as one without checkpoints, and the extra time of recomputing everything shared
+out by the recomputes' own times, which are measured where they run; likewise for selective
+checkpoints, and for parts, since each has a checkpoint to pay for. Where the steps vary too much to
+show extra time, those times themselves are added. The extra time of offloading everything, if there
+certainly is any, is shared out by the bytes.
 
 Steps of several arms took turns. A machine that gets slower or faster on the way does so for
-neighbouring steps alike, so arms are compared pair by pair: an arm takes today's step times the
-median of its steps' ratios to today's beside them. Where an arm is what the script does today by
-another way, both made the same steps, and each pair is worth its mean.
+neighboring steps alike, so arms are compared pair by pair: an arm takes today's step times the
+median ratio of its steps to today's steps next to them. Where an arm is what the script does today
+by another way, both made the same steps, and each pair is worth its mean.
 """
 
 from __future__ import annotations
@@ -52,16 +48,16 @@ from recompute_scan.result.run_record import (
 )
 from recompute_scan.units import ms, plural, size
 
-# Modules of one class whose recomputes differ by less than this are taken to be as fast.
+# Recomputes of modules of one class that differ by less than this count as equally fast.
 _ALIKE = 0.25
 
 
 class ArmTimes(Struct, frozen=True):
-    """What a step takes.
+    """Durations of a step.
 
     Attributes:
         ms: By arrangement, those that were measured.
-        surely_longer: Those whose steps are longer than without checkpoints beyond doubt.
+        surely_longer: Arrangements with steps that are certainly longer than without checkpoints.
     """
 
     ms: dict[Way, float]
@@ -77,7 +73,7 @@ def steps_together(ranks: Sequence[Rehearsal]) -> dict[Way, tuple[float, ...]]:
     """Step times by arrangement, ms: a step is over when the last rank has made it.
 
     Where one without checkpoints failed, it takes what one with all of them does, less what its
-    recomputes take. What torch does around these stays in it.
+    recomputes take. The work of torch around these stays in it.
     """
     each: dict[Way, list[tuple[float, ...]]] = defaultdict(list)
     for one in ranks:
@@ -91,7 +87,7 @@ def steps_together(ranks: Sequence[Rehearsal]) -> dict[Way, tuple[float, ...]]:
 
 
 def arm_times(ranks: Sequence[Rehearsal]) -> ArmTimes:
-    """What the ranks' steps come to, of the arrangements that all of them measured."""
+    """The ranks' steps together, for the arrangements that all of them measured."""
     steps = steps_together(ranks)
     for way in ("keep", "recompute"):
         if _is_todays(ranks, way, steps):
@@ -113,7 +109,7 @@ def shared_out(
     *,
     sure: bool,
 ) -> tuple[float, ...]:
-    """What the steps of an arm take more, shared out by its recomputes' own times, ms.
+    """The extra time of an arm's steps, shared out by its recomputes' own times, ms.
 
     Args:
         longer: What they take more, ms.
@@ -163,7 +159,7 @@ def _ratio(today: Sequence[float], times: Sequence[float]) -> float:
 def _evened(
     candidates: Sequence[Candidate], times: Sequence[float], fixed: frozenset[int]
 ) -> list[float]:
-    """Recompute times; those of one class that are about the same are the same."""
+    """Recompute times, made equal within a class where they are about the same."""
     groups: dict[str, list[list[int]]] = defaultdict(list)
     for place in sorted(set(range(len(times))) - fixed, key=lambda n: times[n]):
         alike = groups[candidates[place].module_class]
@@ -189,8 +185,10 @@ WAYS_ON_DEVICE: tuple[Way, ...] = (*WAYS, "offload")
 
 
 def arrangements(*ranks: Rehearsal) -> Arrangements:
-    """What the rehearsals say of every arrangement; today's and the one that recomputes everything
-    were among their own, others of :data:`WAYS` can be missing.
+    """Time and memory of every arrangement, by the rehearsals.
+
+    The rehearsals have today's arrangement and the one that recomputes everything; others of
+    :data:`WAYS` can be missing.
 
     Args:
         ranks: What each rank has shown, of the same modules. Every one has to have the memory, and
@@ -277,13 +275,13 @@ _AMOUNT = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE
 )
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-# Kept free of what is there: other programs, fragmentation, steps larger than the rehearsed one.
+# Share of the memory kept free: other programs, fragmentation, steps larger than the rehearsed one.
 _RESERVE = 0.10
 _CURVE_POINTS = 12
 _RECOMPUTED = (RECOMPUTE, SELECTIVE)
 _NEVER_RAN = (
-    "The script failed in a step without checkpoints. What one takes at most is worked out: a step "
-    "that recomputes every module, less its recomputes."
+    "The script failed in a step without checkpoints. Its time at most is worked out: a step that "
+    "recomputes every module, less its recomputes."
 )
 
 
@@ -291,7 +289,7 @@ class Wish(Struct, frozen=True):
     """The limit that was asked for.
 
     Attributes:
-        kind: ``bytes``, ``share`` (of what today's arrangement takes), ``free`` or ``time``.
+        kind: ``bytes``, ``share`` (a share of today's bytes), ``free`` or ``time``.
         amount: Bytes, a share, or ms; 0 for ``free``.
         text: As it was written.
     """
@@ -305,7 +303,7 @@ class Wish(Struct, frozen=True):
 
         Args:
             today: What today's arrangement takes.
-            free: What is free beside it.
+            free: Bytes that are free in addition.
         """
         if self.kind == "bytes":
             return round(self.amount)
@@ -324,7 +322,7 @@ def read_wish(memory: str | None, step_time_ms: float | None) -> Wish:
         step_time_ms: Longest step, ms.
 
     Raises:
-        UsageError: Both are given, or the text is none of these (``E232``).
+        UsageError: Both are given, or the text is not an amount of memory (``E232``).
     """
     if memory is not None and step_time_ms is not None:
         raise UsageError(
@@ -345,7 +343,7 @@ def read_wish(memory: str | None, step_time_ms: float | None) -> Wish:
         raise UsageError(
             "E232",
             f"--memory {text} is no amount of memory.",
-            hint="60GB, 512MiB, 80% (of what it takes today) or free",
+            hint="60GB, 512MiB, 80% (of today's use) or free",
         )
     base = 1024 if found["binary"] else 1000
     return Wish("bytes", float(found["number"]) * base ** _POWERS[found["unit"].upper()], said)

@@ -1,46 +1,42 @@
-"""What goes from a step when a checkpoint goes.
+"""The intervals of host time that go or change when checkpoints go.
 
-Run number k again of a block's operators is asked for by its k-th checkpoint, counted from
-outside, where each of them asks for one: so the run of the one that goes is the one that goes.
-With it goes the checkpoint's own work, which shows as time between operators:
+Run number k again of a block's operators belongs to the block's k-th checkpoint, counted from
+outside, where each of them runs it once. With a checkpoint goes its run, and its own work
+(unpacking, keeping inputs and the state of random numbers), which shows as time between operators:
 
-* from whatever came before the recompute to its first operator (unpacking, restoring the state of
-  random numbers);
+* from whatever came before the recompute to its first operator;
 * after a reentrant recompute, up to the nested backward pass, and behind that;
-* in the forward pass, what lies between the beginning of a checkpoint function and its first
-  operator, and behind the last.
+* in the forward pass, between the beginning of a checkpoint function and its first operator, and
+  behind the last. Where ``recompute-scan run`` recorded, annotations separate this time from the
+  time of the checkpointed function itself.
 
-What stays changes too. A run without gradients becomes one with them where no reentrant
-checkpoint is left around it (:mod:`recompute_scan.cost.autograd`), a non-reentrant checkpoint
-keeps a hook at every tensor that autograd saves (:mod:`recompute_scan.cost.autograd`), and its
-recompute, if a reentrant one inside made it run to its end, stops at the last of these.
-
-A checkpoint's own work shows as time between operators: preparing, keeping inputs and states. Where
-``recompute-scan run`` recorded, annotations say which of that time is the checkpointed function's
-own. What every removal asks of a trace's steps is found once (:class:`Context`).
-
-A non-reentrant recompute ends at the last tensor that its first run saved, unless early stop is
-switched off (``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``); a reentrant one, or a
-reentrant checkpoint inside it, runs to its end. So what the one that stays will leave out, once the
-others are gone, did run in the trace.
+The runs that stay change too (:mod:`recompute_scan.cost.reruns`). A run without gradients becomes
+one with them where no reentrant checkpoint is left around it, and a non-reentrant checkpoint keeps
+a hook at every tensor that autograd saves. A non-reentrant recompute ends at the last tensor that
+its first run saved, unless early stop is switched off (``torch/utils/checkpoint.py``,
+``set_checkpoint_early_stop``). A reentrant recompute, or one with a reentrant checkpoint inside,
+runs to its end. So where the reentrant one goes, the recompute that stays gets shorter.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
 
 from recompute_scan.annotations import ANNOTATING, EARLY_STOP_OFF, REGION, SELECTIVE
-from recompute_scan.cost.autograd import HookedEdit, Hooks, Lengths, Recording, Recordings
-from recompute_scan.cost.clock import TimeEdit
-from recompute_scan.cost.function_work import OwnRows, find_own_copies, find_own_passes
 from recompute_scan.cost.reruns import (
+    Hooks,
     Keep,
+    Lengths,
     OpSequence,
+    Recording,
+    Recordings,
+    find_own_copies,
+    find_own_passes,
     find_reaches,
     find_sequences,
     with_gradients,
@@ -52,8 +48,30 @@ from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
-# Of a recompute, what ending it by an exception takes at most.
+# To end a recompute by an exception takes at most this share of it.
 _MOST_STOP = 0.25
+
+
+class TimeEdit(Struct, frozen=True):
+    """A change to one interval of one host thread.
+
+    Attributes:
+        thread: Code of the thread.
+        start: Its beginning in the trace, ns.
+        end: Its end, ns.
+        gone: Whether the work in it goes, with all that it launched.
+        add: Time that takes its place (``gone``) or comes on top, ns; may be negative.
+    """
+
+    thread: int
+    start: int
+    end: int
+    gone: bool
+    add: float = 0.0
+
+
+# An edit that depends on how long hooks, and calls, take.
+HookedEdit = Callable[[Hooks, Lengths], TimeEdit]
 
 
 def find_early_stop(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> bool | None:
@@ -116,6 +134,9 @@ def stopped(
 _WORK = table(Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD, Role.OWN_WORK)
 
 
+_NONE = np.empty(0, np.int64)
+
+
 class Moments:
     """Moments of some calls, by thread.
 
@@ -136,122 +157,19 @@ class Moments:
 
     def last(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The last moment at or before ``time`` and its call's row; ``otherwise`` and -1."""
-        if thread not in self._times:
-            return otherwise, -1
-        at = int(np.searchsorted(self._times[thread], time, side="right")) - 1
-        return self._at(thread, at) if at >= 0 else (otherwise, -1)
+        times = self._times.get(thread, _NONE)
+        return self._at(thread, int(times.searchsorted(time, side="right")) - 1, otherwise)
 
     def next(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The first moment at or after ``time`` and its call's row; ``otherwise`` and -1."""
-        if thread not in self._times:
+        times = self._times.get(thread, _NONE)
+        return self._at(thread, int(times.searchsorted(time, side="left")), otherwise)
+
+    def _at(self, thread: int, place: int, otherwise: int) -> tuple[int, int]:
+        times = self._times.get(thread, _NONE)
+        if not 0 <= place < len(times):
             return otherwise, -1
-        at = int(np.searchsorted(self._times[thread], time, side="left"))
-        return self._at(thread, at) if at < len(self._times[thread]) else (otherwise, -1)
-
-    def _at(self, thread: int, place: int) -> tuple[int, int]:
-        return int(self._times[thread][place]), int(self._rows[thread][place])
-
-
-class CheckpointOverhead:
-    """The time that goes with a checkpoint beside its operators.
-
-    Args:
-        facts: What ran again.
-        done: The calls behind which time between operators can begin.
-        operators: The operators.
-    """
-
-    def __init__(self, facts: RecomputeFacts, done: Bool, operators: Bool) -> None:
-        calls = facts.calls
-        self._facts = facts
-        self._done = Moments(calls.thread, ((done, calls.end),))
-        self._operators = Moments(calls.thread, ((operators, calls.start),))
-        self._gap = typical_gap(facts, facts.alignment.forward)
-
-    def gone(
-        self, checkpoints: Sequence[Checkpoint], kept: Checkpoint | None, rows: Int64
-    ) -> Iterator[TimeEdit]:
-        """What all these checkpoints but one do before and behind a run of the operators.
-
-        Args:
-            checkpoints: Those around the operators, outermost first.
-            kept: The one that stays, if any does.
-            rows: The operators, in order.
-        """
-        calls = self._facts.calls
-        if any(c.variant == "reentrant" for c in checkpoints if c is not kept):
-            yield from self._function(rows)
-        annotations = self.annotations_around(int(rows[0]))
-        thread, first = int(calls.thread[rows[0]]), int(calls.start[rows[0]])
-        for checkpoint, annotation in zip(reversed(checkpoints), annotations, strict=False):
-            start = int(calls.start[annotation])
-            if checkpoint is kept or self._operators.next(thread, start, otherwise=-1)[0] != first:
-                continue
-            parent = int(calls.parent[annotation])
-            begin, _ = self._done.last(thread, start, otherwise=start)
-            if parent >= 0 and self._facts.structure.role[parent] == Role.RANGE:
-                begin = max(begin, int(calls.start[parent]))
-            yield TimeEdit(thread, begin, start, gone=True, add=self._gap)
-
-    def annotations_around(self, row: int) -> list[int]:
-        """Rows of the calls that begin the checkpointed regions around an operator, inside first.
-
-        A region's range, or the checkpoint function that it is in.
-        """
-        calls, structure = self._facts.calls, self._facts.structure
-        found = []
-        above = int(calls.parent[row])
-        while above >= 0 and structure.role[above] == Role.RANGE:
-            if calls.names[calls.name[above]].startswith(REGION):
-                parent = int(calls.parent[above])
-                function = parent >= 0 and parent == structure.function[above]
-                found.append(parent if function else above)
-            above = int(calls.parent[above])
-        return found
-
-    def before_region(self, row: int) -> float:
-        """How long what holds an operator's region runs before it, ns; 0 where nothing does.
-
-        Without the time that the annotation took.
-        """
-        calls, annotations = self._facts.calls, self.annotations_around(row)
-        parent = int(calls.parent[annotations[0]]) if annotations else -1
-        if parent < 0 or self._facts.structure.role[parent] != Role.RANGE:
-            return 0.0
-        inside = np.arange(parent + 1, annotations[0])
-        ours = [one for one in inside if calls.names[calls.name[one]] == ANNOTATING]
-        before = calls.start[annotations[0]] - calls.start[parent]
-        return float(before - calls.duration[ours].sum())
-
-    def _function(self, rows: Int64) -> Iterator[TimeEdit]:
-        """What a checkpoint function does before and behind its operators, which goes with it.
-
-        Where an annotation says what of it is the function that it runs, that stays.
-        """
-        calls = self._facts.calls
-        function = int(self._facts.structure.function[rows[0]])
-        if function < 0 or self._facts.structure.function[rows[-1]] != function:
-            return
-        thread = int(calls.thread[function])
-        first, last = int(calls.start[function]), int(calls.end[function])
-        begin, end, gap = int(calls.start[rows[0]]), int(calls.end[rows[-1]]), self._gap
-        if self._operators.next(thread, first, otherwise=-1)[0] != begin:
-            first = -1
-        inside = self._below(int(rows[0]), function)
-        if inside is not None and calls.end[inside] >= end:
-            begin, end, gap = int(calls.start[inside]), int(calls.end[inside]), 0.0
-        if first >= 0:
-            yield TimeEdit(thread, first, begin, gone=True, add=gap)
-        if self._operators.next(thread, end, otherwise=last)[0] >= last:
-            yield TimeEdit(thread, end, last, gone=True)
-
-    def _below(self, row: int, function: int) -> int | None:
-        """Row of the range right inside a checkpoint function that an operator is in."""
-        calls, role = self._facts.calls, self._facts.structure.role
-        above = int(calls.parent[row])
-        while above > function and calls.parent[above] != function:
-            above = int(calls.parent[above])
-        return above if above > function and role[above] == Role.RANGE else None
+        return int(times[place]), int(self._rows[thread][place])
 
 
 def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
@@ -264,89 +182,137 @@ def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
     return median(between) if len(between) else 0.0
 
 
-class Context(Struct, frozen=True):
-    """What surrounds the operators that ran again.
+class Context:
+    """The surroundings of the operators that ran again, found once for all removals.
 
-    Attributes:
+    Args:
         facts: What ran again.
-        sequences: The recomputes in them, in pieces of a kind.
-        reaches: For each piece: from which place in its recompute up to which all goes with it.
-        here: For each call: does it touch the steps that matter?
-        recomputed: For each call: is it an operator that ran again?
-        recordings: The runs with gradients.
-        own_copies: What checkpoint functions copy for themselves.
-        own_passes: What their nodes do in the backward pass that their blocks would not.
-        checkpoint_node: For each call: is it the node of a reentrant checkpoint?
-        behind: What the time between operators can begin behind.
-        before: What it can end before.
-        begins: When recomputes begin.
-        nodes: When the outermost nodes of backward passes end.
-        checkpoint_overhead: What checkpoints do before and behind operators.
-        gap: The usual time between two nodes of the backward pass, ns.
-        early_stop: Whether non-reentrant recomputes stop early; ``None`` where nothing shows it.
+        begin: Beginning of the steps to change, ns.
+        end: Their end.
     """
 
-    facts: RecomputeFacts
-    sequences: Sequence[OpSequence]
-    reaches: Sequence[tuple[int, int]]
-    here: Bool
-    recomputed: Bool
-    recordings: Recordings
-    own_copies: OwnRows
-    own_passes: OwnRows
-    checkpoint_node: Bool
-    behind: Moments
-    before: Moments
-    begins: Moments
-    nodes: Moments
-    checkpoint_overhead: CheckpointOverhead
-    gap: float
-    early_stop: bool | None
+    def __init__(self, facts: RecomputeFacts, begin: int, end: int) -> None:
+        calls, role, again = facts.calls, facts.structure.role, facts.alignment.again
+        self.facts = facts
+        self.here = here = (calls.start < end) & (calls.end > begin)
+        self.recomputed = np.zeros(len(calls), np.bool_)
+        self.recomputed[again] = True
+        # The recomputes, in pieces of a kind, and from which place in its recompute up to which
+        # all goes with each piece.
+        self.sequences = find_sequences(facts, here)
+        self.reaches = find_reaches(facts, self.sequences)
+        self.recordings = Recordings(facts, self.sequences)
+        self.own_copies = find_own_copies(facts, self.sequences)
+        self.own_passes = find_own_passes(facts, self.sequences)
+        self.early_stop = find_early_stop(facts, self.sequences)
+        # Nodes of reentrant checkpoints, and all nodes.
+        self.checkpoint_node = _named(facts, vocabulary.nodes_of(facts.structure.functions.names))
+        above = np.maximum(calls.parent, 0)
+        node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
+        # The calls that time between operators can begin behind, and those that it can end before.
+        work = here & (self.recomputed | _WORK[role])
+        ranges = (role == Role.RANGE) & ~_named(facts, frozenset({ANNOTATING}))
+        ranges &= here & ~self.checkpoint_node
+        nodes = here & (node | self.checkpoint_node)
+        self.behind = Moments(calls.thread, ((work | ranges, calls.end), (nodes, calls.start)))
+        self.before = Moments(calls.thread, ((work, calls.start),))
+        done = work | ranges | (here & (role == Role.PLUMBING))
+        self._done = Moments(calls.thread, ((done, calls.end),))
+        operators = here & (self.recomputed | (role == Role.FORWARD))
+        self._operators = Moments(calls.thread, ((operators, calls.start),))
+        # When recomputes begin, and when the outermost nodes of backward passes end.
+        begins, roots = np.zeros((2, len(calls)), np.bool_)
+        begins[again[facts.alignment.begins]] = True
+        roots[facts.structure.roots] = True
+        self.begins = Moments(calls.thread, ((begins, calls.start),))
+        self.nodes = Moments(calls.thread, ((roots, calls.end),))
+        # The usual time between two nodes, and between two operators, ns.
+        self.gap = typical_gap(facts, facts.structure.roots)
+        self._forward_gap = typical_gap(facts, facts.alignment.forward)
 
+    def around_run(
+        self, checkpoints: Sequence[Checkpoint], kept: Checkpoint | None, rows: Int64
+    ) -> Iterator[TimeEdit]:
+        """The work of all these checkpoints but one, before and behind a run of the operators.
 
-def find_context(facts: RecomputeFacts, begin: int, end: int) -> Context:
-    """What removals from the steps between these two times, in ns, ask of the trace."""
-    calls, role = facts.calls, facts.structure.role
-    here = (calls.start < end) & (calls.end > begin)
-    recomputed = np.zeros(len(calls), np.bool_)
-    recomputed[facts.alignment.again] = True
-    above = np.maximum(calls.parent, 0)
-    node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
-    nodes = vocabulary.nodes_of(facts.structure.functions.names)
-    checkpoint_node = _named(facts, nodes)
-    annotating = _named(facts, frozenset({ANNOTATING}))
-    work = recomputed | _WORK[role]
-    ranges = (role == Role.RANGE) & ~annotating & ~checkpoint_node
-    done = here & (work | ranges | (role == Role.PLUMBING))
-    operators = here & (recomputed | (role == Role.FORWARD))
-    begins, roots = np.zeros((2, len(calls)), np.bool_)
-    begins[facts.alignment.again[facts.alignment.begins]] = True
-    roots[facts.structure.roots] = True
-    sequences = find_sequences(facts, here)
-    return Context(
-        facts=facts,
-        sequences=sequences,
-        reaches=find_reaches(facts, sequences),
-        here=here,
-        recomputed=recomputed,
-        recordings=Recordings(facts, sequences),
-        own_copies=find_own_copies(facts, sequences),
-        own_passes=find_own_passes(facts, sequences),
-        checkpoint_node=checkpoint_node,
-        behind=Moments(
-            calls.thread,
-            (
-                (here & (work | ranges), calls.end),
-                (here & (node | checkpoint_node), calls.start),
-            ),
-        ),
-        before=Moments(calls.thread, ((here & work, calls.start),)),
-        begins=Moments(calls.thread, ((begins, calls.start),)),
-        nodes=Moments(calls.thread, ((roots, calls.end),)),
-        checkpoint_overhead=CheckpointOverhead(facts, done, operators),
-        gap=typical_gap(facts, facts.structure.roots),
-        early_stop=find_early_stop(facts, sequences),
-    )
+        Args:
+            checkpoints: The checkpoints around the operators, outermost first.
+            kept: The one that stays, if any does.
+            rows: The operators, in order.
+        """
+        calls = self.facts.calls
+        if any(c.variant == "reentrant" for c in checkpoints if c is not kept):
+            yield from self._function(rows)
+        annotations = self.annotations_around(int(rows[0]))
+        thread, first = int(calls.thread[rows[0]]), int(calls.start[rows[0]])
+        for checkpoint, annotation in zip(reversed(checkpoints), annotations, strict=False):
+            start = int(calls.start[annotation])
+            if checkpoint is kept or self._operators.next(thread, start, otherwise=-1)[0] != first:
+                continue
+            parent = int(calls.parent[annotation])
+            begin, _ = self._done.last(thread, start, otherwise=start)
+            if parent >= 0 and self.facts.structure.role[parent] == Role.RANGE:
+                begin = max(begin, int(calls.start[parent]))
+            yield TimeEdit(thread, begin, start, gone=True, add=self._forward_gap)
+
+    def annotations_around(self, row: int) -> list[int]:
+        """Rows of the calls that begin the checkpointed regions around an operator, inside first.
+
+        A region's range, or the checkpoint function that it is in.
+        """
+        calls, structure = self.facts.calls, self.facts.structure
+        found = []
+        above = int(calls.parent[row])
+        while above >= 0 and structure.role[above] == Role.RANGE:
+            if calls.names[calls.name[above]].startswith(REGION):
+                parent = int(calls.parent[above])
+                function = parent >= 0 and parent == structure.function[above]
+                found.append(parent if function else above)
+            above = int(calls.parent[above])
+        return found
+
+    def before_region(self, row: int) -> float:
+        """Time from the beginning of the call around an operator's region to the region, ns.
+
+        Without the time that the annotation took; 0 where no call is around it.
+        """
+        calls, annotations = self.facts.calls, self.annotations_around(row)
+        parent = int(calls.parent[annotations[0]]) if annotations else -1
+        if parent < 0 or self.facts.structure.role[parent] != Role.RANGE:
+            return 0.0
+        inside = np.arange(parent + 1, annotations[0])
+        ours = [one for one in inside if calls.names[calls.name[one]] == ANNOTATING]
+        before = calls.start[annotations[0]] - calls.start[parent]
+        return float(before - calls.duration[ours].sum())
+
+    def _function(self, rows: Int64) -> Iterator[TimeEdit]:
+        """The work of a checkpoint function before and behind its operators, which goes with it.
+
+        Where an annotation marks the time of the function that it runs, that stays.
+        """
+        calls = self.facts.calls
+        function = int(self.facts.structure.function[rows[0]])
+        if function < 0 or self.facts.structure.function[rows[-1]] != function:
+            return
+        thread = int(calls.thread[function])
+        first, last = int(calls.start[function]), int(calls.end[function])
+        begin, end, gap = int(calls.start[rows[0]]), int(calls.end[rows[-1]]), self._forward_gap
+        alone = self._operators.next(thread, first, otherwise=-1)[0] == begin
+        inside = self._below(int(rows[0]), function)
+        if inside is not None and calls.end[inside] >= end:
+            begin, end, gap = int(calls.start[inside]), int(calls.end[inside]), 0.0
+        if alone:
+            yield TimeEdit(thread, first, begin, gone=True, add=gap)
+        if self._operators.next(thread, end, otherwise=last)[0] >= last:
+            yield TimeEdit(thread, end, last, gone=True)
+
+    def _below(self, row: int, function: int) -> int | None:
+        """Row of the range right inside a checkpoint function that an operator is in."""
+        calls, role = self.facts.calls, self.facts.structure.role
+        above = int(calls.parent[row])
+        while above > function and calls.parent[above] != function:
+            above = int(calls.parent[above])
+        return above if above > function and role[above] == Role.RANGE else None
 
 
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
@@ -416,28 +382,29 @@ class Removal:
         staying = self._around.recomputed & self._around.here
         for sequence, going in zip(sequences, goes, strict=True):
             if going:
-                staying[self._rows(sequence)] = False
+                staying[sequence.again(self._facts)] = False
         np.cumsum(staying, out=self._staying[1:])
         changed: set[int] = set()
         for sequence, reach, going in zip(sequences, self._around.reaches, goes, strict=True):
             if not self._is_here(sequence):
                 continue
             if not going:
-                if sequence.runs > 1:
-                    yield from self._changed_recompute(sequence)
+                if sequence.runs > 1 and self._kept(sequence) is not None:
+                    rows = sequence.again(self._facts)
+                    yield from self._changed_run(sequence, rows, again=True)
                 continue
             yield from self._gone(sequence, reach)
             yield from self._end_of_node(sequence)
-            first = int(self._originals(sequence)[0])
-            if first not in changed:
-                changed.add(first)
-                yield from self._changed_forward(sequence)
+            originals = sequence.originals(self._facts)
+            if int(originals[0]) not in changed:
+                changed.add(int(originals[0]))
+                yield from self._changed_run(sequence, originals, again=False)
         yield from self._of_functions(goes)
         yield from self._unpacking()
 
     @cached_property
     def _stops(self) -> list[HookedEdit]:
-        """What early stop leaves out in recomputes that stay."""
+        """The ends that early stop leaves out of recomputes that stay."""
         around = self._around
         return [
             edit
@@ -447,7 +414,11 @@ class Removal:
         ]
 
     def _is_here(self, sequence: OpSequence) -> bool:
-        rows, first, here = self._rows(sequence), self._originals(sequence), self._around.here
+        rows, first, here = (
+            sequence.again(self._facts),
+            sequence.originals(self._facts),
+            self._around.here,
+        )
         # One after the other: four numbers are no array's work.
         return bool(here[rows[0]] or here[rows[-1]] or here[first[0]] or here[first[-1]])
 
@@ -473,7 +444,7 @@ class Removal:
     def _gone(self, sequence: OpSequence, reach: tuple[int, int]) -> Iterator[TimeEdit]:
         calls = self._facts.calls
         again = self._facts.alignment.recomputes[sequence.recompute].again
-        rows = self._rows(sequence)
+        rows = sequence.again(self._facts)
         thread = int(calls.thread[rows[0]])
         outer = self._range_of(rows)
         add = 0.0
@@ -503,7 +474,7 @@ class Removal:
         yield TimeEdit(thread, start, end, gone=True, add=add)
 
     def _of_functions(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
-        """What a function that goes copies, and does beside its block and its backward pass."""
+        """The copies of functions that go, and their further passes through a block."""
         calls, here = self._facts.calls, self._around.here
         for owned in (self._around.own_copies, self._around.own_passes):
             gone = owned.rows[np.asarray(goes, np.bool_)[owned.sequence] & here[owned.rows]]
@@ -512,8 +483,8 @@ class Removal:
                 yield TimeEdit(thread, start, end, gone=True)
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
-        """What a reentrant checkpoint's node still does behind its nested backward pass."""
-        calls, rows = self._facts.calls, self._rows(sequence)
+        """The work of a reentrant checkpoint's node behind its nested backward pass."""
+        calls, rows = self._facts.calls, sequence.again(self._facts)
         known = max(sequence.runs, sequence.run + 1) <= len(sequence.checkpoints)
         if not known or sequence.checkpoints[sequence.run].variant != "reentrant":
             return
@@ -530,19 +501,19 @@ class Removal:
         yield TimeEdit(int(calls.thread[node]), last, end, gone=True)
 
     def _moved(self, sequence: OpSequence) -> float:
-        """What the checkpoint that stays did in a run that goes, and will do in the first run.
+        """Work of the checkpoint that stays which moves from a run that goes to the first run, ns.
 
-        Under a reentrant checkpoint a non-reentrant one inside does nothing in the forward pass,
-        which records no gradients; it saves the state of random numbers and sets its hooks up in
-        the first recompute. Shown by the annotations of ``run`` alone. In ns.
+        A non-reentrant checkpoint inside a reentrant one does nothing in the forward pass, which
+        records no gradients: it saves the state of random numbers and sets up its hooks in the
+        first recompute. Only the annotations of ``run`` show it.
         """
-        kept, rows = self._kept(sequence), self._rows(sequence)
-        recorded_first = with_gradients(self._facts, self._originals(sequence))
+        kept, rows = self._kept(sequence), sequence.again(self._facts)
+        recorded_first = with_gradients(self._facts, sequence.originals(self._facts))
         if kept is None or kept.variant != "non-reentrant" or recorded_first:
             return 0.0
         if not with_gradients(self._facts, rows):
             return 0.0
-        return self._around.checkpoint_overhead.before_region(int(rows[0]))
+        return self._around.before_region(int(rows[0]))
 
     def _range_of(self, rows: Int64) -> int:
         """Row of the outermost range around these operators that holds no recompute that stays."""
@@ -558,25 +529,20 @@ class Removal:
 
     # -- what changes ------------------------------------------------------------------------
 
-    def _changed_forward(self, sequence: OpSequence) -> Iterator[TimeEdit | HookedEdit]:
-        """The first run of operators whose checkpoint goes."""
-        rows, kept = self._originals(sequence), self._kept(sequence)
-        run = self._around.recordings.of(rows, rows)
-        # Where it is not known what is around them, they stay as they are.
-        if sequence.checkpoints and (kept is None or kept.variant != "reentrant"):
+    def _changed_run(
+        self, sequence: OpSequence, rows: Int64, *, again: bool
+    ) -> Iterator[TimeEdit | HookedEdit]:
+        """A run that stays where another one of the same operators goes.
+
+        A first run stays as it is under a reentrant checkpoint, and where the checkpoints around it
+        are not known.
+        """
+        kept = self._kept(sequence)
+        run = self._around.recordings.of(rows, sequence.originals(self._facts))
+        if again or (sequence.checkpoints and (kept is None or kept.variant != "reentrant")):
             more = _hooked(kept) * run.saved - _hooked(*sequence.checkpoints) * run.measured
             yield self._changed(rows, more, run)
-        yield from self._around.checkpoint_overhead.gone(sequence.checkpoints, kept, rows)
-
-    def _changed_recompute(self, sequence: OpSequence) -> Iterator[TimeEdit | HookedEdit]:
-        """A run again that stays where another goes."""
-        rows, kept = self._rows(sequence), self._kept(sequence)
-        if kept is None:
-            return
-        run = self._around.recordings.of(rows, self._originals(sequence))
-        more = _hooked(kept) * run.saved - _hooked(*sequence.checkpoints) * run.measured
-        yield self._changed(rows, more, run)
-        yield from self._around.checkpoint_overhead.gone(sequence.checkpoints, kept, rows)
+        yield from self._around.around_run(sequence.checkpoints, kept, rows)
 
     def _unpacking(self) -> Iterator[HookedEdit]:
         """The backward pass behind the last run of a block, which asks for what was saved."""
@@ -586,7 +552,7 @@ class Removal:
             was, will = _hooked(*sequence.checkpoints), _hooked(kept)
             last = sequence.run == sequence.runs - 1 and self._is_here(sequence)
             if last and was != will and (kept is not None or self._keep is None):
-                rows = self._originals(sequence)
+                rows = sequence.originals(self._facts)
                 saved = self._around.recordings.of(rows, rows).saved
                 more[sequence.recompute] += saved * (will - was)
         for recompute, saved in more.items():
@@ -611,14 +577,6 @@ class Removal:
         return lambda hooks, lengths: TimeEdit(
             thread, start, end, gone=False, add=hooks.hook_ns * more + run.more(hooks, lengths)
         )
-
-    def _rows(self, sequence: OpSequence) -> Int64:
-        recompute = self._facts.alignment.recomputes[sequence.recompute]
-        return recompute.again[sequence.first : sequence.stop]
-
-    def _originals(self, sequence: OpSequence) -> Int64:
-        recompute = self._facts.alignment.recomputes[sequence.recompute]
-        return recompute.original[sequence.first : sequence.stop]
 
 
 def _hooked(*checkpoints: Checkpoint | None) -> bool:

@@ -1,11 +1,9 @@
-"""The graph of a step run again with edits, and how far to trust the prediction.
+"""Steps of a trace run again with edits, and how far to trust the prediction.
 
-The steps of a trace after a change, and how far that could be off.
-
-The profiler slows the host: for every beginning and end of a call, and so more where operators
-are small. How much, the steps that were timed without it tell, as far as the machine was as fast
-then; beside them stands what it usually takes of the shortest intervals in a trace. The two are
-weighed by how sure they are, and taken off before anything is taken out.
+The profiler slows the host at every beginning and end of a call, and so more where operators are
+small. Two estimates say by how much: the steps timed without it, if the machine was as fast then,
+and the usual share of the shortest intervals in a trace. They are weighed by their uncertainty, and
+the result is taken off before any edit.
 """
 
 from __future__ import annotations
@@ -16,24 +14,145 @@ from functools import cache
 import numpy as np
 from msgspec import Struct, structs
 
-from recompute_scan.cost.autograd import TYPICAL, Hooks, scale
-from recompute_scan.cost.clock import (
-    NOTHING,
-    Clock,
-    Edits,
-    TimeEdit,
-    change_clock,
-    join,
-    keep_clock,
-)
 from recompute_scan.cost.phases import Float64
-from recompute_scan.cost.removal import Context, Removal, annotation_edits, find_context
-from recompute_scan.cost.reruns import Keep
-from recompute_scan.cost.timeline import Graph, build_graph
+from recompute_scan.cost.removal import Context, Removal, TimeEdit, annotation_edits
+from recompute_scan.cost.reruns import TYPICAL, Hooks, Keep
+from recompute_scan.cost.timeline import Graph, HostThread, build_graph
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Int32, Int64
+
+
+class Edits(Struct, frozen=True):
+    """Edits in order of thread and time. They never overlap."""
+
+    thread: Int64
+    start: Int64
+    end: Int64
+    gone: Bool
+    add: Float64
+
+    def of(self, thread: int) -> Edits:
+        """The edits of one thread."""
+        mine = self.thread == thread
+        if mine.all():
+            return self
+        return Edits(
+            self.thread[mine], self.start[mine], self.end[mine], self.gone[mine], self.add[mine]
+        )
+
+    def removed(self, thread: Int32, time: Int64) -> Bool:
+        """For each (thread, time): does it lie in an interval that goes?"""
+        found = np.zeros(len(time), np.bool_)
+        for code in np.unique(self.thread) if self.gone.any() else ():
+            edits = self.of(int(code))
+            mine = np.flatnonzero(thread == code)
+            at = edits.start.searchsorted(time[mine], side="right") - 1
+            inside = (at >= 0) & (time[mine] < edits.end[at]) & edits.gone[at]
+            found[mine[inside]] = True
+        return found
+
+
+def join(edits: Sequence[TimeEdit]) -> Edits:
+    """Edits in order. Of two that overlap the one that goes counts, then the longer one.
+
+    The time that an overlapped edit adds is kept on the one that covers it.
+    """
+    kept: list[TimeEdit] = []
+    order = sorted(edits, key=lambda e: (e.thread, e.start, not e.gone, -e.end))
+    for edit in order:
+        if edit.end < edit.start:
+            continue
+        last = kept[-1] if kept and kept[-1].thread == edit.thread else None
+        if last is None or edit.start >= last.end:
+            kept.append(edit)
+        elif last.gone and edit.gone:
+            add = max(last.add, edit.add)
+            kept[-1] = TimeEdit(edit.thread, last.start, max(last.end, edit.end), True, add)
+        elif last.gone:
+            if edit.end > last.end:
+                kept.append(TimeEdit(edit.thread, last.end, edit.end, False, edit.add))
+        else:
+            # The part that goes is cut out of the part that changes.
+            kept[-1] = TimeEdit(last.thread, last.start, edit.start, False, last.add)
+            kept.append(edit)
+            if edit.gone and last.end > edit.end:
+                kept.append(TimeEdit(last.thread, edit.end, last.end, False, 0.0))
+    return Edits(
+        thread=np.array([e.thread for e in kept], np.int64),
+        start=np.array([e.start for e in kept], np.int64),
+        end=np.array([e.end for e in kept], np.int64),
+        gone=np.array([e.gone for e in kept], np.bool_),
+        add=np.array([e.add for e in kept], np.float64),
+    )
+
+
+NOTHING = join(())
+
+
+class Clock(Struct, frozen=True):
+    """New time for old on one thread, counted from the thread's first cut.
+
+    Attributes:
+        old: Times in the trace, ascending, ns.
+        new: What each becomes, ns; never decreasing.
+    """
+
+    old: Int64
+    new: Float64
+
+    def at(self, times: Int64) -> Float64:
+        """The new time of each old one; between two cuts time passes evenly."""
+        first = self.old[0]  # nanoseconds since 1970 do not fit into a double
+        return np.asarray(np.interp(times - first, self.old - first, self.new), np.float64)
+
+
+def keep_clock(thread: HostThread) -> Clock:
+    """The clock that shows the trace's own times."""
+    return Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
+
+
+def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
+    """The clock of one thread.
+
+    Args:
+        thread: The thread.
+        edits: The changes; edits of other threads are ignored.
+        overhead: What the profiler costs at each beginning or end of a call, ns. An interval
+            between two cuts gives up that much for each, and never more than it has.
+    """
+    # A cut costs half its time before it, half after.
+    cost = 0.5 * overhead * (thread.marks[:-1] + thread.marks[1:])
+    length = np.maximum(thread.usual - cost, 0.0)
+    passed = np.concatenate(((0.0,), length.cumsum()))
+    mine = edits.of(thread.thread)
+    if not len(mine.start):
+        return Clock(thread.times, passed)
+    first, last = int(thread.times[0]), int(thread.times[-1])
+    begins, ends = mine.start.clip(first, last), mine.end.clip(first, last)
+    more = np.unique(np.concatenate([begins, ends]))
+    place = thread.times.searchsorted(more)
+    between = thread.times[place] != more
+    more, place = more[between], place[between]
+    passed_more = np.interp(more - first, thread.times - first, passed)
+    old = np.concatenate((thread.times, more))
+    order = old.argsort(kind="stable")
+    old, length = old[order], np.diff(np.concatenate((passed, passed_more))[order])
+    begin, end = old.searchsorted(begins), old.searchsorted(ends)
+    some = np.flatnonzero(begin < end)
+    begin, end, gone, add = begin[some], end[some], mine.gone[some], mine.add[some]
+    if len(some):
+        borders = np.stack((begin, end), axis=1).ravel()
+        whole = np.add.reduceat(np.concatenate((length, (0.0,))), borders)[::2]
+        wanted = np.maximum(0.0, np.where(gone, add, whole + add))
+        size = end - begin
+        place = np.repeat(end - size.cumsum(), size) + np.arange(int(size.sum()))
+        scale = np.divide(wanted, whole, out=np.zeros(len(some)), where=whole > 0)
+        evenly = np.where(whole > 0, 0.0, wanted / size)
+        length[place] = length[place] * scale.repeat(size) + evenly.repeat(size)
+    return Clock(old, np.concatenate(((0.0,), length.cumsum())))
+
 
 _NEVER = -np.inf
 
@@ -61,8 +180,8 @@ def simulate(
     delay = graph.delay.copy()
     gone = _gone(graph, facts, edits)
     away, behind = gone[graph.target], gone[graph.source]
-    # Of what goes, only its place along the stream or thread is left: how early whatever comes next
-    # begins is the matter of what stays before.
+    # Only the place of a removed kernel along its stream or thread is left: the one that stays
+    # before says how early the next begins.
     early = np.where(behind, 0.0, graph.early)
     delay[away] = np.where(graph.along[away], early[away], _NEVER)
     delay[~away] += (early - graph.early)[~away]
@@ -108,15 +227,10 @@ def _steps(graph: Graph, delay: Float64) -> Float64:
 
 def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
     """For each node: was it launched, or waited for, in an interval that goes?"""
-    calls, launches = facts.calls, facts.kernels.launch
-    row = graph.call.copy()
-    kernels = graph.kernel >= 0
-    row[kernels] = launches[graph.kernel[kernels]]
-    known = np.flatnonzero(row >= 0)
-    gone = np.zeros(len(row), np.bool_)
-    if not len(known):
-        return gone
-    gone[known] = edits.removed(calls.thread[row[known]], calls.start[row[known]])
+    calls, known = facts.calls, np.flatnonzero(graph.call >= 0)
+    rows = graph.call[known]
+    gone = np.zeros(len(graph.call), np.bool_)
+    gone[known] = edits.removed(calls.thread[rows], calls.start[rows])
     return gone
 
 
@@ -132,7 +246,7 @@ def _settle(graph: Graph, delay: Float64) -> Float64:
     return np.array(times)
 
 
-# Steps that are simulated together, and calls in them; more tell little new and cost memory.
+# Steps that are simulated together, and calls in them; more add little and cost memory.
 _MOST_STEPS = 8
 _MOST_CALLS = 1_000_000
 # Up to this percentile of the intervals between two beginnings or ends of calls, little but the
@@ -147,8 +261,8 @@ _SPREAD = 0.15
 _DRIFT = 0.02
 # Of the steps of a trace, how many count at least.
 _FEWEST = 3
-# That percentile, ns, in traces of the machine and the models that `TYPICAL` is of. It tells how
-# fast a host is.
+# That percentile, ns, in traces of the machine and the models that `TYPICAL` is of: a measure of
+# the speed of a host.
 _REFERENCE_NS = 465.0
 _SPEEDS = 0.7, 2.0
 # Of the saving: what memory and caches make of a change, which no trace shows. From the measured
@@ -167,15 +281,15 @@ class Base(Struct, frozen=True):
     Attributes:
         facts: What is known of the trace.
         graph: The steps.
-        around: What a removal from them asks of the trace.
+        around: The surroundings of the operators that ran again.
         annotations: The run wrapper's own time.
         overhead: What the profiler costs at each beginning or end of a call, ns; 0 where no step
-            was timed: the times are then those of the trace.
-        other: The other account of it: none where it was taken off, and what it usually costs where
-            no step was timed.
-        host_speed: How much longer the host takes than the one whose times are assumed.
+            was timed: the times of the trace then stay.
+        other: The other estimate of it: 0 where it was taken off, and its usual cost where no step
+            was timed.
+        host_speed: How much longer the host takes than the host of the assumed times.
         steps: Each step as simulated without that and without the annotations, ns.
-        other_steps: The same by the other account.
+        other_steps: The same by the other estimate.
         unlike: How far these are from the timed ones, as a share of them; 0 where none was timed.
         error: How far the unchanged simulation is from the trace, as a share of it.
     """
@@ -250,7 +364,7 @@ def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
     return Base(
         facts=facts,
         graph=graph,
-        around=find_context(facts, spans[0].start, spans[-1].end),
+        around=Context(facts, spans[0].start, spans[-1].end),
         annotations=annotations,
         overhead=overhead,
         other=other,
@@ -270,10 +384,10 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         keep: Of the checkpoints around a block, the one that stays; ``None``: none stays.
         hooks: What a saved tensor costs at the usual host speed.
     """
-    hooks = scale(hooks, base.host_speed)
+    hooks = hooks.scaled(base.host_speed)
     removal = Removal(base.around, keep)
     share = _shares(base, removal, hooks)
-    bare = _shares(base, removal, scale(hooks, 0.0))
+    bare = _shares(base, removal, hooks.scaled(0.0))
     # With the profiler's time where it was taken off, without where it was not.
     other = _shares(
         structs.replace(base, overhead=base.other, steps=base.other_steps), removal, hooks
@@ -342,7 +456,7 @@ def _typical(shares: Float64, base: Base) -> float:
 
 
 def _overhead(slow: Float64, fast: Float64, timed: Float64, most: float) -> float:
-    """What the profiler takes at each beginning or end of a call, ns; see the module.
+    """The profiler's time at each beginning or end of a call, ns; see the module.
 
     Args:
         slow: The steps as they were.
@@ -364,7 +478,7 @@ def _overhead(slow: Float64, fast: Float64, timed: Float64, most: float) -> floa
 
 
 def _short(graph: Graph) -> float:
-    """What an interval between two beginnings or ends of calls takes at ``_SHORT`` percent, ns."""
+    """Time from one beginning or end of a call to the next at ``_SHORT`` percent, ns."""
     usual = np.concatenate([thread.usual for thread in graph.threads])
     return float(np.percentile(usual, _SHORT))
 

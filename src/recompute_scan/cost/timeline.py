@@ -1,23 +1,19 @@
-"""A step's host threads as a graph.
+"""Steps of a trace as a graph, with the moments at which a host thread waits.
 
-Nodes are the moments that matter: the ends of kernels and copies, the ends of calls that wait
-for the GPU, the hand-over between the thread that calls backward and the one that runs it, and
-the ends of steps. On a host thread time passes by its clock from one node to whatever follows
-(:mod:`recompute_scan.cost.clock`), so launches need no nodes. An edge is a time that must pass
-between two nodes:
+Nodes are the moments that matter: the ends of kernels and copies, the ends of calls that wait for
+the GPU, the hand-over between the thread that calls backward and the thread that runs it, and the
+ends of steps. On a host thread time passes by its clock from one node to the next, so launches need
+no nodes. An edge is a time that must pass between two nodes:
 
 * launch: from the launching call to the kernel;
 * stream: from each kernel to the next on its stream;
-* event: from what a stream had been given when an event was recorded on it, to what another
-  stream was given after it was made to wait (:mod:`recompute_scan.cost.device`);
-* synchronisation: from the kernel to the end of the call that waited for it;
-* hand-over: from the last thing that the calling thread did to the first of the backward pass,
-  and back from the last (:mod:`recompute_scan.cost.timeline`).
+* event: from the last kernel of a stream when an event was recorded on it, to the next kernel of
+  a stream that was made to wait for the event (:mod:`recompute_scan.cost.device`);
+* synchronization: from the kernel to the end of the call that waited for it;
+* hand-over: from the last call of the calling thread to the first of the backward pass, and back.
 
-Times are chosen so that the unchanged graph gives the trace's own times back: what comes later
-than all its edges explain is given to the edge that came last, and counted.
-
-Where a host thread waits: for the GPU, or for another thread to run the backward pass.
+Times are chosen so that the unchanged graph gives the trace's own times. Where a node comes later
+than all its edges explain, the rest is given to the edge that came last, and counted.
 """
 
 from __future__ import annotations
@@ -28,12 +24,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.cost.clock import HostThread, host_threads
 from recompute_scan.cost.device import Device, find_device, find_waits
 from recompute_scan.cost.phases import Float64
 from recompute_scan.numpy_tools import changes, split
 from recompute_scan.recompute.study import RecomputeFacts
-from recompute_scan.trace.calls import StepSpan
+from recompute_scan.trace.calls import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
 _SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
@@ -43,8 +38,115 @@ _COPY = re.compile(r"(cuda|hip|cu)Memcpy")
 # this many times longer than its kind does, and at least this long.
 _SLOW = 10
 _SLOW_NS = 50_000
-# What a call that waits does besides, at most.
+# The most that a waiting call does besides.
 _OWN_NS = 5_000
+
+
+# The part of a name that differs between calls of one kind: numbers of steps and regions.
+_NUMBERED = re.compile(r"[?#].*", re.DOTALL)
+# Of the same interval in at least this many steps, one that takes more than this many times the
+# median, and this much more, was held up by something else.
+_ENOUGH = 3
+_HELD_UP = 2.0
+_HELD_UP_NS = 5_000
+
+
+class HostThread(Struct, frozen=True):
+    """One thread of an interval of the trace, cut at every beginning and end of a call.
+
+    Attributes:
+        thread: Its code.
+        times: The cuts, ascending, ns; each distinct time once.
+        marks: How many calls begin or end at each cut.
+        usual: The time between each cut and the next, ns; where it was held up in this step and
+            not in others (by another process, a page fault), the median over the steps.
+    """
+
+    thread: int
+    times: Int64
+    marks: Int64
+    usual: Float64
+
+
+def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[HostThread, ...]:
+    """The threads that ran calls in these steps, from the first step's start to the last's end.
+
+    Args:
+        calls: What the threads ran.
+        steps: The steps, in order of time.
+        main: Code of the thread that all steps belong to, whether or not it ran any.
+    """
+    begin, end = steps[0].start, steps[-1].end
+    starts = np.array([step.start for step in steps], np.int64)
+    # A call that took no time belongs to the step that it begins with.
+    during = (calls.end > begin) | (calls.start >= begin)
+    here = np.flatnonzero((calls.start < end) & during)
+    threads = calls.thread[here]
+    kinds: dict[str, int] = {}
+    kind_of_name = np.array(
+        [kinds.setdefault(_NUMBERED.sub("", name), len(kinds)) for name in calls.names], np.int64
+    )
+    found = []
+    for code in np.unique(np.append(threads, main)):
+        rows = here[threads == code]
+        known, kind = np.unique(
+            kind_of_name[calls.name[rows]] * (int(calls.dims.max()) + 1) + calls.dims[rows],
+            return_inverse=True,
+        )
+        # A beginning and an end of one kind of call are two kinds of cut.
+        kind = np.concatenate([2 * kind, 2 * kind + 1])
+        cuts = np.clip(np.concatenate([calls.start[rows], calls.end[rows]]), begin, end)
+        order = cuts.argsort(kind="stable")
+        cuts = np.concatenate(([begin], cuts[order], [end]))
+        beyond = 2 * len(known)
+        kind = np.concatenate(([beyond], kind[order], [beyond]))
+        first = np.flatnonzero(changes(cuts))
+        times, marks = cuts[first], np.diff(first, append=len(cuts))
+        last = first + marks - 1
+        step = starts.searchsorted(times[:-1], side="right")
+        pair = kind[last[:-1]] * (beyond + 1) + kind[first[1:]]
+        usual = _usual(np.diff(times).astype(np.float64), pair, step)
+        found.append(HostThread(int(code), times, marks, usual))
+    return tuple(found)
+
+
+def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
+    """Lengths, with those held down that stand out among the same place in other steps.
+
+    The same place is the n-th interval of a step between the same two kinds of cut.
+
+    Args:
+        length: Of each interval, ns.
+        pair: A number for each two kinds of cut.
+        step: Number of the step that each begins in; ascending.
+    """
+    if not len(length):
+        return length
+    # Numbers the intervals between the same two cuts anew in each step; steps are in order.
+    different, pair = np.unique(pair, return_inverse=True)
+    # NumPy sorts 16 bits by counting them, four times faster than what is longer.
+    short = pair.astype(np.uint16) if len(different) < 1 << 16 else pair
+    order = short.argsort(kind="stable")
+    kinds = changes(pair[order])
+    begins = np.flatnonzero(kinds | changes(step[order]))
+    turn = np.arange(len(length)) - begins.repeat(np.diff(begins, append=len(length)))
+    place = np.empty(len(length), np.int64)
+    place[order] = pair[order] * (int(turn.max()) + 1) + turn
+    # Between most pairs of cuts nothing ever takes that long.
+    some = np.zeros(len(different), np.bool_)
+    some[pair[length > _HELD_UP_NS]] = True
+    long = order[some[pair[order]]]
+    if not len(long):
+        return length
+    order = long[np.lexsort((length[long], place[long]))]
+    begins = np.flatnonzero(changes(place[order]))
+    size = np.diff(begins, append=len(order))
+    median = np.repeat(length[order[begins + (size - 1) // 2]], size)
+    known = np.repeat(size >= _ENOUGH, size)
+    held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)
+    usual: Float64 = length.copy()
+    usual[order[held_up]] = median[held_up]
+    return usual
 
 
 class HostWait(Struct, frozen=True):
@@ -56,7 +158,7 @@ class HostWait(Struct, frozen=True):
         until: Up to when the thread's own time counts before it; -1 where it only waited.
         own: Time that it needs for itself after ``until``, ns.
         call: Row of the call that waits, or -1.
-        kernels: Positions in ``Device`` of what it waits for.
+        kernels: Positions in ``Device`` of the kernels that it waits for.
         other: Code of the thread that it waits for, or -1.
         at: The moment on that thread, ns.
         lag: From what is waited for to this moment, ns.
@@ -186,8 +288,7 @@ class Graph(Struct, frozen=True):
         threads: The host threads, cut at every call.
         floor: For each node the earliest time it can have, ns from the beginning: 0, and for
             kernels that were under way at the beginning the end they had.
-        kernel: For each node the row in ``Kernels``, or -1.
-        call: For each node the row of the call that waits, or -1.
+        call: For each node the row of the call that launches its kernel, or that waits, or -1.
         source: For each edge the node that is waited for.
         target: For each edge the node that waits.
         delay: For each edge the time from the one to the other, ns.
@@ -207,7 +308,6 @@ class Graph(Struct, frozen=True):
 
     threads: tuple[HostThread, ...]
     floor: Float64
-    kernel: Int64
     call: Int64
     source: Int64
     target: Int64
@@ -251,15 +351,8 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     for code in np.unique(device.thread[launched]):
         mine = launched[device.thread[launched] == code]
         node, since = anchors.before(int(code), device.launched[mine])
-        edges.over_host(
-            node,
-            of_kernel[mine],
-            (waits.launch + long)[mine],
-            position[int(code)],
-            since,
-            device.launched[mine],
-            along=False,
-        )
+        host = position[int(code)], since, device.launched[mine]
+        edges.add(node, of_kernel[mine], (waits.launch + long)[mine], along=False, host=host)
     later = np.flatnonzero(device.before >= 0)
     edges.add(
         of_kernel[device.before[later]],
@@ -280,38 +373,34 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
         # Where the thread only waited, its own time does not count.
         until = np.array([wait.until]) if wait.until >= 0 else since
         own = np.array([float(wait.own)])
-        edges.over_host(
-            node, one, own, position[wait.thread], since, np.maximum(until, since), along=True
-        )
+        host = position[wait.thread], since, np.maximum(until, since)
+        edges.add(node, one, own, along=True, host=host)
         lag = np.array([float(wait.lag)])
         for waited in wait.kernels:
             edges.add(of_kernel[[waited]], one, lag, along=False)
         if wait.other >= 0:
             moment = np.array([wait.at])
             node, since = anchors.before(wait.other, moment)
-            edges.over_host(
-                node, one, lag, position[wait.other], since, np.maximum(moment, since), along=False
-            )
-    source, target, delay, along, early, on_host, host, since, until = edges.in_order()
+            host = position[wait.other], since, np.maximum(moment, since)
+            edges.add(node, one, lag, along=False, host=host)
+    source, target, delay, along, early, on_host, hosts_of, since, until = edges.in_order()
     floor = np.zeros(len(keys) + 1)
     under_way = np.flatnonzero((device.thread < 0) & (device.before < 0))
     floor[of_kernel[under_way]] = np.maximum(device.end[under_way] - begin, 0)
-    kernel = np.full(len(keys) + 1, -1, np.int64)
-    kernel[of_kernel] = device.rows
     call = np.full(len(keys) + 1, -1, np.int64)
+    call[of_kernel] = facts.kernels.launch[device.rows]
     call[of_host] = [wait.call for wait in hosts]
     begun = max(0, int(device.end[device.earlier].max(initial=begin)) - begin)
     step_ends, measured = _step_ends(steps, begun, main, hosts, device, of_host, of_kernel)
     return Graph(
         threads=threads,
         floor=floor,
-        kernel=kernel,
         call=call,
         source=source,
         target=target,
         delay=delay,
         on_host=on_host,
-        host=host,
+        host=hosts_of,
         since=since,
         until=until,
         along=along,
@@ -334,9 +423,9 @@ def _step_ends(
 ) -> tuple[tuple[Int64, ...], Float64]:
     """For each step the nodes that end it, and how long it took.
 
-    A step is over when its host is and its kernels are; what a step takes is counted from there
-    to there, so that work which the GPU still had to do is counted once. The first one is counted
-    from where the device had done what came before.
+    A step is over when its host and its kernels are. It takes the time from the end of the step
+    before to its end, so that work which the GPU still had to do is counted once. The first step
+    begins when the device has done all earlier work.
     """
     number_of = {
         wait.time: int(number)
@@ -385,23 +474,6 @@ class _Edges:
     def __init__(self) -> None:
         self._parts: list[tuple[Int64, Int64, Float64, Int64, Int64, Int64, Bool, Int64]] = []
 
-    def over_host(
-        self,
-        source: Int64,
-        target: Int64,
-        delay: Float64,
-        host: int,
-        since: Int64,
-        until: Int64,
-        *,
-        along: bool,
-        early: Int64 | None = None,
-    ) -> None:
-        size = len(target)
-        hosts, alongs = np.full(size, host), np.full(size, along, np.bool_)
-        early = np.zeros(size, np.int64) if early is None else early
-        self._parts.append((source, target, delay, hosts, since, until, alongs, early))
-
     def add(
         self,
         source: Int64,
@@ -410,9 +482,14 @@ class _Edges:
         *,
         along: bool,
         early: Int64 | None = None,
+        host: tuple[int, Int64, Int64] | None = None,
     ) -> None:
+        """Add edges; ``host`` is a thread, and since and until when its time counts."""
         nothing = np.zeros(len(target), np.int64)
-        self.over_host(source, target, delay, -1, nothing, nothing, along=along, early=early)
+        thread, since, until = host or (-1, nothing, nothing)
+        early = nothing if early is None else early
+        alongs = np.full(len(target), along, np.bool_)
+        self._parts.append((source, target, delay, nothing + thread, since, until, alongs, early))
 
     def in_order(
         self,

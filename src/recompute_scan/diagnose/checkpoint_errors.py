@@ -1,9 +1,4 @@
-"""Limits of reentrant checkpoints, and checkpoints that cannot be switched on.
-
-Failures of the reentrant variant: what it asks of its inputs, and of whoever takes it.
-
-Failures of checkpoints in their surroundings: policies, devices, graphs and switches.
-"""
+"""Limits of reentrant checkpoints, and failures of policies, devices, graphs and switches."""
 
 from __future__ import annotations
 
@@ -18,8 +13,8 @@ from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import NON_REENTRANT, RANDOM_STATE, REENTRANT
 from recompute_scan.frameworks.detect import Signature, innermost, some
 
-_TORCH = "https://github.com/pytorch/pytorch/issues/"
-_HF = "https://github.com/huggingface/transformers/issues/"
+_TORCH = "pytorch/pytorch/issues/"
+_HF = "huggingface/transformers/issues/"
 _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 # The warning of torch that is before the error, or is all there is.
@@ -42,7 +37,7 @@ _DEEP = 20
 def _walks_out(frames: Sequence[Frame]) -> int | None:
     """The backward pass of a reentrant checkpoint, where the engine failed right under it.
 
-    The recompute has a graph of its own, which nobody has walked before: what was freed is outside.
+    The recompute has a new graph: a graph that was freed is outside.
     """
     for index in range(len(frames) - 2, 0, -1):
         if _OWN_BACKWARD.search(frames[index].site) and _APPLIED.search(frames[index - 1].site):
@@ -62,23 +57,17 @@ def _nested(frames: Sequence[Frame]) -> int | None:
 
 SILENT = Signature(
     code="RS104",
-    name="checkpoint-without-gradient",
     cause_name="silent",
-    message=re.compile(r"(?!)"),
     severity="warning",
     title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
-    cause=(
-        "The reentrant variant connects a block's output to its inputs only. No input needs a "
-        "gradient here, so the block's weights get none, while later layers train on."
-    ),
-    fix=(
-        "Use the non-reentrant variant: use_reentrant=False. Or call "
-        "model.enable_input_require_grads() before training. Don't checkpoint a block that should "
-        "stay frozen."
-    ),
+    cause="""The reentrant variant connects a block's output to its inputs only. No input needs a
+        gradient here, so the block's weights get none, while later layers train on.""",
+    fix="""Use the non-reentrant variant: use_reentrant=False. Or call
+        model.enable_input_require_grads() before training. Don't checkpoint a block that should
+        stay frozen.""",
     gradients=NON_REENTRANT,
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
-    sources=("https://github.com/huggingface/peft/issues/137", _DOCS),
+    sources=("huggingface/peft/issues/137", _DOCS),
     checked="reproduced",
 )
 
@@ -91,20 +80,15 @@ WARNED = replace(
     unsure=True,
     severity="info",
     title="torch warned that no input of a reentrant checkpoint needs a gradient",
-    cause=(
-        "In training, the block's weights get no gradient. In evaluation, under no_grad and for "
-        "frozen blocks the warning means nothing. It does not say which."
-    ),
-    fix=(
-        "Check whether the block's weights change. If they should: use the non-reentrant variant "
-        "(use_reentrant=False), or call model.enable_input_require_grads() before training."
-    ),
+    cause="""In training, the block's weights get no gradient. In evaluation, under no_grad and for
+        frozen blocks the warning means nothing. It does not say which.""",
+    fix="""Check whether the block's weights change. If they should: use the non-reentrant variant
+        (use_reentrant=False), or call model.enable_input_require_grads() before training.""",
     checked="message",
 )
 
 _UNSAID = Signature(
     code="RS124",
-    name="variant-not-chosen",
     cause_name="warning",
     message=re.compile(
         r"use_reentrant parameter should be\s+passed explicitly|please pass in use_reentrant"
@@ -113,8 +97,8 @@ _UNSAID = Signature(
     notice=True,
     severity="info",
     title="A checkpoint was called without saying which variant is meant",
-    cause=("torch takes the reentrant variant and warns that the default will change."),
-    fix=("Use the non-reentrant variant: use_reentrant=False, unless you need the other."),
+    cause="torch takes the reentrant variant and warns that the default will change.",
+    fix="Use the non-reentrant variant: use_reentrant=False, unless you need the other.",
     gradients=NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
     sources=(f"{_HF}26969", _DOCS),
@@ -124,45 +108,35 @@ _UNSAID = Signature(
 SIGNATURES = (
     Signature(
         code="RS104",
-        name="checkpoint-without-gradient",
         cause_name="raised",
         error="RuntimeError",
         message=re.compile(r"^element 0 of tensors does not require grad"),
-        beside=re.compile(re.escape(NO_INPUT_GRAD)),
+        nearby=re.compile(re.escape(NO_INPUT_GRAD)),
         # In evaluation nothing needs a gradient, whatever was warned of before.
         fits=lambda raised: not evaluates(raised.frames),
         title="A reentrant checkpoint got no input that needs a gradient, so nothing has one",
-        cause=(
-            "The reentrant variant connects a block's output to its inputs only. If no input needs "
-            "a gradient (frozen embeddings, as with LoRA), neither does the output, and the "
-            "block's weights are not trained."
-        ),
-        fix=(
-            "Use the non-reentrant variant: use_reentrant=False. Or call "
-            "model.enable_input_require_grads() before training."
-        ),
+        cause="""The reentrant variant connects a block's output to its inputs only. If no input
+            needs a gradient (frozen embeddings, as with LoRA), neither does the output, and the
+            block's weights are not trained.""",
+        fix="""Use the non-reentrant variant: use_reentrant=False. Or call
+            model.enable_input_require_grads() before training.""",
         gradients=NON_REENTRANT,
         versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
-        sources=(
-            "https://github.com/huggingface/peft/issues/137",
-            f"{_HF}26334",
-            f"{_HF}42489",
-        ),
+        sources=("huggingface/peft/issues/137", f"{_HF}26334", f"{_HF}42489"),
         checked="reproduced",
     ),
     WARNED,
     Signature(
         code="RS105",
-        name="reentrant-keyword-arguments",
         cause_name="keyword-arguments",
         error="ValueError",
         message=re.compile(r"^Unexpected keyword arguments: "),
         where=innermost(r"torch/utils/checkpoint\.py:checkpoint(?:_sequential)?$"),
+        frameless=True,
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
-        cause=("The reentrant variant passes only positional arguments on."),
-        fix=(
-            "Use the non-reentrant variant: use_reentrant=False. Or pass the arguments by position."
-        ),
+        cause="The reentrant variant passes only positional arguments on.",
+        fix="""Use the non-reentrant variant: use_reentrant=False. Or pass the arguments by
+            position.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
@@ -170,27 +144,20 @@ SIGNATURES = (
     ),
     Signature(
         code="RS106",
-        name="reentrant-under-autograd-grad",
         cause_name="library",
         error="RuntimeError",
         message=re.compile(r"Checkpointing is not compatible with \.grad\(\)"),
         where=innermost(r"^(?!.*torch/utils/checkpoint\.py)"),
-        needs_frames=True,
         title="A library's own checkpoint was asked for the gradients of chosen inputs",
-        cause=(
-            "The checkpoint function in the last frame runs its own backward pass over the whole "
-            "block. It cannot serve torch.autograd.grad or backward(inputs=...)."
-        ),
-        fix=(
-            "Call .backward() on the loss, without inputs=. Or switch the recompute off: in "
-            "Megatron-core --recompute-granularity, in NeMo recompute_granularity."
-        ),
+        cause="""The checkpoint function in the last frame runs its own backward pass over the
+            whole block. It cannot serve torch.autograd.grad or backward(inputs=...).""",
+        fix="""Call .backward() on the loss, without inputs=. Or switch the recompute off: in
+            Megatron-core --recompute-granularity, in NeMo recompute_granularity.""",
         versions="Megatron-core, all versions, and functions copied from it.",
         sources=("https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html", _DOCS),
     ),
     Signature(
         code="RS106",
-        name="reentrant-under-autograd-grad",
         cause_name="grad",
         error="RuntimeError",
         message=re.compile(
@@ -198,14 +165,10 @@ SIGNATURES = (
             r"|Checkpointing is not compatible with \.grad\(\)"
         ),
         title="A reentrant checkpoint was asked for the gradients of chosen inputs",
-        cause=(
-            "The reentrant variant runs its own backward pass over the whole block. It cannot "
-            "serve torch.autograd.grad or backward(inputs=...)."
-        ),
-        fix=(
-            "Use the non-reentrant variant: use_reentrant=False. Or call .backward() on the loss, "
-            "without inputs=. A library's checkpoint may lack that argument."
-        ),
+        cause="""The reentrant variant runs its own backward pass over the whole block. It cannot
+            serve torch.autograd.grad or backward(inputs=...).""",
+        fix="""Use the non-reentrant variant: use_reentrant=False. Or call .backward() on the loss,
+            without inputs=. A library's checkpoint may lack that argument.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(f"{_TORCH}51743", _DOCS),
@@ -213,114 +176,82 @@ SIGNATURES = (
     ),
     Signature(
         code="RS107",
-        name="frozen-checkpoint",
         cause_name="frozen",
         error="RuntimeError",
-        message=re.compile(r"none of output has requires_grad=True,\s+this checkpoint\(\)"),
+        message=re.compile(r"none\s+of output has requires_grad=True,\s+this checkpoint\(\)"),
         title="A reentrant checkpoint wraps a block without any output that needs a gradient",
-        cause=(
-            "No output of the recompute needs a gradient. The block is frozen and cut off from its "
-            "inputs, or it returns its tensors inside an object."
-        ),
-        fix=("Don't checkpoint a frozen block. If it trains, return tensors or a tuple of them."),
+        cause="""No output of the recompute needs a gradient. The block is frozen and cut off from
+            its inputs, or it returns its tensors inside an object.""",
+        fix="Don't checkpoint a frozen block. If it trains, return tensors or a tuple of them.",
         versions="All versions of torch, reentrant checkpoints.",
         sources=(_DOCS,),
         checked="reproduced",
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="outer-graph",
         error="RuntimeError",
         message=re.compile(r"^Trying to backward through the graph a second time"),
         where=_walks_out,
-        needs_frames=True,
         title="A reentrant checkpoint's backward pass left its block, into a graph already freed",
-        cause=(
-            "The reentrant variant cuts the graph at positional tensor arguments. A tensor in a "
-            "tuple, list, keyword, attribute or closure brings its graph along: the first block "
-            "frees it, and the next walks it again. So does a tensor that a module keeps from an "
-            "earlier step."
-        ),
-        fix=(
-            "Use the non-reentrant variant (use_reentrant=False) of torch's function. A library's "
-            "reentrant function (Megatron, DeepSpeed, unsloth) lacks it: pass tensors that need a "
-            "gradient by position, or upgrade the library. Detach tensors that a module keeps "
-            "between steps."
-        ),
+        cause="""The reentrant variant cuts the graph at positional tensor arguments. A tensor in a
+            tuple, list, keyword, attribute or closure brings its graph along: the first block
+            frees it, and the next walks it again. So does a tensor that a module keeps from an
+            earlier step.""",
+        fix="""Use the non-reentrant variant (use_reentrant=False) of torch's function. A library's
+            reentrant function (Megatron, DeepSpeed, unsloth) lacks it: pass tensors that need a
+            gradient by position, or upgrade the library. Detach tensors that a module keeps
+            between steps.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
-        sources=(
-            "https://github.com/huggingface/diffusers/issues/12776",
-            "https://github.com/unslothai/unsloth/issues/3592",
-            _DOCS,
-        ),
+        sources=("huggingface/diffusers/issues/12776", "unslothai/unsloth/issues/3592", _DOCS),
         checked="reproduced",
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="returned",
         error="TypeError",
         message=re.compile(
             r"^\w{0,80}[Cc]heckpoint\w{0,80}\.forward: expected (?:Tensor|Variable) or tuple"
         ),
         title="A reentrant checkpoint's block returned something else than tensors",
-        cause=(
-            "The block returns a nested tuple (a key-value cache), a list or another object. This "
-            "version of torch takes tensors or one flat tuple of them."
-        ),
-        fix=(
-            "Return tensors or one flat tuple; with a key-value cache, train with use_cache=False. "
-            "Or use the non-reentrant variant (use_reentrant=False). A newer torch raises nothing, "
-            "but tensors inside other objects get no gradient (RS405)."
-        ),
+        cause="""The block returns a nested tuple (a key-value cache), a list or another object.
+            This version of torch takes tensors or one flat tuple of them.""",
+        fix="""Return tensors or one flat tuple; with a key-value cache, train with
+            use_cache=False. Or use the non-reentrant variant (use_reentrant=False). A newer torch
+            raises nothing, but tensors inside other objects get no gradient (RS405).""",
         gradients=NON_REENTRANT,
         versions="Seen with torch 1.7; torch 2.13 raises nothing.",
-        sources=(f"{_HF}6564", "https://github.com/salesforce/BLIP/issues/81"),
+        sources=(f"{_HF}6564", "salesforce/BLIP/issues/81"),
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="arguments",
         error="TypeError",
         message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
         where=some(_CALLED.pattern),
-        needs_frames=True,
         title="A checkpoint that saves its arguments was given something else than tensors",
-        cause=(
-            "This function saves every argument for the backward pass, and autograd saves only "
-            "tensors."
-        ),
-        fix=(
-            "Pass only tensors and None as arguments, and the rest by a closure: checkpoint(lambda "
-            "x: block(x, sizes), x). torch's function takes other arguments from 1.10 on."
-        ),
+        cause="""This function saves every argument for the backward pass, and autograd saves only
+            tensors.""",
+        fix="""Pass only tensors and None as arguments, and the rest by a closure:
+            checkpoint(lambda x: block(x, sizes), x). torch's function takes other arguments from
+            1.10 on.""",
         versions="torch before 1.10; Megatron-core's own function (0.16.1).",
-        sources=(
-            f"{_TORCH}63394",
-            "https://github.com/NVIDIA/Megatron-LM/issues/3643",
-        ),
+        sources=(f"{_TORCH}63394", "NVIDIA/Megatron-LM/issues/3643"),
     ),
     Signature(
         code="RS130",
-        name="reentrant-limit",
         cause_name="depth",
         error="RecursionError",
         message=re.compile(r"^maximum recursion depth exceeded"),
         where=_nested,
-        needs_frames=True,
         title="Checkpoints inside each other used up Python's stack",
-        cause=(
-            "Each nested checkpoint takes several frames. A forward replaced by its own checkpoint "
-            "calls itself, or the nesting is deep on purpose. Old torch also nested the backward "
-            "passes of thousands of checkpoints in a row."
-        ),
-        fix=(
-            "If forward was replaced, let the checkpoint call the original. Otherwise nest fewer, "
-            "or checkpoint several layers at once. For many in a row, upgrade torch (2.13 runs "
-            "3,000)."
-        ),
+        cause="""Each nested checkpoint takes several frames. A forward replaced by its own
+            checkpoint calls itself, or the nesting is deep on purpose. Old torch also nested the
+            backward passes of thousands of checkpoints in a row.""",
+        fix="""If forward was replaced, let the checkpoint call the original. Otherwise nest fewer,
+            or checkpoint several layers at once. For many in a row, upgrade torch (2.13 runs
+            3,000).""",
         versions="Nested: all versions of torch. Side by side: reported with torch 0.4.",
         sources=(f"{_TORCH}6959",),
         checked="reproduced",
@@ -332,9 +263,9 @@ SIGNATURES = (
         error="ValueError",
         notice=False,
         severity="error",
-        cause=("This version of torch has no default."),
+        cause="This version of torch has no default.",
         versions="Some releases and nightlies of torch from 2.2 on raise instead of warning.",
-        sources=("https://github.com/open-mmlab/mmengine/issues/1539", _DOCS),
+        sources=("open-mmlab/mmengine/issues/1539", _DOCS),
         checked="message",
     ),
 )
@@ -346,38 +277,30 @@ _SWITCHES = r"(?:gradient|activation)_checkpointing_enable|enable_gradient_check
 CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS108",
-        name="selective-checkpoint-misuse",
         cause_name="mutated",
         error="RuntimeError",
         message=re.compile(
             r"Tensor cached during selective activation checkpoint has been mutated"
         ),
         title="An output that a selective checkpoint keeps was changed in place",
-        cause=(
-            "The policy keeps this operator's output, and later code changes it in place (out += "
-            "..., as an adapter does)."
-        ),
-        fix=("Write out = out + ..., or keep other operators, such as attention only."),
+        cause="""The policy keeps this operator's output, and later code changes it in place (out
+            += ..., as an adapter does).""",
+        fix="Write out = out + ..., or keep other operators, such as attention only.",
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(_DOCS,),
         checked="reproduced",
     ),
     Signature(
         code="RS108",
-        name="selective-checkpoint-misuse",
         cause_name="second-backward",
         error="RuntimeError",
         message=re.compile(r"Trying to backward an extra time.{0,400}?selective", re.DOTALL),
         fits=lambda raised: not any("compiled_autograd" in one.site for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
-        cause=(
-            "The first backward pass uses up what a selective checkpoint keeps. Compiled autograd "
-            "can also run it twice."
-        ),
-        fix=(
-            "Add the losses up and call backward once, or use a plain non-reentrant checkpoint "
-            "there."
-        ),
+        cause="""The first backward pass uses up what a selective checkpoint keeps. Compiled
+            autograd can also run it twice.""",
+        fix="""Add the losses up and call backward once, or use a plain non-reentrant checkpoint
+            there.""",
         gradients=NON_REENTRANT,
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(f"{_TORCH}142862",),
@@ -385,23 +308,19 @@ CHECKPOINTING_SIGNATURES = (
     ),
     Signature(
         code="RS108",
-        name="selective-checkpoint-misuse",
         cause_name="other-operators",
         error="RuntimeError",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
         title="The recompute of a selective checkpoint ran other operators than the original",
-        cause=(
-            "The recompute asked for the output of an operator that the first run never called: a "
-            "kernel chosen from a cache, or a router's counter."
-        ),
-        fix=("Make the block do the same both times, or take that operator out of the policy."),
+        cause="""The recompute asked for the output of an operator that the first run never called:
+            a kernel chosen from a cache, or a router's counter.""",
+        fix="Make the block do the same both times, or take that operator out of the policy.",
         versions="Selective checkpoints, public since torch 2.5.",
-        sources=("https://github.com/NVIDIA-NeMo/Automodel/pull/3330",),
+        sources=("NVIDIA-NeMo/Automodel/pull/3330",),
         checked="reproduced",
     ),
     Signature(
         code="RS109",
-        name="device-started-in-checkpoint",
         cause_name="device",
         error="RuntimeError",
         message=re.compile(
@@ -409,62 +328,46 @@ CHECKPOINTING_SIGNATURES = (
             r"|CUDA state was initialized in the forward pass\s+of a Checkpoint"
         ),
         title="The device was used for the first time inside a checkpointed block",
-        cause=(
-            "A checkpoint saves the device's random state, but the block was the first to start "
-            "the device."
-        ),
-        fix=(
-            "Use the device once before the first forward pass: torch.zeros(1, device=...). Or, "
-            "where nothing in the block draws random numbers, pass preserve_rng_state=False."
-        ),
+        cause="""A checkpoint saves the device's random state, but the block was the first to start
+            the device.""",
+        fix="""Use the device once before the first forward pass: torch.zeros(1, device=...). Or,
+            where nothing in the block draws random numbers, pass preserve_rng_state=False.""",
         gradients=RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
         sources=(_DOCS,),
     ),
     Signature(
         code="RS122",
-        name="checkpoint-under-cuda-graph",
         cause_name="deallocated",
         error="RuntimeError",
         message=re.compile(r"graph\s+recording observed an input tensor deallocate"),
         unsure=True,
         title="A CUDA graph was recorded while a checkpoint released one of its inputs",
-        cause=(
-            "The non-reentrant variant releases tensors while the graph is recorded, in another "
-            "order than in the recompute."
-        ),
-        fix=(
-            "Compile without CUDA graphs (a mode other than reduce-overhead), or use the reentrant "
-            "variant for these blocks."
-        ),
+        cause="""The non-reentrant variant releases tensors while the graph is recorded, in another
+            order than in the recompute.""",
+        fix="""Compile without CUDA graphs (a mode other than reduce-overhead), or use the
+            reentrant variant for these blocks.""",
         gradients=REENTRANT,
         versions="torch with mode='reduce-overhead'; open upstream.",
         sources=(f"{_TORCH}154306",),
     ),
     Signature(
         code="RS122",
-        name="checkpoint-under-cuda-graph",
         cause_name="random-state",
         error="RuntimeError",
         message=re.compile(r"current_seed(?: during CUDA graph capture)?"),
         where=some(_CHECKPOINT_FILE),
-        needs_frames=True,
         title="A checkpoint read the random state while a CUDA graph was recorded",
-        cause=(
-            "A checkpoint reads the random state, which is not allowed while a CUDA graph is "
-            "recorded."
-        ),
-        fix=(
-            "Take checkpointed blocks out of the graph. Where nothing in them draws random "
-            "numbers, pass preserve_rng_state=False."
-        ),
+        cause="""A checkpoint reads the random state, which is not allowed while a CUDA graph is
+            recorded.""",
+        fix="""Take checkpointed blocks out of the graph. Where nothing in them draws random
+            numbers, pass preserve_rng_state=False.""",
         gradients=RANDOM_STATE,
         versions="torch with CUDA graphs.",
         sources=(f"{_TORCH}162504",),
     ),
     Signature(
         code="RS123",
-        name="offload-keyword-removed",
         cause_name="offload",
         error="TypeError",
         message=re.compile(
@@ -472,14 +375,13 @@ CHECKPOINTING_SIGNATURES = (
             r"'offload_to_cpu'"
         ),
         title="checkpoint_wrapper no longer takes offload_to_cpu",
-        cause=("The argument moved into another wrapper."),
-        fix=("Use offload_wrapper(checkpoint_wrapper(module))."),
+        cause="The argument moved into another wrapper.",
+        fix="Use offload_wrapper(checkpoint_wrapper(module)).",
         versions="torch from pull request 84907 (September 2022) on.",
-        sources=("https://github.com/pytorch/pytorch/pull/84907", f"{_HF}30523"),
+        sources=("pytorch/pytorch/pull/84907", f"{_HF}30523"),
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="signature",
         error="TypeError|AttributeError",
         message=re.compile(
@@ -488,47 +390,33 @@ CHECKPOINTING_SIGNATURES = (
             r"|has no attribute '_set_gradient_checkpointing'"
         ),
         title="The model's code and the library that switches checkpointing on do not fit together",
-        cause=(
-            "The library calls a method that the model lacks, or with other arguments. Code that "
-            "ships with a model (trust_remote_code, a fork, a plugin) fits one version of "
-            "transformers or diffusers."
-        ),
-        fix=(
-            "Install the version that the model's code was written for, or newer model code. "
-            "transformers changed the call in 4.35 and accepts the old form with `value` from "
-            "4.36; diffusers changed it in 0.33. In your own class, delete the method: the base "
-            "class has one."
-        ),
+        cause="""The library calls a method that the model lacks, or with other arguments. Code
+            that ships with a model (trust_remote_code, a fork, a plugin) fits one version of
+            transformers or diffusers.""",
+        fix="""Install the version that the model's code was written for, or newer model code.
+            transformers changed the call in 4.35 and accepts the old form with `value` from 4.36;
+            diffusers changed it in 0.33. In your own class, delete the method: the base class has
+            one.""",
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
-        sources=(
-            f"{_HF}27596",
-            "https://github.com/zai-org/ChatGLM3/issues/380",
-            "https://github.com/tianweiy/CausVid/issues/63",
-        ),
+        sources=(f"{_HF}27596", "zai-org/ChatGLM3/issues/380", "tianweiy/CausVid/issues/63"),
         checked="reproduced",
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="no-function",
         error="AttributeError",
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
         title="A model's checkpointing flag was set past its method, so it has no function to call",
-        cause=(
-            "transformers sets the flag gradient_checkpointing together with the checkpoint "
-            "function. Here only the flag is set, or on another module."
-        ),
-        fix=(
-            "Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers "
-            "5.23 activation_checkpointing_enable()) on the whole, finished model."
-        ),
+        cause="""transformers sets the flag gradient_checkpointing together with the checkpoint
+            function. Here only the flag is set, or on another module.""",
+        fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers
+            5.23 activation_checkpointing_enable()) on the whole, finished model.""",
         versions="transformers 4.35 and later; seen with 5.23.",
         sources=(f"{_HF}30264", f"{_HF}30544"),
         checked="reproduced",
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="unsupported",
         error="ValueError",
         message=re.compile(
@@ -536,70 +424,46 @@ CHECKPOINTING_SIGNATURES = (
             r"|is not compatible with gradient checkpointing\. Make sure)"
         ),
         title="This class of models has no checkpointing to switch on",
-        cause=("The model's code has no checkpointed layers, or does not declare them."),
-        fix=(
-            "Remove the switch and wrap the layers from outside: torch's "
-            "apply_activation_checkpointing, or fsdp_config's activation_checkpointing, with "
-            "use_cache=False. Or upgrade the model's code. In your own class, set "
-            "supports_gradient_checkpointing = True and derive layers from "
-            "GradientCheckpointingLayer."
-        ),
+        cause="The model's code has no checkpointed layers, or does not declare them.",
+        fix="""Remove the switch and wrap the layers from outside: torch's
+            apply_activation_checkpointing, or fsdp_config's activation_checkpointing, with
+            use_cache=False. Or upgrade the model's code. In your own class, set
+            supports_gradient_checkpointing = True and derive layers from
+            GradientCheckpointingLayer.""",
         versions="transformers and diffusers, all versions.",
-        sources=(
-            "https://github.com/mosaicml/llm-foundry/issues/399",
-            "https://github.com/huggingface/transformers/issues/17464",
-        ),
+        sources=("mosaicml/llm-foundry/issues/399", "huggingface/transformers/issues/17464"),
         checked="reproduced",
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="wrong-name",
         error="AttributeError",
         message=re.compile(rf"has no attribute '(?:{_SWITCHES}|set_grad_checkpointing)'"),
         title="The object has no method of this name that switches checkpointing on",
-        cause=(
-            "Names differ: gradient_checkpointing_enable in transformers (from 5.23 "
-            "activation_checkpointing_enable), enable_gradient_checkpointing in diffusers, "
-            "set_grad_checkpointing in timm. Wrappers such as DistributedDataParallel and "
-            "DeepSpeed's engine hide the model's methods."
-        ),
-        fix=(
-            "Call your library's method before wrapping, or on model.module. A class that holds a "
-            "model needs a method that calls the inner model's."
-        ),
-        versions="Not tied to a version.",
-        sources=(
-            "https://github.com/cloneofsimo/lora/issues/126",
-            "https://github.com/deepspeedai/DeepSpeedExamples/issues/578",
-        ),
+        cause="""Names differ: gradient_checkpointing_enable in transformers (from 5.23
+            activation_checkpointing_enable), enable_gradient_checkpointing in diffusers,
+            set_grad_checkpointing in timm. Wrappers such as DistributedDataParallel and
+            DeepSpeed's engine hide the model's methods.""",
+        fix="""Call your library's method before wrapping, or on model.module. A class that holds a
+            model needs a method that calls the inner model's.""",
+        sources=("cloneofsimo/lora/issues/126", "deepspeedai/DeepSpeedExamples/issues/578"),
     ),
     Signature(
         code="RS131",
-        name="checkpointing-not-switched-on",
         cause_name="partial",
         error="AttributeError",
         message=re.compile(r"'functools\.partial' object has no attribute '__self__'"),
         where=innermost(r"checkpoint"),
-        needs_frames=True,
         title="A checkpoint function looks for a layer's method, and was handed a partial",
-        cause=(
-            "transformers passes the layer's call inside a functools.partial, and this library's "
-            "function expects the method."
-        ),
-        fix=(
-            "Upgrade the library of the last frame (axolotl and LLaMA-Factory: April 2025 or "
-            "newer), or use its plain checkpointing without offloading."
-        ),
+        cause="""transformers passes the layer's call inside a functools.partial, and this
+            library's function expects the method.""",
+        fix="""Upgrade the library of the last frame (axolotl and LLaMA-Factory: April 2025 or
+            newer), or use its plain checkpointing without offloading.""",
         versions="transformers 4.51 and later, with axolotl and LLaMA-Factory of before.",
-        sources=(
-            "https://github.com/axolotl-ai-cloud/axolotl/issues/2561",
-            "https://github.com/hiyouga/LlamaFactory/issues/7699",
-        ),
+        sources=("axolotl-ai-cloud/axolotl/issues/2561", "hiyouga/LlamaFactory/issues/7699"),
     ),
     Signature(
         code="RS132",
-        name="checkpoint-under-transform",
         cause_name="side-effects",
         error="Unsupported",
         message=re.compile(
@@ -609,25 +473,17 @@ CHECKPOINTING_SIGNATURES = (
             re.DOTALL,
         ),
         title="A checkpointed block changes something outside itself, and torch.compile refuses it",
-        cause=(
-            "torch.compile makes one operator of a checkpoint, which must not change an attribute, "
-            "counter or list outside. An eager recompute would change it twice."
-        ),
-        fix=(
-            "Return the value and store it outside the block. Or compile the layer inside the "
-            "checkpoint. If the recompute may skip the change, set "
-            "torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True."
-        ),
+        cause="""torch.compile makes one operator of a checkpoint, which must not change an
+            attribute, counter or list outside. An eager recompute would change it twice.""",
+        fix="""Return the value and store it outside the block. Or compile the layer inside the
+            checkpoint. If the recompute may skip the change, set
+            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True.""",
         versions="torch.compile with fullgraph=True; seen with torch 2.13.",
-        sources=(
-            "https://github.com/pytorch/torchtitan/issues/3104",
-            f"{_TORCH}124866",
-        ),
+        sources=("pytorch/torchtitan/issues/3104", f"{_TORCH}124866"),
         checked="reproduced",
     ),
     Signature(
         code="RS132",
-        name="checkpoint-under-transform",
         cause_name="transform",
         error="RuntimeError",
         message=re.compile(
@@ -635,16 +491,12 @@ CHECKPOINTING_SIGNATURES = (
             r"|^In order to use an autograd\.Function with functorch transforms"
         ),
         where=some(rf"{_CHECKPOINT_FILE}\w*checkpoint\w*$"),
-        needs_frames=True,
         title="A checkpoint and a torch.func transform are inside each other",
-        cause=(
-            "torch.func's grad, vjp, jacrev and hessian accept neither a non-reentrant "
-            "checkpoint's hooks nor a reentrant one's autograd function."
-        ),
-        fix=(
-            "Remove the checkpoint there, or use torch.autograd.grad and torch.autograd.functional "
-            "(with use_reentrant=False). vmap alone inside a checkpoint needs torch 2.5."
-        ),
+        cause="""torch.func's grad, vjp, jacrev and hessian accept neither a non-reentrant
+            checkpoint's hooks nor a reentrant one's autograd function.""",
+        fix="""Remove the checkpoint there, or use torch.autograd.grad and
+            torch.autograd.functional (with use_reentrant=False). vmap alone inside a checkpoint
+            needs torch 2.5.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch; vmap before 2.5.",
         sources=(f"{_TORCH}122729", f"{_TORCH}141845"),

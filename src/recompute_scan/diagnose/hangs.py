@@ -1,12 +1,7 @@
-"""Ranks that wait for each other.
+"""Ranks that wait for each other, and processes that ended without an exception.
 
-Ranks that wait for each other, and processes that ended without an exception: what is known.
-
-None of these is recognised by an exception's class and message alone; :mod:`.waiting` and
-:mod:`.classify` do that.
-
-Ranks that wait for each other: told from where they stand, or from what a log says of
-collectives that did not finish (NCCL's watchdog, torch's own comparisons).
+Hangs show in the stacks of the ranks, or in a log's lines on collectives that did not finish
+(NCCL's watchdog, torch's own comparisons). An exception's class and message alone do not show them.
 """
 
 from __future__ import annotations
@@ -19,9 +14,8 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import Frame, RankEnd
 from recompute_scan.diagnose.tracebacks import activity, user_frame
-from recompute_scan.frameworks.detect import Signature
+from recompute_scan.frameworks.detect import NOTHING, Signature
 
-_NOTHING = re.compile(r"(?!)")
 _DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
 _ELASTIC = "https://docs.pytorch.org/docs/stable/elastic/errors.html"
 
@@ -40,44 +34,31 @@ while another waited in another collective.
 
 SAVE_HANG = Signature(
     code="RS204",
-    name="save-hang",
     cause_name="guarded-save",
-    error="",
-    message=_NOTHING,
     title="Ranks wait for each other while saving: one saves, and the others are elsewhere",
-    cause=(
-        "All ranks must take part in saving a sharded model. Here they are at different places, as "
-        "when the save is under `if rank == 0` (or is_main_process) and the others go on to a "
-        "barrier."
-    ),
-    fix=(
-        "Call the save on every rank, and guard only the writing of gathered data. If all ranks do "
-        "save and gathering is slow, raise the process group's timeout."
-    ),
+    cause="""All ranks must take part in saving a sharded model. Here they are at different places,
+        as when the save is under `if rank == 0` (or is_main_process) and the others go on to a
+        barrier.""",
+    fix="""Call the save on every rank, and guard only the writing of gathered data. If all ranks
+        do save and gathering is slow, raise the process group's timeout.""",
     more=_SAVE_MORE,
     keep="the save, called by all ranks",
     remove="the guard by rank around it",
     versions="FSDP, ZeRO-3, Fabric, accelerate; all versions.",
     sources=(
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/19780",
-        "https://github.com/huggingface/accelerate/issues/2000",
-        "https://github.com/pytorch/pytorch/issues/122903",
+        "Lightning-AI/pytorch-lightning/issues/19780",
+        "huggingface/accelerate/issues/2000",
+        "pytorch/pytorch/issues/122903",
     ),
     checked="reproduced",
 )
 DIVERGED = Signature(
     code="RS210",
-    name="diverged-ranks",
     cause_name="different-places",
-    error="",
-    message=_NOTHING,
     title="Ranks wait for each other at different places",
-    cause=(
-        "Every rank must call the same collectives in the same order. Some took another path: a "
-        "branch by rank, data that ended earlier, or an exception caught on one rank."
-    ),
-    fix=("Make all ranks take the same path up to the two places named here."),
-    versions="Not tied to a version.",
+    cause="""Every rank must call the same collectives in the same order. Some took another path: a
+        branch by rank, data that ended earlier, or an exception caught on one rank.""",
+    fix="Make all ranks take the same path up to the two places named here.",
     sources=(_DISTRIBUTED,),
     checked="reproduced",
 )
@@ -87,74 +68,57 @@ FINGERPRINT = replace(
     error=r"\w*Error",
     message=re.compile(r"Detected mismatch between collectives on ranks\."),
     title="Ranks called different collectives, or the same one with different shapes",
-    fix=(
-        "Make all ranks call the same collectives with the same shapes in the same order. The "
-        "message names both, and the traceback the line."
-    ),
+    fix="""Make all ranks call the same collectives with the same shapes in the same order. The
+        message names both, and the traceback the line.""",
     versions="torch with TORCH_DISTRIBUTED_DEBUG=DETAIL.",
-    sources=("https://github.com/pytorch/pytorch/pull/79901", _DISTRIBUTED),
+    sources=("pytorch/pytorch/pull/79901", _DISTRIBUTED),
     checked="message",
 )
 COMPARED = replace(
     DIVERGED,
     cause_name="compared",
     title="torch compared the ranks' collectives, and some rank called another one",
-    fix=("Make the named ranks take the same path as the others up to that collective."),
+    fix="Make the named ranks take the same path as the others up to that collective.",
     versions="torch's flight recorder and its analyzer (torchfrtrace).",
     sources=("https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",),
     checked="message",
 )
 TIMED_OUT = Signature(
     code="RS209",
-    name="collective-timeout",
     cause_name="slow",
-    error="",
-    message=_NOTHING,
     title="A collective did not finish within the process group's timeout",
-    cause=(
-        "The ranks in the log wait in the same collective. A missing rank died or was slow, or the "
-        "collective itself is stuck (network, GPU)."
-    ),
-    fix=(
-        "Find the missing rank and the first error of any rank. If it was only slow (loading, "
-        "saving, compiling), pass a longer timeout to init_process_group."
-    ),
-    versions="Not tied to a version.",
+    cause="""The ranks in the log wait in the same collective. A missing rank died or was slow, or
+        the collective itself is stuck (network, GPU).""",
+    fix="""Find the missing rank and the first error of any rank. If it was only slow (loading,
+        saving, compiling), pass a longer timeout to init_process_group.""",
     sources=(_DISTRIBUTED,),
 )
 NAMED = replace(
     TIMED_OUT,
     cause_name="named",
     title="torch compared the ranks, and some did not come to a collective",
-    cause=("The named ranks died, were slow, or took another path."),
-    fix=(
-        "Read the log of the named ranks up to that collective. If they were only slow (loading, "
-        "saving, compiling), pass a longer timeout to init_process_group."
-    ),
+    cause="The named ranks died, were slow, or took another path.",
+    fix="""Read the log of the named ranks up to that collective. If they were only slow (loading,
+        saving, compiling), pass a longer timeout to init_process_group.""",
     versions="torch with TORCH_NCCL_DESYNC_DEBUG=1, or its flight recorder's analyzer.",
     sources=("https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",),
 )
 UNCLEAR = replace(
     TIMED_OUT,
     cause_name="unclear",
-    title="Collectives did not finish, and the log does not tell whether they belong together",
-    cause=(
-        "The ranks wait in different collectives. Numbers count per process group, and the log "
-        "does not show whether it is one group."
-    ),
-    fix=(
-        "Find the first error of any rank. Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch "
-        "2.9 TORCH_NCCL_TRACE_BUFFER_SIZE), or under `recompute-scan run`."
-    ),
+    title="Collectives did not finish, and the log does not show whether they belong together",
+    cause="""The ranks wait in different collectives. Numbers count per process group, and the log
+        does not show whether it is one group.""",
+    fix="""Find the first error of any rank. Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch
+        2.9 TORCH_NCCL_TRACE_BUFFER_SIZE), or under `recompute-scan run`.""",
 )
 GLOO = replace(
     TIMED_OUT,
     cause_name="gloo",
     error="RuntimeError",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
-    cause=(
-        "This rank waited over gloo for another rank, which died, was slow, or took another path."
-    ),
+    cause="""This rank waited over gloo for another rank, which died, was slow, or took another
+        path.""",
 )
 BARRIER = replace(
     GLOO,
@@ -163,25 +127,17 @@ BARRIER = replace(
         r"failed to pass monitoredBarrier in \d+ ms|successfully reached monitoredBarrier, but"
     ),
     title="Some ranks did not come to a monitored barrier in time",
-    cause=("The ranks that the message names died, were slow, or took another path."),
-    fix=(
-        "Read the log of the named ranks. If they were only slow (loading, preparing data), give "
-        "the barrier more time."
-    ),
+    cause="The ranks that the message names died, were slow, or took another path.",
+    fix="""Read the log of the named ranks. If they were only slow (loading, preparing data), give
+        the barrier more time.""",
 )
 NO_PROGRESS = Signature(
     code="RS211",
-    name="no-progress",
     cause_name="waiting",
-    error="",
-    message=_NOTHING,
     title="The run made no progress for as long as it was given",
-    cause=("All ranks stood at the same place until the watchdog ended the run."),
-    fix=(
-        "Look at the place named here. If the work is only long, raise `--timeout`, or wait for "
-        "ever with `--timeout 0`."
-    ),
-    versions="Not tied to a version.",
+    cause="All ranks stood at the same place until the watchdog ended the run.",
+    fix="""Look at the place named here. If the work is only long, raise `--timeout`, or wait for
+        ever with `--timeout 0`.""",
     sources=("https://docs.python.org/3/library/faulthandler.html",),
     checked="reproduced",
 )
@@ -189,65 +145,45 @@ ONE_BEHIND = replace(
     NO_PROGRESS,
     cause_name="one-behind",
     title="Ranks wait for one that is in no collective",
-    cause=(
-        "Some ranks wait in a collective while another loads, evaluates or writes alone, or is "
-        "stuck."
-    ),
-    fix=(
-        "Look at the rank outside the collective. If its work is only long, raise `--timeout` and "
-        "the process group's timeout, or let all ranks share the work."
-    ),
+    cause="""Some ranks wait in a collective while another loads, evaluates or writes alone, or is
+        stuck.""",
+    fix="""Look at the rank outside the collective. If its work is only long, raise `--timeout` and
+        the process group's timeout, or let all ranks share the work.""",
 )
 RECOMPUTED_MESSAGE = Signature(
     code="RS214",
-    name="message-in-checkpoint",
     cause_name="recomputed",
     error=r"\w*Error",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
     title="A message between two ranks is inside a checkpointed block, and is awaited again",
-    cause=(
-        "The recompute repeats the block's send or recv. The other rank sends once, unless it "
-        "recomputes the same block at the same time."
-    ),
-    fix=("Take point-to-point calls out of checkpointed blocks."),
-    versions="Not tied to a version.",
+    cause="""The recompute repeats the block's send or recv. The other rank sends once, unless it
+        recomputes the same block at the same time.""",
+    fix="Take point-to-point calls out of checkpointed blocks.",
     sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
     checked="reproduced",
 )
 KILLED = Signature(
     code="RS212",
-    name="process-killed",
     cause_name="sigkill",
     error="OutOfMemoryError",
     message=re.compile(r"^Task was killed due to the node running low on memory"),
     title="A process was ended from outside, by SIGKILL",
-    cause=(
-        "Mostly the kernel ends it for lack of host memory. Ray's monitor, a scheduler's limit or "
-        "a person can do it too."
-    ),
-    fix=(
-        "Read the kernel's log (dmesg) and the scheduler's. If host memory ran out: fewer loader "
-        "workers, memory-mapped loading or loading on one rank, less offloading."
-    ),
-    versions="Not tied to a version.",
+    cause="""Mostly the kernel ends it for lack of host memory. Ray's monitor, a scheduler's limit
+        or a person can do it too.""",
+    fix="""Read the kernel's log (dmesg) and the scheduler's. If host memory ran out: fewer loader
+        workers, memory-mapped loading or loading on one rank, less offloading.""",
     sources=(_ELASTIC,),
 )
 CRASHED = replace(
     KILLED,
     code="RS213",
-    name="native-crash",
     cause_name="native",
-    error="",
-    message=_NOTHING,
+    message=NOTHING,
     title="A process crashed in native code",
-    cause=(
-        "SIGSEGV, SIGILL and SIGFPE come from native code: an extension or driver that does not "
-        "fit torch, or a bug in one."
-    ),
-    fix=(
-        "Run with PYTHONFAULTHANDLER=1 to print the Python stack of the crash. Then check the "
-        "version of the extension it names."
-    ),
+    cause="""SIGSEGV, SIGILL and SIGFPE come from native code: an extension or driver that does not
+        fit torch, or a bug in one.""",
+    fix="""Run with PYTHONFAULTHANDLER=1 to print the Python stack of the crash. Then check the
+        version of the extension it names.""",
     sources=("https://docs.python.org/3/library/faulthandler.html", _ELASTIC),
 )
 
@@ -255,18 +191,11 @@ BUS = replace(
     CRASHED,
     cause_name="bus",
     title="A process touched memory that could not be supplied (SIGBUS)",
-    cause=(
-        "A file that backs memory has no room, or was cut short. Usually it is /dev/shm, which "
-        "loader workers, NCCL and ZeRO share; a container has 64 MB by default."
-    ),
-    fix=(
-        "Check `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or "
-        "--ipc=host). If there is room, look for a mapped file that was overwritten."
-    ),
-    sources=(
-        "https://github.com/deepspeedai/DeepSpeed/issues/4002",
-        "https://docs.docker.com/engine/containers/run/",
-    ),
+    cause="""A file that backs memory has no room, or was cut short. Usually it is /dev/shm, which
+        loader workers, NCCL and ZeRO share; a container has 64 MB by default.""",
+    fix="""Check `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or
+        --ipc=host). If there is room, look for a mapped file that was overwritten.""",
+    sources=("deepspeedai/DeepSpeed/issues/4002", "https://docs.docker.com/engine/containers/run/"),
 )
 
 # Recognised by an exception, after everything that says more.
@@ -302,7 +231,7 @@ _MOST = 256
 
 
 class Timeout(Struct, frozen=True):
-    """A collective that NCCL's watchdog gave up: whose, and what it says of the work.
+    """A collective that NCCL's watchdog gave up.
 
     Attributes:
         rank: The rank that gave up: the job's where its line says that, else the group's.
@@ -456,7 +385,7 @@ def of_ranks(ranks: Sequence[RankEnd]) -> tuple[Signature, tuple[str, ...]]:
 
 
 def is_saving(stack: Sequence[Frame]) -> bool:
-    """Is saving what goes on there, by the innermost frame that tells?"""
+    """Does the innermost frame that shows an activity show saving?"""
     found = activity(stack)
     return found is not None and found[0] == "saving"
 
@@ -473,8 +402,8 @@ def collective(stack: Sequence[Frame]) -> str | None:
 def _by_itself(stack: Sequence[Frame]) -> bool:
     """Is it in a library that calls no collective, such as one that loads?
 
-    Of the user's own line and of torch's others this cannot be told: collectives are also called
-    from below Python, in the backward pass for instance, and waited for by reading a tensor.
+    The user's own line and torch's other lines do not show it: collectives are also called from
+    below Python, in the backward pass for instance, and waited for by reading a tensor.
     """
     if not stack or stack[-1] is user_frame(stack):
         return False

@@ -1,4 +1,4 @@
-"""What one line of a log is: whose, whether it matters, what launchers say of an ended process."""
+"""One line of a log: its rank, whether it matters, and launchers' words on ended processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from recompute_scan.frameworks.registry import commands
 
-# What programs put before every line. Each ends with the one blank that belongs to it, so that
-# the indentation of what follows stays.
+# Prefixes that programs put before every line. Each ends with the one blank that belongs to it, so
+# that the rest keeps its indentation.
 _STAMP = re.compile(r"\s*\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?(?:\s|$)")
 _RANK = re.compile(
     r"\s*(?:\[rank(?P<rank>\d{1,18})\]:?\s?|\[default(?P<tee>\d{1,18})\]:|(?P<task>\d{1,5}): "
@@ -96,8 +96,8 @@ def is_telling(line: bytes) -> bool:
 
 
 def owner(text: str) -> tuple[str, int | None, bool, str]:
-    """Whose line it is: a key, the rank where that is said, whether a time is before it, and
-    the line without its prefixes.
+    """The writer of a line: a key, the rank where the line names it, whether a time is before it,
+    and the line without its prefixes.
     """
     key, rank, stamped = "", None, False
     for _ in range(_MOST_PREFIXES):
@@ -130,7 +130,7 @@ def is_warning(text: str) -> bool:
     )
 
 
-# What torch.compile says when it compiles a function again, and unsloth when it gives up.
+# torch.compile compiles a function again, or unsloth gives up.
 RECOMPILATION = re.compile(
     r"Recompiling function |_dynamo hit config\.(?:accumulated_)?(?:recompile|cache_size)_limit"
     r"|torch\.compile ran out of recompilation cache"
@@ -151,7 +151,7 @@ _FAILED = re.compile(
     # The kernel's own words, and Kubernetes'.
     r"|[Oo]ut of memory: Kill(?:ed)? process \d+ \((?:python|pt_main|ray)"
     r"|[Rr]eason\W{1,9}OOMKilled\b|Worker exit type: NODE_OUT_OF_MEMORY"
-    # What schedulers allowed the job.
+    # Limits that schedulers set for the job.
     r"|slurmstepd: error: .{0,80}[Ee]xceeded .{0,12}memory limit|TERM_MEMLIMIT: job killed"
     r"|PBS: job killed: v?mem)"
     # A shell's status for a signal, as containers hand it on, and Lightning's of a rank it started.
@@ -161,13 +161,13 @@ _FAILED = re.compile(
     # gdb.
     r"|(?:Program|Thread [^,]{1,80}) (?:terminated with|received) signal "
     r"(?P<gdb>SIG(?:SEGV|BUS|ILL|FPE|KILL))\b"
-    # Shells: of what they ran, and of a line of a script. Then faulthandler, of its own process.
+    # Shells, about their commands and about a line of a script. Then faulthandler.
     r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
     r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction) "
     rf".{{0,200}}?(?:python|\b(?:ba|z)?sh \S|{_PROGRAMS})"
     r"|^[\s*`]*(?P<alone>Killed|Segmentation fault)(?:: \d+)?[\s*`]*$"
     r"|\bzsh: (?P<zsh>killed|segmentation fault|bus error|illegal hardware instruction) "
-    # Windows: of a process of an IDE, and of its own.
+    # Windows, in an IDE and alone.
     r"|(?P<windows>finished with exit code -1073741819\b|^Windows fatal exception: access viol)"
     r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
     # srun of a task, mpirun of a rank.
@@ -202,7 +202,7 @@ class Ended(Struct, frozen=True):
 
 
 class Launcher:
-    """What launchers say, line by line: the rank that failed first, and by which signal."""
+    """Reads launchers' lines: the rank that failed first, and its signal."""
 
     def __init__(self) -> None:
         self.first_rank: int | None = None

@@ -13,12 +13,12 @@ from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINTED
 from recompute_scan.frameworks.detect import Signature, innermost, some
 
-_TORCH = "https://github.com/pytorch/pytorch/issues/"
+_TORCH = "pytorch/pytorch/issues/"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _ERRORS = r"OutOfMemoryError|RuntimeError|AcceleratorError|DistBackendError"
 # Each device's allocator says the same after the device's name; Apple's is "MPS backend".
-# torch before 0.4 gave CUDA's own words and the place; that of pinned memory has "Host" in it.
-# The last words are those of its allocator that leaves the pool to CUDA (cudaMallocAsync).
+# torch before 0.4 gave CUDA's own words and the place, with "Host" in it for pinned memory. The
+# last words come from its allocator that leaves the pool to CUDA (cudaMallocAsync).
 _SAYS_FULL = (
     r"^(?:RuntimeError: )?(?:(?!CPU)[A-Z]{2,8}(?: backend)? out of (?:the )?memory\b"
     r"|cuda runtime error \(2\) ?: out of memory at \S{1,400}/THC(?!\w*Host)\w*\.\w+:\d"
@@ -33,7 +33,7 @@ _HOST = re.compile(
     r"^\[enforce fail at [^\]]{1,300}\] .{0,40}?DefaultCPUAllocator: (?:can't allocate|not enough) "
     r"memory|^\[enforce fail at CPUAllocator\.cpp:\d+\] posix_memalign\([^)]*\) == 0\. 12 vs 0"
 )
-# What puts a sharded state together, or its pieces; not what writes each rank's own shard.
+# Functions that put a sharded state together, or its pieces; none that writes each rank's shard.
 _TOGETHER = re.compile(registry.either("gathering"))
 _OWN_SHARD = re.compile(r":_(?:sharded|local)_")
 _COPIES_AT_ONCE = re.compile(r"""\.to\(\s{0,9}["']cpu["'].{0,200}non_blocking\s{0,9}=\s{0,9}True""")
@@ -42,7 +42,7 @@ _KEEPS_ON_HOST = innermost(r"torch/autograd/graph\.py:pack_to_cpu$")
 _PINS = some(r":_?pin(?:_memory\w*)?$|/pin_memory\.py:")
 _SAVES = doing("saving")
 _OF_STEPS = {"recompute", "backward", "optimizer"}
-# What calls training steps or is one, by its name or by the line where it stands.
+# A training step or its caller, by its name or by its line.
 _STEP = re.compile(r"[:.]\w*train(?:ing)?_(?:one_)?(?:step|batch|epoch)(?:$|\()")
 _NO_GRADIENT = re.compile(r"torch/(?:utils/_contextlib|autograd/grad_mode)\.py:decorate_context$")
 _SMALLER = (
@@ -61,7 +61,7 @@ def _gathers(frames: Sequence[Frame]) -> int | None:
 
 
 def _trains(frames: Sequence[Frame]) -> int | None:
-    """The frame that shows a training step, in its forward pass too, where nothing else tells."""
+    """The frame that shows a training step, its forward pass too; other activities come first."""
     found = activity(frames)
     if found is not None:
         return found[1] if found[0] in _OF_STEPS else None
@@ -87,71 +87,48 @@ def _pinned(frames: Sequence[Frame]) -> int | None:
 
 _DEVICE = Signature(
     code="RS120",
-    name="out-of-memory",
     cause_name="device",
     error=_ERRORS,
     message=_ALLOCATOR,
     title="The GPU ran out of memory",
-    cause=(
-        "The program needs more memory than there is. The frames do not show what it was doing."
-    ),
-    fix=(
-        "In a training step, checkpoint whole layers once, non-reentrant, then use smaller "
-        "micro-batches or offloading. In loading, evaluation or generation, checkpoints change "
-        "nothing. The traceback shows which it was."
-    ),
-    versions="Not tied to a version.",
+    cause="The program needs more memory than there is. The frames do not show what it was doing.",
+    fix="""In a training step, checkpoint whole layers once, non-reentrant, then use smaller
+        micro-batches or offloading. In loading, evaluation or generation, checkpoints change
+        nothing. The traceback shows which it was.""",
     sources=(_CUDA_NOTES,),
 )
 
 SIGNATURES = (
     Signature(
         code="RS129",
-        name="host-memory-exhausted",
         cause_name="host",
         error="RuntimeError",
         message=_HOST,
         title="The host's memory ran out; the GPU's own memory is not the matter",
-        cause=(
-            "torch asked the system for memory and got none. The number in the message is this one "
-            "tensor's size."
-        ),
-        fix=(
-            "Check the innermost line of your code. A huge number is one tensor that is too large. "
-            "After a small one, look for whole data sets, loader workers, predictions on the CPU, "
-            "weights per process (low_cpu_mem_usage, device_map), or offloading. Checkpoints help "
-            "only a model on the CPU."
-        ),
-        versions="Not tied to a version.",
-        sources=("https://github.com/pytorch/pytorch/issues/31302",),
+        cause="""torch asked the system for memory and got none. The number in the message is this
+            one tensor's size.""",
+        fix="""Check the innermost line of your code. A huge number is one tensor that is too
+            large. After a small one, look for whole data sets, loader workers, predictions on the
+            CPU, weights per process (low_cpu_mem_usage, device_map), or offloading. Checkpoints
+            help only a model on the CPU.""",
+        sources=("pytorch/pytorch/issues/31302",),
         checked="reproduced",
     ),
     Signature(
         code="RS127",
-        name="pinned-memory-exhausted",
         cause_name="pinned",
         error=r"RuntimeError|AcceleratorError",
         message=re.compile(r"^(?:CUDA|HIP) error: out of memory"),
         where=_pinned,
-        needs_frames=True,
         title="There was no pinned host memory left; the GPU's own memory is not the matter",
-        cause=(
-            "Pinned memory is locked host memory. It runs out when host memory does, or at a limit "
-            "on locked memory; CUDA calls both out of memory."
-        ),
-        fix=(
-            "Pin less: pin_memory=False, fewer workers, smaller offload buffers. Or give the "
-            "container (or WSL) more memory."
-        ),
-        versions="Not tied to a version.",
-        sources=(
-            "https://github.com/deepspeedai/DeepSpeed/issues/2676",
-            "https://github.com/deepspeedai/DeepSpeed/issues/6651",
-        ),
+        cause="""Pinned memory is locked host memory. It runs out when host memory does, or at a
+            limit on locked memory; CUDA calls both out of memory.""",
+        fix="""Pin less: pin_memory=False, fewer workers, smaller offload buffers. Or give the
+            container (or WSL) more memory.""",
+        sources=("deepspeedai/DeepSpeed/issues/2676", "deepspeedai/DeepSpeed/issues/6651"),
     ),
     Signature(
         code="RS128",
-        name="inference-cache-memory",
         cause_name="cache-blocks",
         error="ValueError",
         message=re.compile(
@@ -160,125 +137,89 @@ SIGNATURES = (
             r"|is larger than the maximum number of tokens that can be stored in KV cache"
         ),
         title="vLLM has no GPU memory left for its key-value cache",
-        cause=(
-            "vLLM takes a share of the card for weights and cache. The rest of that share is too "
-            "small for one cache block or one longest request."
-        ),
-        fix=(
-            "Raise gpu_memory_utilization if the card is free. If a trainer shares it, lower "
-            "max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Checkpoints "
-            "do not matter here."
-        ),
+        cause="""vLLM takes a share of the card for weights and cache. The rest of that share is
+            too small for one cache block or one longest request.""",
+        fix="""Raise gpu_memory_utilization if the card is free. If a trainer shares it, lower
+            max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Checkpoints
+            do not matter here.""",
         versions="vLLM, all versions.",
-        sources=("https://github.com/vllm-project/vllm/issues/2248",),
+        sources=("vllm-project/vllm/issues/2248",),
     ),
     Signature(
         code="RS207",
-        name="out-of-memory-while-saving",
         cause_name="gathered",
         error=_ERRORS,
         message=_FULL,
         where=_gathers,
-        needs_frames=True,
         title="The GPU ran out of memory while the state was gathered for saving",
-        cause=("A full state dict brings every parameter to one GPU before it is written."),
-        fix=(
-            "Save a sharded state dict, or gather on the CPU, called on every rank: "
-            "FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1, "
-            "StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3 save "
-            "the shards and join them with zero_to_fp32.py."
-        ),
+        cause="A full state dict brings every parameter to one GPU before it is written.",
+        fix="""Save a sharded state dict, or gather on the CPU, called on every rank:
+            FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1,
+            StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3 save
+            the shards and join them with zero_to_fp32.py.""",
         versions="FSDP and ZeRO-3, all versions.",
-        sources=(
-            "https://github.com/huggingface/accelerate/issues/3232",
-            "https://github.com/huggingface/accelerate/pull/1181",
-        ),
+        sources=("huggingface/accelerate/issues/3232", "huggingface/accelerate/pull/1181"),
     ),
     replace(
         _DEVICE,
         cause_name="saving",
         message=_FULL,
         where=_SAVES,
-        needs_frames=True,
         title="The GPU ran out of memory while saving",
-        cause=(
-            "Saving copied state on the GPU: quantized weights into another layout, or a shard "
-            "into one piece. Checkpointing has no part in it."
-        ),
-        fix=(
-            "Save only trained weights (an adapter), or move the state to the CPU first. Upgrade "
-            "the library of the last frame. Use smaller micro-batches in training."
-        ),
-        sources=("https://github.com/huggingface/peft/issues/447", _CUDA_NOTES),
+        cause="""Saving copied state on the GPU: quantized weights into another layout, or a shard
+            into one piece. Checkpointing has no part in it.""",
+        fix="""Save only trained weights (an adapter), or move the state to the CPU first. Upgrade
+            the library of the last frame. Use smaller micro-batches in training.""",
+        sources=("huggingface/peft/issues/447", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,
         cause_name="evaluation",
         message=_FULL,
         where=doing("evaluation"),
-        needs_frames=True,
         title="The GPU ran out of memory while evaluating",
-        cause=(
-            "Evaluation keeps the predictions of all batches, often full logits. Checkpoints "
-            "change nothing without a backward pass."
-        ),
-        fix=(
-            "Use a smaller evaluation batch, and move predictions off the GPU "
-            "(eval_accumulation_steps, preprocess_logits_for_metrics in transformers)."
-        ),
-        sources=("https://github.com/huggingface/transformers/issues/7232", _CUDA_NOTES),
+        cause="""Evaluation keeps the predictions of all batches, often full logits. Checkpoints
+            change nothing without a backward pass.""",
+        fix="""Use a smaller evaluation batch, and move predictions off the GPU
+            (eval_accumulation_steps, preprocess_logits_for_metrics in transformers).""",
+        sources=("huggingface/transformers/issues/7232", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,
         cause_name="generation",
         message=_FULL,
         where=doing("generation"),
-        needs_frames=True,
         title="The GPU ran out of memory while generating",
-        cause=(
-            "The key-value cache grows with every token and sequence. Checkpoints change nothing "
-            "without a backward pass."
-        ),
-        fix=(
-            "Generate fewer or shorter sequences at once, or give an inference engine on the same "
-            "card a smaller share."
-        ),
-        sources=("https://github.com/vllm-project/vllm/issues/188", _CUDA_NOTES),
+        cause="""The key-value cache grows with every token and sequence. Checkpoints change
+            nothing without a backward pass.""",
+        fix="""Generate fewer or shorter sequences at once, or give an inference engine on the same
+            card a smaller share.""",
+        sources=("vllm-project/vllm/issues/188", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,
         cause_name="loading",
         message=_FULL,
         where=doing("loading"),
-        needs_frames=True,
         title="The GPU ran out of memory while weights or state were loaded",
-        cause=(
-            "The weights, or a second copy of them, do not fit. Checkpoints change nothing without "
-            "a backward pass."
-        ),
-        fix=(
-            "Load to the CPU first (map_location='cpu'), free earlier copies, shard or quantize "
-            "the weights, and check for other processes (nvidia-smi)."
-        ),
-        sources=("https://github.com/karpathy/nanoGPT/pull/236", _CUDA_NOTES),
+        cause="""The weights, or a second copy of them, do not fit. Checkpoints change nothing
+            without a backward pass.""",
+        fix="""Load to the CPU first (map_location='cpu'), free earlier copies, shard or quantize
+            the weights, and check for other processes (nvidia-smi).""",
+        sources=("karpathy/nanoGPT/pull/236", _CUDA_NOTES),
     ),
     replace(
         _DEVICE,
         cause_name="training",
         message=_FULL,
         where=_trains,
-        needs_frames=True,
         title="The GPU ran out of memory in a training step",
-        cause=(
-            "The step needs more memory than there is. Removing one of two doubled checkpoints "
-            "does not raise the need; removing the only one does."
-        ),
-        fix=(
-            "Checkpoint whole layers, once, and non-reentrant: under FSDP2 the reentrant variant "
-            "is known to grow until it fails. Then use smaller micro-batches, or offloading. For "
-            "the optimizer's step use a sharded optimizer, or an 8-bit one, which makes other "
-            "updates."
-        ),
+        cause="""The step needs more memory than there is. Removing one of two doubled checkpoints
+            does not raise the need; removing the only one does.""",
+        fix="""Checkpoint whole layers, once, and non-reentrant: under FSDP2 the reentrant
+            variant is known to grow until it fails. Then use smaller micro-batches, or
+            offloading. For the optimizer's step use a sharded optimizer, or an 8-bit one, which
+            makes other updates.""",
         gradients=f"{CHECKPOINTED} {_SMALLER}",
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
         sources=(f"{_TORCH}169349", _CUDA_NOTES),

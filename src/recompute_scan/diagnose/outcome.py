@@ -1,16 +1,8 @@
-"""From logs and the ends of ranks to a diagnosis.
+"""From logs and the ends of ranks to a diagnosis: the known cause, its confidence, its evidence.
 
-From failures to diagnoses: which known cause, how sure, and which lines show it.
-
-From the ranks' ends to what the result says of them: the crash, and a finding with its fix.
-
-All known failures, in the order in which they are tried.
-
-Exceptions and other telling lines out of a log, however long, of one process or of many.
-
-Lines of several ranks may be mixed where each says whose it is, as torchrun (``[rank1]:``,
-``[default1]:``), srun (``1: ``) and Ray (``(Worker pid=7)``) make them do. Colours are taken
-off. Memory does not grow with the log: each different failure is kept once, and only so many.
+Lines of several ranks in a log may be mixed where each names its rank, as with torchrun
+(``[rank1]:``, ``[default1]:``), srun (``1: ``) and Ray (``(Worker pid=7)``). Colors are taken off.
+Memory does not grow with the log: each different failure is kept once, up to a limit.
 """
 
 from __future__ import annotations
@@ -58,7 +50,7 @@ from recompute_scan.diagnose.log_lines import (
 from recompute_scan.diagnose.recompute_errors import SAVING_SIGNATURES
 from recompute_scan.diagnose.tracebacks import Failure, LogStream, doing, phase, user_place
 from recompute_scan.frameworks import registry
-from recompute_scan.frameworks.detect import Beside, Match, Signature
+from recompute_scan.frameworks.detect import LogLine, Match, Signature, described
 from recompute_scan.result import Finding, Fix, Level
 
 
@@ -109,11 +101,11 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]{0,200}[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x
 
 
 class Log(Struct, frozen=True):
-    """What matters in a log, in the log's order.
+    """The failures and other lines of a log that matter, in the log's order.
 
     Attributes:
         failures: Exceptions, each different one once.
-        lines: Other telling lines, such as warnings.
+        lines: Other lines that matter, such as warnings.
         timeouts: Collectives that NCCL's watchdog gave up.
         dumped: What torch's own comparison of the ranks says.
         first_rank: The rank that torchrun saw fail first.
@@ -122,7 +114,7 @@ class Log(Struct, frozen=True):
     """
 
     failures: tuple[Failure, ...]
-    lines: tuple[Beside, ...] = ()
+    lines: tuple[LogLine, ...] = ()
     timeouts: tuple[Timeout, ...] = ()
     dumped: tuple[Dumped, ...] = ()
     first_rank: int | None = None
@@ -131,7 +123,7 @@ class Log(Struct, frozen=True):
 
 
 def read_log(lines: Iterable[bytes]) -> Log:
-    """What matters in the log with these lines."""
+    """The failures and other lines that matter in a log."""
     reader = _LogReader()
     some: list[bytes] = []
     size = 0
@@ -157,15 +149,15 @@ class _LogReader:
         self._busy = 0
         self._listens = False
         self._failures: dict[object, Failure] = {}
-        self._lines: dict[str, Beside] = {}
+        self._lines: dict[str, LogLine] = {}
         # There may be any number of them, and what counts stands shortly before a failure.
-        self._recompilations: deque[Beside] = deque(maxlen=_RECOMPILATIONS)
+        self._recompilations: deque[LogLine] = deque(maxlen=_RECOMPILATIONS)
         self._collectives = CollectiveReports()
         self._launcher = Launcher()
         self._number = 0
 
     def read_some(self, lines: list[bytes]) -> None:
-        """Take in these lines; most of a log tells nothing, and is passed over together."""
+        """Take in these lines; most of a log does not matter, and is passed over together."""
         if not self._listens and not is_telling(b"".join(lines)):
             self._number += len(lines)
             return
@@ -182,7 +174,7 @@ class _LogReader:
         key, rank, stamped, bare = owner(text)
         self._collectives.read(number, text, rank)
         self._launcher.read(number, bare)
-        self._note(Beside(number, text.strip()[:_LONGEST_NOTE], rank))
+        self._note(LogLine(number, text.strip()[:_LONGEST_NOTE], rank))
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
@@ -193,7 +185,7 @@ class _LogReader:
         self._busy += stream.busy - before
         self._listens = bool(self._busy) or self._launcher.listens or self._collectives.listens
 
-    def _note(self, line: Beside) -> None:
+    def _note(self, line: LogLine) -> None:
         """Keep a line that may matter for a failure after it."""
         if is_warning(line.text) and len(self._lines) < MOST_FAILURES:
             self._lines.setdefault(line.text, line)
@@ -223,7 +215,7 @@ class _LogReader:
                 self._lines[f"{line.number}: {line.text}"] = line
 
 
-# What a rank says when another has died, or a launcher when one of its processes has.
+# Raised by a rank after another died, or by a launcher after one of its processes did.
 _CONSEQUENCE = re.compile(
     r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception|KeyboardInterrupt"
     r"|CalledProcessError|RayTaskError|RayActorError|ActorDiedError|Trials did not complete"
@@ -249,7 +241,7 @@ class Diagnosis(Struct, frozen=True):
         confidence: ``high`` where it was reproduced and its place fits, ``low`` where only a
             line of text speaks for it.
         evidence: What shows it, one line each, with the numbers of a log's lines.
-        rank: Whose failure it is.
+        rank: The rank that failed.
         hint: Whether it is only worth knowing, and not what ended the run.
     """
 
@@ -275,7 +267,7 @@ class Findings(Struct, frozen=True):
 
 
 def diagnose_log(log: Log) -> Findings:
-    """What ended the run that wrote this log, and what else it shows."""
+    """The failure that ended the run that wrote this log, and hints."""
     hints = tuple(_hints(log))
     ordered = sorted(_last(log.failures), key=lambda failure: _order(failure, log.first_rank))
     own = [failure for failure in ordered if not is_consequence(failure.errors)]
@@ -303,7 +295,7 @@ def _last(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
-    """What is known where no rank raised anything of its own."""
+    """The known cause where every rank only raised a consequence."""
     if log.dumped:
         mismatches = [one for one in log.dumped if one.mismatch]
         signature = COMPARED if mismatches else NAMED
@@ -356,7 +348,7 @@ def _of_signal(ended: Ended) -> Diagnosis:
 
 def diagnose(
     failure: Failure,
-    beside: Sequence[Beside] = (),
+    nearby: Sequence[LogLine] = (),
     models: Sequence[ModelState] = (),
     *,
     alike: bool = False,
@@ -365,14 +357,14 @@ def diagnose(
 
     Args:
         failure: The exceptions, the first raised first.
-        beside: Other lines that may matter, such as warnings.
+        nearby: Other lines that may matter, such as warnings.
         models: The models alive then, where the run could look at them.
         alike: Whether every rank was recomputing, so that each had its partner.
     """
     for n, raised in enumerate(failure.errors):
         began = _began(failure, n)
         for signature in (*SIGNATURES, *_of_hangs(raised, alike=alike)):
-            match = signature.match(raised, beside, began, failure.rank)
+            match = signature.match(raised, nearby, began, failure.rank)
             if match is not None:
                 return Diagnosis(
                     signature,
@@ -438,9 +430,11 @@ def _evidence(
     found = [whose + cut(raised.summary)]
     if match.frame is not None:
         found.append(_frame_line(failure, n, raised, match.frame))
-    if match.beside is not None:
-        line = f"line {match.beside.number}, before it: " if match.beside.number else ""
-        found.append(line + cut(match.beside.text))
+    if shapes := described(raised.message):
+        found.append(shapes)
+    if match.line is not None:
+        line = f"line {match.line.number}, before it: " if match.line.number else ""
+        found.append(line + cut(match.line.text))
     place, doing_ = user_place(raised.frames), phase(raised.frames)
     if place:
         found.append(f"raised at {place}" + (f", {doing_}" if doing_ else ""))
@@ -480,7 +474,7 @@ _MOST_RANKS_NAMED = 4
 
 
 def own_failure(ends: Sequence[RankEnd]) -> bool:
-    """Did some rank fail for reasons of its own, rather than for another's end?"""
+    """Did some rank fail by itself, rather than after another's end?"""
     return any(
         end.ending in ("raised", "exited") and not (end.errors and is_consequence(end.errors))
         for end in ends
@@ -488,7 +482,7 @@ def own_failure(ends: Sequence[RankEnd]) -> bool:
 
 
 def crash_of(ends: Sequence[RankEnd]) -> Crash:
-    """What the result says of a run that ended so. ``ends`` holds at least one that failed."""
+    """The crash for the result. ``ends`` holds at least one that failed."""
     first = _first(ends)
     if first is None:
         return Crash(
@@ -528,9 +522,9 @@ def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
         evidence = (*evidence, *notes, how_checked(signature))
         return (finding_of(Diagnosis(signature, "high", evidence)),)
     failure = Failure(first.rank if len(ends) > 1 else None, 0, first.errors)
-    # What was warned of at a step that succeeded does not explain why a later one fails.
+    # A warning of a step that succeeded does not explain why a later one fails.
     warned = () if first.steps else first.notes
-    found = diagnose(failure, [Beside(0, note, failure.rank) for note in warned], first.models)
+    found = diagnose(failure, [LogLine(0, note, failure.rank) for note in warned], first.models)
     return (finding_of(found),) if found is not None else ()
 
 
@@ -576,12 +570,12 @@ def traceback_text(errors: Sequence[Raised]) -> str:
 def _first(ends: Sequence[RankEnd]) -> RankEnd | None:
     """The rank that failed by itself first; ``None`` where no rank did and they hang.
 
-    Where all that the others raised follows from its death, the rank that left no word: of those
-    that a launcher ends for its sake there are stacks.
+    Where all failures of the others follow from its death, the rank without a stack: a launcher
+    that ends the others leaves their stacks.
     """
     failed = [end for end in ends if end.ending in ("raised", "exited")]
     own = [end for end in failed if own_failure([end])]
-    # What a rank raised because another is gone explains nothing beside ranks that hang.
+    # While ranks hang, a failure that follows from another's end explains nothing.
     if not own and any(end.ending == "hung" for end in ends):
         return None
     killed = [end for end in ends if end.ending == "killed"]
@@ -603,7 +597,7 @@ def _headline(end: RankEnd, ranks: int, doing: str | None) -> str:
 
 
 def _gone_before(first: RankEnd, ends: Sequence[RankEnd]) -> str:
-    """Who had ended well before this rank failed for want of the others."""
+    """The ranks that had ended well before this rank failed without them."""
     gone = [str(end.rank) for end in ends if end.ending == "ended"]
     if not gone or own_failure([first]):
         return ""

@@ -1,9 +1,4 @@
-"""Recomputes that fail, and checkpoint files that cannot be saved.
-
-Failures of the recompute itself: what it saved is not what the original run saved.
-
-Failures while saving.
-"""
+"""Recomputes that save other tensors than the first run, and checkpoint files not saved."""
 
 from __future__ import annotations
 
@@ -14,28 +9,170 @@ from msgspec.structs import replace
 from recompute_scan.crash import Raised
 from recompute_scan.diagnose.log_lines import RECOMPILATION
 from recompute_scan.diagnose.tracebacks import doing
-from recompute_scan.frameworks import detect
-from recompute_scan.frameworks.detect import Signature, innermost, some
+from recompute_scan.frameworks.detect import (
+    MISMATCH,
+    Mismatch,
+    Signature,
+    all_tensors,
+    any_tensor,
+    innermost,
+    mismatches,
+    some,
+)
 
-_TORCH = "https://github.com/pytorch/pytorch/issues/"
-_HF = "https://github.com/huggingface/transformers/issues/"
+_TORCH = "pytorch/pytorch/issues/"
+_HF = "huggingface/transformers/issues/"
+
+_KEY_DIMENSIONS = 4
+_SEQUENCE_DIMENSIONS = 3
+_TABLE_DIMENSIONS = 2
+# Attention's complaints about a mask that does not fit the keys: where it is added to scores, where
+# transformers checks before that, and where torch's own attention expands it.
+_MASK = re.compile(
+    r"^The size of tensor a \((?P<a>\d{1,18})\) must match the size of tensor b \((?P<b>\d{1,18})\)"
+    r"|^Attention mask should be of size \([\d, ]*?(?P<wanted>\d{1,18})\), but is "
+    r"(?:torch\.Size\(\[)?[\d, (]*?(?P<given>\d{1,18})[\])]"
+    r"|^The expanded size of the tensor \((?P<target>\d{1,18})\) must match the existing size "
+    r"\((?P<existing>\d{1,18})\)"
+)
+# Rows that another routing of tokens moves at most, between these experts and to other ranks.
+_FEW_ROWS, _FEW_ROWS_AWAY = 0.2, 0.01
+# A mixture of experts in the name of a file, function or line.
+_EXPERTS = re.compile(r"(?<![a-z])(?:moe|mixtral|experts?|routers?|top_?k)(?![a-z])", re.IGNORECASE)
+
+
+def _grew_twofold(raised: Raised) -> bool:
+    """Keys and values are twice as long in the recompute, and nothing else is.
+
+    Every tensor differs in one dimension, which doubled and was as long in all: the sequence.
+    Either some tensor is a square of scores, and its keys alone doubled, or all have the four
+    dimensions of keys and values, and neither the batch nor the width changed.
+    """
+    found = [(one, one.changed()) for one in mismatches(raised.message)]
+    if not found or any(len(change) != 1 or not one.same_dtype for one, change in found):
+        return False
+    grown = [(one, change[0]) for one, change in found]
+    lengths = {one.saved[at] for one, at in grown}
+    if len(lengths) > 1 or any(one.recomputed[at] != 2 * one.saved[at] for one, at in grown):
+        return False
+    scores = any(
+        one.saved[-1] == one.saved[-2] and at == len(one.saved) - 1
+        for one, at in grown
+        if len(one.saved) > 2
+    )
+    return scores or all(len(one.saved) == _KEY_DIMENSIONS and at != 0 for one, at in grown)
+
+
+def _shrank_evenly(raised: Raised) -> bool:
+    """Of every tensor the sequence is shorter in the recompute, by the same whole number of times.
+
+    The sequence is the longest dimension but the width, of a tensor that has a batch before it.
+    """
+    ratios = {_shortened(one) for one in mismatches(raised.message)}
+    return len(ratios) == 1 and None not in ratios
+
+
+def _shortened(one: Mismatch) -> int | None:
+    if len(one.saved) < _SEQUENCE_DIMENSIONS or not one.same_dtype:
+        return None
+    inner = one.saved[1:-1]
+    at = 1 + inner.index(max(inner))
+    if one.changed() != [at]:
+        return None
+    old, new = one.saved[at], one.recomputed[at]
+    return old // new if new > 1 and old > new and old % new == 0 else None
+
+
+_only_dtypes_differ = all_tensors(
+    lambda one: (
+        one.same_shape
+        and not one.same_dtype
+        and "float" in one.saved_dtype
+        and "float" in one.recomputed_dtype
+    )
+)
+
+
+def _only_devices_differ(raised: Raised) -> bool:
+    """Shapes and dtypes are equal, devices are not.
+
+    A random state alone does not count: attention saves its own, in whole numbers.
+    """
+    found = mismatches(raised.message)
+    return any("int" not in one.saved_dtype for one in found) and all(
+        one.same_shape and one.same_dtype and one.saved_device != one.recomputed_device
+        for one in found
+    )
+
+
+# A tensor that had values when it was saved is on ``meta`` in the recompute.
+_on_meta = any_tensor(
+    lambda one: one.recomputed_device == "meta" and one.saved_device not in ("meta", "")
+)
+
+# Only one of both kernels saved a random state of flash attention. Fused attention saves its seed
+# and offset: flash attention as ``uint64``, the seed as two numbers; cuDNN's and the
+# memory-efficient kernel as one ``int64`` each.
+_random_state_differs = any_tensor(
+    lambda one: (
+        ("uint64" in one.saved_dtype) != ("uint64" in one.recomputed_dtype)
+        and one.saved in ((), (2,))
+        and one.recomputed in ((), (2,))
+    )
+)
+
+
+def _rows_moved(raised: Raised) -> bool:
+    """Only the rows of tables differ, by a few: tokens went to other experts.
+
+    Some tables grow and some shrink: one expert gets the rows that another goes without. Where all
+    grow, or all shrink, the others may be on other ranks; then few rows in a hundred moved, and
+    the stack must show a mixture of experts, as any block may take another row.
+    """
+    found = mismatches(raised.message)
+    both = len({one.recomputed[:1] > one.saved[:1] for one in found}) > 1
+    share = _FEW_ROWS if both else _FEW_ROWS_AWAY
+    shown = both or any(_EXPERTS.search(f"{one.site} {one.source or ''}") for one in raised.frames)
+    return (
+        shown
+        and bool(found)
+        and all(
+            len(one.saved) <= _TABLE_DIMENSIONS
+            and one.changed() == [0]
+            and abs(one.saved[0] - one.recomputed[0]) <= max(1, share * one.saved[0])
+            for one in found
+        )
+    )
+
+
+def _keys_twice_the_mask(message: str) -> bool:
+    """Is the attention mask half as long as the keys, in any of the forms of ``_MASK``?
+
+    transformers 4.40 makes the mask one longer than the sequence: 26 for 25, where the recompute's
+    keys are 50.
+    """
+    match = _MASK.search(message)
+    if match is None:
+        return False
+    keys, mask = next(
+        (int(match[keys]), int(match[mask]))
+        for keys, mask in (("a", "b"), ("wanted", "given"), ("target", "existing"))
+        if match[keys] is not None
+    )
+    return mask > 1 and keys in (2 * mask, 2 * mask - 1, 2 * mask - 2)
+
 
 _MISMATCH = Signature(
     code="RS101",
-    name="checkpoint-metadata-mismatch",
     cause_name="unknown",
     error="CheckpointError",
-    message=detect.MISMATCH,
-    title=("A checkpointed block saved other tensors in its recompute than in its first run"),
-    cause=(
-        "Something that the block reads changed between forward and recompute: a cache, a counter, "
-        "a context or a random choice."
-    ),
-    fix=(
-        "Run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True), which lists the "
-        "operators of both runs, and remove the difference. Do not switch to the reentrant "
-        "variant: it only skips the check."
-    ),
+    message=MISMATCH,
+    title="A checkpointed block saved other tensors in its recompute than in its first run",
+    cause="""Something that the block reads changed between forward and recompute: a cache, a
+        counter, a context or a random choice.""",
+    fix="""Run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True), which lists
+        the operators of both runs, and remove the difference. Do not switch to the reentrant
+        variant: it only skips the check.""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
     checked="reproduced",
@@ -56,89 +193,67 @@ fault. If you prefer the model's switch, remove the policy: see [RS001](RS001.md
 _GROWING_CACHE = replace(
     _MISMATCH,
     cause_name="kv-cache",
-    fits=detect.grew_twofold,
+    fits=_grew_twofold,
     title="The key-value cache grew a second time while a checkpointed layer was recomputed",
-    cause=(
-        "A checkpoint wrapper, such as FSDP's policy, recomputes decoder layers while the "
-        "key-value cache is on. The recompute appends to the filled cache, so keys and values come "
-        "out twice as long."
-    ),
-    fix=(
-        "Train with use_cache=False in model.config, and keep the wrapper. Do not switch the "
-        "wrapper to the reentrant variant: it skips torch's check and trains with wrong gradients. "
-        "Do not add gradient_checkpointing_enable(): it turns the cache off, but every layer is "
-        "then recomputed twice (RS001)."
-    ),
+    cause="""A checkpoint wrapper, such as FSDP's policy, recomputes decoder layers while the
+        key-value cache is on. The recompute appends to the filled cache, so keys and values come
+        out twice as long.""",
+    fix="""Train with use_cache=False in model.config, and keep the wrapper. Do not switch the
+        wrapper to the reentrant variant: it skips torch's check and trains with wrong gradients.
+        Do not add gradient_checkpointing_enable(): it turns the cache off, but every layer is then
+        recomputed twice (RS001).""",
     more=_GROWING_CACHE_MORE,
     keep="the checkpoint wrapper or policy, non-reentrant",
     remove="the key-value cache during training: use_cache=False",
-    versions=(
-        "transformers up to 4.57 with sdpa attention, and 5.23 with eager attention (RS110), "
-        "torch 2.1 and later."
-    ),
-    sources=(
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/19267",
-        f"{_HF}34928",
-        f"{_TORCH}155171",
-    ),
+    versions="""transformers up to 4.57 with sdpa attention, and 5.23 with eager attention (RS110),
+        torch 2.1 and later.""",
+    sources=("Lightning-AI/pytorch-lightning/issues/19267", f"{_HF}34928", f"{_TORCH}155171"),
 )
 
+# Known from messages alone.
+_READ = replace(_MISMATCH, checked="message")
 _OTHER_MISMATCHES = (
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="sequence-parallel",
-        fits=detect.shrank_evenly,
+        fits=_shrank_evenly,
         title="The recompute saw a shorter sequence: it ran outside the context-parallel region",
-        cause=(
-            "Context or sequence parallelism splits the sequence inside a context manager, and the "
-            "recompute runs outside it. Lengths differ by the number of ranks."
-        ),
-        fix=(
-            "Call loss.backward() inside the same context as the forward pass, or checkpoint "
-            "inside the region."
-        ),
+        cause="""Context or sequence parallelism splits the sequence inside a context manager, and
+            the recompute runs outside it. Lengths differ by the number of ranks.""",
+        fix="""Call loss.backward() inside the same context as the forward pass, or checkpoint
+            inside the region.""",
         versions="Not tied to a version.",
-        sources=("https://github.com/huggingface/trl/issues/4314",),
-        checked="message",
+        sources=("huggingface/trl/issues/4314",),
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="mixed-precision",
-        fits=detect.only_dtypes_differ,
+        fits=_only_dtypes_differ,
         title="The recompute ran in another precision than the original",
-        cause=(
-            "Shapes agree and dtypes differ. FSDP2's mixed precision did not cast the recompute's "
-            "inputs, or forward and recompute ran under different autocast states."
-        ),
-        fix=(
-            "With FSDP2, upgrade to torch 2.13 or apply the checkpoint wrapper before fully_shard. "
-            "Otherwise run everything that uses the weights under one torch.autocast."
-        ),
+        cause="""Shapes agree and dtypes differ. FSDP2's mixed precision did not cast the
+            recompute's inputs, or forward and recompute ran under different autocast states.""",
+        fix="""With FSDP2, upgrade to torch 2.13 or apply the checkpoint wrapper before
+            fully_shard. Otherwise run everything that uses the weights under one
+            torch.autocast.""",
         versions="FSDP2 with a model's own checkpointing: torch 2.11 and 2.12.",
-        sources=("https://github.com/NVIDIA-NeMo/Automodel/pull/3513", f"{_TORCH}141896"),
-        checked="message",
+        sources=("NVIDIA-NeMo/Automodel/pull/3513", f"{_TORCH}141896"),
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="expert-routing",
-        fits=detect.rows_moved,
+        fits=_rows_moved,
         title="The recompute sent some tokens to other experts than the original",
-        cause=(
-            "The recompute runs the router of the mixture of experts again. Ties, noise or a "
-            "non-deterministic dispatch move a few rows to another expert."
-        ),
-        fix=(
-            "Leave the router out of the checkpoint, or save its output and the top-k with a "
-            "selective checkpoint."
-        ),
+        cause="""The recompute runs the router of the mixture of experts again. Ties, noise or a
+            non-deterministic dispatch move a few rows to another expert.""",
+        fix="""Leave the router out of the checkpoint, or save its output and the top-k with a
+            selective checkpoint.""",
         versions="Not tied to a version; NeMo leaves the router out by default since 2026.",
-        sources=(f"{_TORCH}171355", "https://github.com/pytorch/torchtitan/issues/1117"),
-        checked="message",
+        sources=(f"{_TORCH}171355", "pytorch/torchtitan/issues/1117"),
     ),
 )
 
 _LEFT_META = re.compile(
-    rf"{detect.MISMATCH.pattern}|^Tensor on device \S+ is not on the expected device meta"
+    rf"{MISMATCH.pattern}|^Tensor on device \S+ is not on the expected device meta"
     r"|^Cannot copy out of meta tensor"
 )
 _RECOMPUTES = doing("recompute")
@@ -146,8 +261,8 @@ _RECOMPUTES = doing("recompute")
 
 def _weights_gone(raised: Raised) -> bool:
     """Were there values in the forward pass, and is there a placeholder in the recompute?"""
-    if detect.MISMATCH.search(raised.message):
-        return detect.on_meta(raised)
+    if MISMATCH.search(raised.message):
+        return _on_meta(raised)
     return _RECOMPUTES(raised.frames) is not None
 
 
@@ -159,80 +274,61 @@ _SHOWN = (
         message=_LEFT_META,
         fits=_weights_gone,
         title="Weights were taken away before their layer was recomputed",
-        cause=(
-            "In the recompute a weight is a placeholder on the device meta. Streaming, offloading "
-            "or swapping took it away after the forward pass, and the recompute does not bring it "
-            "back."
-        ),
-        fix=(
-            "Put the hooks that load weights inside the checkpointed module. Or keep checkpointed "
-            "layers on the device, or do not checkpoint streamed layers. If a library offloads, "
-            "upgrade it."
-        ),
+        cause="""In the recompute a weight is a placeholder on the device meta. Streaming,
+            offloading or swapping took it away after the forward pass, and the recompute does not
+            bring it back.""",
+        fix="""Put the hooks that load weights inside the checkpointed module. Or keep checkpointed
+            layers on the device, or do not checkpoint streamed layers. If a library offloads,
+            upgrade it.""",
         versions="Not tied to a version.",
-        sources=("https://github.com/MakazhanAlpamys/Soup/issues/328",),
+        sources=("MakazhanAlpamys/Soup/issues/328",),
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="device",
-        fits=detect.only_devices_differ,
+        fits=_only_devices_differ,
         title="The recompute had tensors on another device than the original",
-        cause=(
-            "Shapes and dtypes agree and devices differ. The block makes tensors on torch's "
-            "default device, which the backward pass does not have (torch.set_default_device, "
-            "`with torch.device(...)`), or offloading moved weights in between."
-        ),
-        fix=(
-            "Make tensors on the input's device (torch.zeros(..., device=x.device)), and call "
-            "loss.backward() inside the same `with torch.device(...)`. Bring moved weights back "
-            "before the recompute."
-        ),
+        cause="""Shapes and dtypes agree and devices differ. The block makes tensors on torch's
+            default device, which the backward pass does not have (torch.set_default_device, `with
+            torch.device(...)`), or offloading moved weights in between.""",
+        fix="""Make tensors on the input's device (torch.zeros(..., device=x.device)), and call
+            loss.backward() inside the same `with torch.device(...)`. Bring moved weights back
+            before the recompute.""",
         versions="Seen with torch 2.2.",
         sources=(f"{_TORCH}124788",),
-        checked="message",
     ),
     replace(
-        _MISMATCH,
+        _READ,
         cause_name="attention-kernel",
-        fits=detect.random_state_differs,
+        fits=_random_state_differs,
         title="The recompute's attention ran in another kernel than the original's",
-        cause=(
-            "Only one of the two saved flash attention's random state. "
-            "scaled_dot_product_attention chooses a kernel at every call (cuDNN, flash, "
-            "memory-efficient), and each saves other tensors."
-        ),
-        fix=(
-            "Call attention under torch.nn.attention.sdpa_kernel([...]) inside the block, or turn "
-            "one kernel off (torch.backends.cuda.enable_cudnn_sdp(False))."
-        ),
+        cause="""Only one of the two saved flash attention's random state.
+            scaled_dot_product_attention chooses a kernel at every call (cuDNN, flash,
+            memory-efficient), and each saves other tensors.""",
+        fix="""Call attention under torch.nn.attention.sdpa_kernel([...]) inside the block, or turn
+            one kernel off (torch.backends.cuda.enable_cudnn_sdp(False)).""",
         versions="torch 2.5 and later, where cuDNN's kernel may be chosen.",
-        sources=("https://github.com/NVIDIA-NeMo/RL/pull/1676",),
-        checked="message",
+        sources=("NVIDIA-NeMo/RL/pull/1676",),
     ),
 )
 
 _COUNT = Signature(
     code="RS102",
-    name="checkpoint-tensor-count",
     cause_name="impure-block",
     error="CheckpointError",
     message=re.compile(
         r"A different number of tensors was saved|trying to save more tensors during recomputation"
     ),
     title="A checkpointed block saved another number of tensors in its recompute",
-    cause=(
-        "The block took another path the second time: a branch on data or a counter, a list "
-        "argument that it empties, an operator called by forward() instead of apply(), or another "
-        "compiled graph."
-    ),
-    fix=(
-        "Make the block depend on its inputs alone. "
-        "torch.utils.checkpoint.set_checkpoint_debug_enabled(True) lists the operators of both "
-        "runs."
-    ),
+    cause="""The block took another path the second time: a branch on data or a counter, a list
+        argument that it empties, an operator called by forward() instead of apply(), or another
+        compiled graph.""",
+    fix="""Make the block depend on its inputs alone.
+        torch.utils.checkpoint.set_checkpoint_debug_enabled(True) lists the operators of both
+        runs.""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=(
-        "https://github.com/facebookresearch/xformers/issues/1126",
+        "facebookresearch/xformers/issues/1126",
         "https://docs.pytorch.org/docs/stable/checkpoint.html",
     ),
     checked="reproduced",
@@ -248,24 +344,17 @@ _ANOTHER_GRAPH = (
 
 _UNSAVED = Signature(
     code="RS121",
-    name="early-stop-assertion",
     cause_name="unsaved",
     error="AssertionError",
     message=re.compile(r"^Something went unexpectedly wrong in activation checkpoint"),
     title="torch looked for a tensor that the recompute should have saved, and did not find it",
-    cause=(
-        "The recompute took another path than the first run. Known causes: an operator called by "
-        "forward() instead of apply(), and a function that was compiled in one of the runs only."
-    ),
-    fix=(
-        "Run once without torch.compile (TORCH_COMPILE_DISABLE=1). If it still fails, call the "
-        "block's custom operators through apply()."
-    ),
+    cause="""The recompute took another path than the first run. Known causes: an operator
+        called by forward() instead of apply(), and a function that was compiled in one of the
+        runs only.""",
+    fix="""Run once without torch.compile (TORCH_COMPILE_DISABLE=1). If it still fails, call the
+        block's custom operators through apply().""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
-    sources=(
-        "https://github.com/facebookresearch/xformers/issues/1126",
-        "https://github.com/unslothai/unsloth-zoo/issues/1146",
-    ),
+    sources=("facebookresearch/xformers/issues/1126", "unslothai/unsloth-zoo/issues/1146"),
 )
 
 
@@ -274,13 +363,11 @@ def _recompiled(known: Signature) -> Signature:
     return replace(
         known,
         cause_name="recompiled",
-        beside=RECOMPILATION,
+        nearby=RECOMPILATION,
         title="torch.compile compiled a function anew shortly before the recompute failed",
-        cause=(
-            "The quoted log line names function and reason. The recompute ran another graph, or "
-            "none after the limit of recompilations. It runs in an autograd thread, and torch's "
-            "guards also check the thread's state."
-        ),
+        cause="""The quoted log line names function and reason. The recompute ran another graph, or
+            none after the limit of recompilations. It runs in an autograd thread, and torch's
+            guards also check the thread's state.""",
         fix=(
             "Remove the reason in that line. If the limit was met, raise "
             "torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
@@ -288,8 +375,8 @@ def _recompiled(known: Signature) -> Signature:
         ),
         versions="torch with torch.compile inside a checkpoint; open upstream.",
         sources=(
-            "https://github.com/ecmwf/anemoi-core/issues/1330",
-            "https://github.com/unslothai/unsloth-zoo/pull/1001",
+            "ecmwf/anemoi-core/issues/1330",
+            "unslothai/unsloth-zoo/pull/1001",
             f"{_TORCH}166926",
         ),
         checked="message",
@@ -305,16 +392,13 @@ SIGNATURES = (
         _MISMATCH,
         cause_name="compiled",
         where=some(_COMPILED),
-        needs_frames=True,
         title="A compiled function's recompute saved other tensors than its first run",
-        cause=(
-            "A compiled function inside the checkpoint saved other tensors in its recompute. "
-            "Mostly the graph cache returned another graph; an input of the block may also have "
-            "changed."
-        ),
+        cause="""A compiled function inside the checkpoint saved other tensors in its recompute.
+            Mostly the graph cache returned another graph; an input of the block may also have
+            changed.""",
         fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",
-        sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/2771"),
+        sources=(f"{_TORCH}166926", "pytorch/torchtitan/issues/2771"),
         checked="message",
     ),
     _MISMATCH,
@@ -323,15 +407,12 @@ SIGNATURES = (
         _COUNT,
         cause_name="compiled",
         where=some(_COMPILED),
-        needs_frames=True,
         title="torch.compile chose another graph for the recompute than for the original run",
-        cause=(
-            "A compiled function inside the checkpoint has two valid graphs. In the recompute the "
-            "graph cache returns the other one, which saves other tensors."
-        ),
+        cause="""A compiled function inside the checkpoint has two valid graphs. In the recompute
+            the graph cache returns the other one, which saves other tensors.""",
         fix=_ANOTHER_GRAPH,
         versions="torch with torch.compile inside a checkpoint; open upstream.",
-        sources=(f"{_TORCH}166926", "https://github.com/pytorch/torchtitan/issues/1991"),
+        sources=(f"{_TORCH}166926", "pytorch/torchtitan/issues/1991"),
         checked="message",
     ),
     _COUNT,
@@ -339,48 +420,33 @@ SIGNATURES = (
     _UNSAVED,
     Signature(
         code="RS103",
-        name="checkpoint-unpacked-twice",
         cause_name="saved-tensors-read-twice",
         error="CheckpointError",
         message=re.compile(r"that was already\s+unpacked once"),
         title="A custom autograd function read its saved tensors twice",
-        cause=(
-            "Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors once: "
-            "the tensor is then dropped."
-        ),
-        fix=("Read ctx.saved_tensors once into local names, or upgrade the library."),
+        cause="""Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors
+            once: the tensor is then dropped.""",
+        fix="Read ctx.saved_tensors once into local names, or upgrade the library.",
         versions="torch 2.1 and later; fixed library by library (Transformer Engine, mamba, stk).",
-        sources=(
-            "https://github.com/NVIDIA/TransformerEngine/pull/1334",
-            "https://github.com/state-spaces/mamba/issues/909",
-        ),
+        sources=("NVIDIA/TransformerEngine/pull/1334", "state-spaces/mamba/issues/909"),
         checked="reproduced",
     ),
     Signature(
         code="RS110",
-        name="cache-grown-in-recompute",
         cause_name="kv-cache",
         error="RuntimeError|ValueError",
-        message=detect.MASK,
+        message=_MASK,
         where=doing("recompute"),
-        needs_frames=True,
-        fits=lambda raised: detect.keys_twice_the_mask(raised.message),
+        fits=lambda raised: _keys_twice_the_mask(raised.message),
         title="The key-value cache grew a second time while a checkpointed layer was recomputed",
-        cause=(
-            "The same fault as RS101, met by attention: the recompute appended to the key-value "
-            "cache, and the mask is half as long as the keys."
-        ),
-        fix=(
-            "Train with use_cache=False in model.config, and keep the wrapper. Do not switch to "
-            "the reentrant variant or add gradient_checkpointing_enable(): see RS101."
-        ),
+        cause="""The same fault as RS101, met by attention: the recompute appended to the key-value
+            cache, and the mask is half as long as the keys.""",
+        fix="""Train with use_cache=False in model.config, and keep the wrapper. Do not switch to
+            the reentrant variant or add gradient_checkpointing_enable(): see RS101.""",
         keep="the checkpoint wrapper or policy, non-reentrant",
         remove="the key-value cache during training: use_cache=False",
         versions="transformers with eager attention, 5.23 included.",
-        sources=(
-            "https://github.com/Lightning-AI/pytorch-lightning/issues/19267",
-            f"{_HF}28056",
-        ),
+        sources=("Lightning-AI/pytorch-lightning/issues/19267", f"{_HF}28056"),
         checked="reproduced",
     ),
 )
@@ -391,89 +457,60 @@ _OPTIMIZER_STATE = r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$"
 SAVING_SIGNATURES = (
     Signature(
         code="RS202",
-        name="optimizer-state-dtype-mismatch",
         cause_name="assertion",
         error="AssertionError",
         message=re.compile(r"^(?:Expected dtype == info\.dtype, got .*)?$", re.DOTALL),
         where=innermost(r"_optim_utils\.py:_convert_all_state_info$"),
-        needs_frames=True,
         title="FSDP cannot gather optimizer state of different dtypes",
-        cause=(
-            "State tensors of one kind have different dtypes on different ranks or for different "
-            "pieces of a flat parameter. Causes: an optimizer with 8-bit or 16-bit state, or one "
-            "built before FSDP changed the parameters."
-        ),
-        fix=(
-            "Build the optimizer after wrapping, on float32 parameters. Cast the state up to "
-            "float32 before saving, never down. Do not gather 8-bit state with FSDP1."
-        ),
+        cause="""State tensors of one kind have different dtypes on different ranks or for
+            different pieces of a flat parameter. Causes: an optimizer with 8-bit or 16-bit state,
+            or one built before FSDP changed the parameters.""",
+        fix="""Build the optimizer after wrapping, on float32 parameters. Cast the state up to
+            float32 before saving, never down. Do not gather 8-bit state with FSDP1.""",
         versions="FSDP1. The assertion has no text up to torch 2.9.",
-        sources=(
-            "https://github.com/hiyouga/EasyR1/issues/226",
-            f"{_TORCH}156166",
-            "https://github.com/unslothai/unsloth/issues/2767",
-        ),
+        sources=("hiyouga/EasyR1/issues/226", f"{_TORCH}156166", "unslothai/unsloth/issues/2767"),
         checked="reproduced",
     ),
     Signature(
         code="RS202",
-        name="optimizer-state-dtype-mismatch",
         cause_name="gather",
         error="RuntimeError|TypeError|ValueError|DistBackendError",
         message=re.compile(r"output tensor must have the same type as input tensor"),
         where=some(_OPTIMIZER_STATE),
-        needs_frames=True,
         title="FSDP cannot gather optimizer state of different dtypes",
-        cause=(
-            "The gathering collective got a piece of state of another dtype than its buffer: "
-            "exp_avg and exp_avg_sq differ, or the ranks do."
-        ),
-        fix=(
-            "Build the optimizer after wrapping, on float32 parameters. Cast the state up to "
-            "float32 before saving, never down. Do not gather 8-bit state with FSDP1."
-        ),
+        cause="""The gathering collective got a piece of state of another dtype than its buffer:
+            exp_avg and exp_avg_sq differ, or the ranks do.""",
+        fix="""Build the optimizer after wrapping, on float32 parameters. Cast the state up to
+            float32 before saving, never down. Do not gather 8-bit state with FSDP1.""",
         versions="FSDP1 on NCCL.",
-        sources=("https://github.com/hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
+        sources=("hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
     ),
     Signature(
         code="RS203",
-        name="sharded-padding-assert",
         cause_name="padding",
         error="AssertionError",
         message=re.compile(r"Manually calculated _sharded_numel_padded is incorrect"),
         title="FSDP's pieces of optimizer state do not add up to its shard",
-        cause=(
-            "A parameter counts as trainable but has no optimizer state, typically in a vision "
-            "tower frozen around or after wrapping. We could not reproduce the exact condition "
-            "with torch 2.9 and 2.13."
-        ),
-        fix=(
-            "Freeze before wrapping, wrap the frozen tower as its own FSDP unit, pass "
-            "use_orig_params=True, and save with StateDictOptions(strict=False). That option skips "
-            "what does not fit, so check that all trained state is there."
-        ),
+        cause="""A parameter counts as trainable but has no optimizer state, typically in a vision
+            tower frozen around or after wrapping. We could not reproduce the exact condition with
+            torch 2.9 and 2.13.""",
+        fix="""Freeze before wrapping, wrap the frozen tower as its own FSDP unit, pass
+            use_orig_params=True, and save with StateDictOptions(strict=False). That option skips
+            what does not fit, so check that all trained state is there.""",
         versions="The message exists from torch 2.2 on; EasyR1 changed its own code in April 2025.",
-        sources=(
-            "https://github.com/hiyouga/EasyR1/issues/226",
-            "https://github.com/hiyouga/EasyR1/issues/244",
-        ),
+        sources=("hiyouga/EasyR1/issues/226", "hiyouga/EasyR1/issues/244"),
     ),
     Signature(
         code="RS205",
-        name="optimizer-lacks-parameter",
         cause_name="subset",
         error="RuntimeError",
         message=re.compile(r"is not in the optimizer state\. The FSDPParamInfo has the param keys"),
         title="The optimizer does not hold every trainable parameter of an FSDP unit",
-        cause=(
-            "The optimizer holds only some parameters of a unit, or requires_grad changed after it "
-            "was built."
-        ),
-        fix=(
-            "Before wrapping, set requires_grad=False for frozen parameters or wrap them in their "
-            "own units. Give the optimizer all others. Rebuild it after (un)freezing, which resets "
-            "its state."
-        ),
+        cause="""The optimizer holds only some parameters of a unit, or requires_grad changed after
+            it was built.""",
+        fix="""Before wrapping, set requires_grad=False for frozen parameters or wrap them in their
+            own units. Give the optimizer all others. Rebuild it after (un)freezing, which resets
+            its state.""",
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
         checked="reproduced",

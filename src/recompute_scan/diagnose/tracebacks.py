@@ -1,12 +1,8 @@
-"""Tracebacks, their frames, and whose code each frame is.
-
-Exceptions out of one process's lines: the frames of each, its message, and its chain.
+"""Tracebacks out of one process's lines, and the activity that a stack shows.
 
 Tracebacks are read as Python prints them, indented or not, and as IPython and rich print them.
-One that has lost its first line counts from its first frame on.
-
-Which frame of a stack is the user's own, what the run was doing there, and the stacks that
-``faulthandler`` writes, read back.
+One that has lost its first line counts from its first frame on. Stacks that ``faulthandler`` writes
+are read back, too.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from recompute_scan.frameworks.detect import Where
 
 _MOST_FRAMES = 400
 _MOST_CONTINUED = 60
-# A traceback goes on for this many lines without a frame of its own; then it was cut off.
+# A traceback goes on for this many lines without a frame; then it was cut off.
 _MOST_BETWEEN = 60
 
 _FRAME = re.compile(
@@ -63,12 +59,12 @@ class Failure(Struct, frozen=True):
     """One uncaught exception, or what looks like one.
 
     Attributes:
-        rank: Whose, as the log says; ``None`` where it does not.
+        rank: The rank, ``None`` where the log does not name it.
         line: 1-based number of the line that names the exception.
         errors: The exceptions of the chain, the first raised first.
         lines: For each of them the number of the line that names it.
         places: For each of them the numbers of the lines of its frames.
-        process: Whose lines these are, as far as the log tells processes apart.
+        process: The process that wrote the lines, as far as the log separates processes.
     """
 
     rank: int | None
@@ -80,7 +76,7 @@ class Failure(Struct, frozen=True):
 
     @property
     def began(self) -> int:
-        """Number of the line where its first traceback begins; 0 in a run of our own."""
+        """Number of the line where its first traceback begins; 0 under ``run``."""
         if self.places and self.places[0]:
             return self.places[0][0]
         return self.lines[0] if self.lines else 0
@@ -120,7 +116,7 @@ class LogStream:
         return self._open is not None or self._type is not None or self._chained
 
     def feed(self, number: int, text: str, *, stamped: bool = False) -> None:
-        """Take in one line, without the prefixes that tell whose it is."""
+        """Take in one line, without the prefixes that name its writer."""
         header = HEADER.match(text)
         if header is not None:
             self._head(header["before"], stamped=stamped)
@@ -153,7 +149,7 @@ class LogStream:
             self._close()
             self._open, self._quotes = self._new(headed=True), True
             return
-        # Two processes that write into one log begin at once: nothing tells their frames apart.
+        # Two processes that write into one log begin at once: their frames cannot be separated.
         mixed = self._open is not None and self._type is None and self._open.headed
         if not mixed and not self._chained:
             self.end()
@@ -166,7 +162,7 @@ class LogStream:
             self._open.indent = len(before)
 
     def _inside(self, number: int, text: str) -> None:
-        """A line of a traceback whose exception has not been named yet."""
+        """A line of a traceback before the line that names the exception."""
         open_ = self._open
         assert open_ is not None
         text = self._bare(text)
@@ -287,7 +283,7 @@ def _frame_of(text: str) -> tuple[Frame | None, int | None]:
 
 
 def _inside(text: str) -> str | None:
-    """What a line of rich's has between its borders; ``None`` for a line that begins with none."""
+    """The text between the borders of a line of rich; ``None`` for a line without a border."""
     body = text.strip()
     if body[:1] not in _BORDERS:
         return None
@@ -353,7 +349,7 @@ _NO_SAVE |= {"backward", "forward", "hooks"}
 _LOADS = {"load", "loads", "reload", "restore", "resume", "pretrained"}
 _NO_LOAD = {"data", "dataset", "datasets", "batch", "image", "images", "sample", "item", "example"}
 _STATE = re.compile(r"^(?:\w+_)?state_dict$")
-# What a save does with a sharded or a written state; a name alone is no sign of it.
+# Functions that gather or write a state in a save; a function's name alone is no sign of it.
 _GATHERS = re.compile(
     r":(?:\w+_)?state_dict\w*$|_state_dict_utils\.py:|/_flat_param\.py:|/_optim_utils\.py:"
     r"|:_?(?:summon|unshard|gather|consolidate|zero_to_fp32)\w*$|torch/serialization\.py:"
@@ -388,10 +384,10 @@ def user_place(frames: Sequence[Frame]) -> str | None:
 
 
 def activity(frames: Sequence[Frame]) -> tuple[Activity, int] | None:
-    """What was going on, and the index of the frame that shows it; ``None`` where none does.
+    """The activity, and the index of the frame that shows it; ``None`` where no frame does.
 
-    The innermost frame that tells counts: a function that evaluates, called by one that saves
-    and evaluates, is evaluating. Where a model is called further in, neither saving nor loading
+    The innermost such frame counts: a function that evaluates, called by one that saves and
+    evaluates, is evaluating. Where a model is called further in, neither saving nor loading
     goes on, whatever the functions around it are named.
     """
     forward = gathers = False
@@ -422,7 +418,7 @@ def evaluates(frames: Sequence[Frame]) -> bool:
 
 
 def phase(frames: Sequence[Frame]) -> str | None:
-    """What was going on, in words; ``None`` where the frames do not tell."""
+    """The activity in words; ``None`` where no frame shows one."""
     found = activity(frames)
     if found is not None:
         return _WORDS[found[0]]

@@ -1,7 +1,7 @@
-"""What the backward pass uses of a recompute: only a difference in that changes a gradient.
+"""The tensors of a recompute that the backward pass uses: only these can change a gradient.
 
-A non-reentrant checkpoint keeps the forward's nodes, and hands them the tensors that those of the
-recompute save, one for one and in order. The backward pass uses those that it asks for. So a
+A non-reentrant checkpoint keeps the forward's nodes, and gives them the tensors that the nodes of
+the recompute save, one for one and in order. The backward pass asks for some of them. So a
 difference counts where the n-th tensor saved differs from the forward's n-th, and is asked for.
 
 A reentrant one runs backward through the recompute's own nodes. There a difference counts where a
@@ -22,9 +22,9 @@ from recompute_scan.fidelity.tensors import unseen
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
-# Makes a function of one of torch's and one of ours around it: what fails in ours stays with it.
+# Makes a function of one of torch's and one of ours around it, which cannot fail for the script.
 Around = Callable[..., Callable[..., Any]]
-# Returns what it gets. No function of Python's, in which something could go wrong.
+# Returns its argument. A method of a dictionary: in a Python function something could go wrong.
 AS_IT_IS: Callable[[torch.Tensor], Any] = functools.partial(dict[None, Any]().get, None)
 
 
@@ -36,12 +36,12 @@ class Saving(Protocol):
 
 
 class HandedTensors(Struct):
-    """What one run of a non-reentrant checkpoint saves, in order.
+    """The tensors that one run of a non-reentrant checkpoint saves, in order.
 
     Attributes:
-        run: Who wants to know of it.
+        run: The run that sees each of them.
         count: Tensors so far.
-        used: Numbers of those that the backward pass has asked for.
+        used: Numbers of the tensors that the backward pass has asked for.
     """
 
     run: Saving | None = None
@@ -68,7 +68,7 @@ class HandedTensors(Struct):
 
 
 def hook_classes() -> Iterator[type[torch.autograd.graph.saved_tensors_hooks]]:
-    """Those by which torch's non-reentrant checkpoint sees what is saved, where it has them."""
+    """The classes of torch's non-reentrant checkpoint for the tensors that are saved, if any."""
     for name in ("_checkpoint_hook", "_recomputation_hook"):
         found = getattr(torch.utils.checkpoint, name, None)
         if isinstance(found, type) and issubclass(found, torch.autograd.graph.saved_tensors_hooks):
@@ -78,7 +78,7 @@ def hook_classes() -> Iterator[type[torch.autograd.graph.saved_tensors_hooks]]:
 def see_what_is_handed(
     hooks: torch.autograd.graph.saved_tensors_hooks, around: Around
 ) -> HandedTensors:
-    """Let both hooks, about to be put in place, tell what passes."""
+    """Note the tensors that pass both hooks, which are about to be put in place."""
     handed = HandedTensors()
     hooks.pack_hook = around(hooks.pack_hook, handed.pack, named=False)
     hooks.unpack_hook = around(hooks.unpack_hook, handed.unpack, named=False)
@@ -90,8 +90,8 @@ class SavedGraph(Struct, frozen=True):
 
     Attributes:
         nodes: Their numbers.
-        saved: What they have saved.
-        unknown: Whether some of that could not be seen.
+        saved: The tensors that they have saved.
+        unknown: Whether some of these could not be seen.
     """
 
     nodes: frozenset[int]
@@ -126,25 +126,25 @@ def _graph_below(root: Any, first: int, seeing: _Seeing) -> SavedGraph:
 
 
 class _Seeing:
-    """Sees what nodes have saved, each once."""
+    """Sees the tensors that nodes have saved, each node once."""
 
     def __init__(self) -> None:
         self._found: list[torch.Tensor] = []
         self._known: dict[Any, list[torch.Tensor] | None] = {}
 
     def saved_by(self, node: Any) -> list[torch.Tensor] | None:
-        """What a node has saved; ``None`` where it does not let that be seen."""
+        """The tensors that a node has saved; ``None`` where they cannot be seen."""
         if node not in self._known:
             self._known[node] = self._look(node)
         return self._known[node]
 
     def forget(self) -> None:
-        """Hold no node and no tensor any more: what a node has saved holds this."""
+        """Hold no node and no tensor any more: a hook on a saved tensor holds this."""
         self._found = []
         self._known.clear()
 
     def _look(self, node: Any) -> list[torch.Tensor] | None:
-        if node.name() == "CopySlices":  # around another node, which nobody can ask for
+        if node.name() == "CopySlices":  # around another node, which cannot be reached
             return None
         kind: Any = type(node)
         own = isinstance(node, torch.autograd.function.BackwardCFunction)

@@ -1,13 +1,13 @@
-"""One step compared: each region's forward, and each of its recomputes with it."""
+"""One step compared: the forward of each region with each of its recomputes."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import Struct, field
@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan.fidelity.backward_reads import Around, HandedTensors, see_what_is_handed
-from recompute_scan.fidelity.lost_gradients import Applied, Leaving
+from recompute_scan.fidelity.lost_gradients import Application, Applied, Leaving, Passing
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.passing import Application, Passing
 from recompute_scan.fidelity.runs import ForwardRun, PartRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.state import (
     Reach,
@@ -46,10 +45,10 @@ from recompute_scan.result.fidelity import (
 )
 
 _ROUNDS = 30
-# What a run of a region is to be told when it returns: what it returns.
+# Takes the result of a run of a region.
 Returned = Callable[[Any], None]
 _OTHER_PARTS = (
-    "The function runs its block on parts of what it gets, and in the backward pass on other parts."
+    "The function runs its block on parts of its input, and in the backward pass on other parts."
 )
 Given = list[Fingerprint | None]
 # Of one region; a model has the same fault in each layer, and each in its own region.
@@ -57,21 +56,17 @@ _MOST = 8
 
 
 class Comparing:
-    """Compares while it is on. Regions tell it when they are entered; it never fails for them."""
+    """Compares the regions of one step; a failure in it never reaches the script.
+
+    Args:
+        name_of: Name and class of a module.
+        around: Makes the hooks that torch calls, so that a failure in ours stays with us.
+        weights: The names of all parameters, by their numbers.
+    """
 
     def __init__(
-        self,
-        name_of: NameOf,
-        around: Around,
-        weights: Callable[[], dict[int, str]] = dict,
+        self, name_of: NameOf, around: Around, weights: Callable[[], dict[int, str]] = dict
     ) -> None:
-        """Nothing is compared yet.
-
-        Args:
-            name_of: Name and class of a module.
-            around: Makes the hooks that torch calls, so that what fails in ours stays with us.
-            weights: The names of all parameters, by their numbers.
-        """
         self._weights = weights
         self._name_of = name_of
         self._around = around
@@ -100,8 +95,6 @@ class Comparing:
         """
         total = self._regions.setdefault(region, _Sum())
         named = [(self._name_of(module)[0], module) for module in modules]
-        non_reentrant = region.variant == "non-reentrant"
-        reach = total.reach(function, named)
         passing = None
         if application is not None:
 
@@ -110,16 +103,10 @@ class Comparing:
 
             passing = Passing(application, self._around, tell)
             self._passing.append((passing, region, total))
-        return RegionCall(
-            total,
-            named,
-            reach,
-            self._thread,
-            self._name_of,
-            self._around,
-            passing,
-            non_reentrant=non_reentrant,
-        )
+        watching = _Watching(self._thread, self._name_of, self._around)
+        non_reentrant = region.variant == "non-reentrant"
+        reach = total.reach(function, named)
+        return RegionCall(total, named, reach, watching, passing, non_reentrant=non_reentrant)
 
     def hand_over(self, hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
         """A checkpoint is about to put its hooks in place, and to run what it checkpoints."""
@@ -127,7 +114,7 @@ class Comparing:
             self._thread.handed = see_what_is_handed(hooks, self._around)
 
     def outcome(self) -> Fidelity:
-        """The step has ended: what was seen."""
+        """The outcome, when the step has ended."""
         self._step.under_way = False
         took = time.perf_counter() - self._began
         self.leaving.end()
@@ -140,32 +127,31 @@ class Comparing:
         return Fidelity(regions, took * 1e3, keeping_us=keeping, untrained=untrained)
 
     def differentiated(self, *, to_all: bool) -> None:
-        """A backward pass has ended: what has no gradient now.
+        """A backward pass has ended: note the weights that lack a gradient now.
 
         Args:
-            to_all: Whether all weights behind it were to get one.
+            to_all: Whether all weights behind it should have a gradient.
         """
-        names: dict[int, str] | None = None
+        names = functools.cache(self._weights)
+
+        def called(weights: Iterable[int]) -> tuple[str, ...]:
+            return tuple(names().get(one, "a weight that no module holds") for one in weights)
+
         passing, self._passing = self._passing, []
         for one, region, total in passing:
             lacking = one.without_gradient()
             if lacking and to_all:
-                names = self._weights() if names is None else names
-                known = (names.get(key, "a weight that no module holds") for key in lacking)
                 where = _backward_of(region)
-                total.left.append(LostGradient("", where, "weights-left-out", tuple(known)))
+                total.left.append(LostGradient("", where, "weights-left-out", called(lacking)))
         for applied in self.leaving.all:
             if applied.lost:
-                names = self._weights() if names is None else names
                 weights = {key: ref() for key, ref in applied.weights.items()}
-                self._lacking[applied] = tuple(
-                    names.get(key, "a weight that no module holds")
-                    for key, one in weights.items()
-                    if one is not None and one.grad is None
+                self._lacking[applied] = called(
+                    key for key, one in weights.items() if one is not None and one.grad is None
                 )
 
     def _settle_lost(self) -> tuple[str, ...]:
-        """Tell the regions what they have lost; gives the weights that have no gradient at all."""
+        """Give the regions their losses; returns the weights that have no gradient at all."""
         untrained: dict[str, None] = {}
         for applied in self.leaving.all:
             lacking = self._lacking.get(applied, ())
@@ -173,8 +159,8 @@ class Comparing:
                 untrained |= dict.fromkeys(lacking)
                 continue
             for name, used in applied.lost.items():
-                if applied.tell is not None:
-                    applied.tell(LostGradient(name, used, "left-without", lacking))
+                if applied.report is not None:
+                    applied.report(LostGradient(name, used, "left-without", lacking))
         return tuple(untrained)
 
 
@@ -190,9 +176,7 @@ class _Sum(Struct):
     _reach: tuple[object, Reach] | None = None
 
     def reach(self, function: object, modules: Sequence[tuple[str, nn.Module]]) -> Reach:
-        """What this function, around these modules, may change; that of the call before, as a
-        rule.
-        """
+        """The state that this function, around these modules, may change; often the last call's."""
         code = _identity(function)
         known = len(modules) == len(self._modules) and all(
             one is other for (_, one), (_, other) in zip(modules, self._modules, strict=True)
@@ -202,7 +186,7 @@ class _Sum(Struct):
         return self._reach[1]
 
     def of(self, region: ComparedRegion) -> ComparedRegion:
-        """What the step has shown, when its backward passes have ended."""
+        """The outcome of the step, when its backward passes have ended."""
         differences: dict[tuple[str, str, str], Difference] = {}
         lost: dict[tuple[str, str], LostGradient] = {}
         unused = 0
@@ -213,9 +197,7 @@ class _Sum(Struct):
                 differences.setdefault((difference.kind, where.name, where.site), difference)
             else:
                 unused += one.differing
-            for gone in one.lost:
-                lost.setdefault((gone.name, gone.why), gone)
-        for gone in self.left:
+        for gone in (*(gone for one in self.recomputes for gone in one.lost), *self.left):
             lost.setdefault((gone.name, gone.why), gone)
         roundings = [one.rounding for one in self.recomputes if one.rounding is not None]
         return replace(
@@ -234,11 +216,19 @@ class _Sum(Struct):
 
 
 def _identity(function: object) -> object:
-    """What is the same for two functions that refer to the same variables."""
+    """An identity that two functions share if they refer to the same variables."""
     if isinstance(function, FunctionType):
         cells = tuple(id(cell) for cell in function.__closure__ or ())
         return id(function.__code__), cells, tuple(map(id, function.__defaults__ or ()))
     return id(function)
+
+
+class _Watching(NamedTuple):
+    """How the runs of a step are watched."""
+
+    thread: Thread
+    name_of: NameOf
+    around: Around
 
 
 class RegionCall:
@@ -249,21 +239,17 @@ class RegionCall:
         total: _Sum,
         modules: Sequence[tuple[str, nn.Module]],
         reach: Reach,
-        thread: Thread,
-        name_of: NameOf,
-        around: Around,
+        watching: _Watching,
         passing: Passing | None = None,
         *,
         non_reentrant: bool,
     ) -> None:
-        self._around = around
+        self._thread, self._name_of, self._around = watching
         self._passing = passing
         self._non_reentrant = non_reentrant
         self._sum = total
         self._modules = modules
         self._reach = reach
-        self._thread = thread
-        self._name_of = name_of
         self._wanted = True
         self._forwards: list[tuple[ForwardRun, Given]] = []
 
@@ -276,7 +262,7 @@ class RegionCall:
         """
         passing = self._passing
         with self._compared_forward(given) as returned:
-            ran = None if passing is None else partial(passing.ran, given)
+            ran = None if passing is None else functools.partial(passing.ran, given)
             yield _both(returned, ran)
 
     @contextmanager
@@ -308,14 +294,14 @@ class RegionCall:
 
     @contextmanager
     def recompute(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
-        """Around the run of a recompute, which may end early. Tell what it returns.
+        """Around the run of a recompute, which may end early; takes its result.
 
         Args:
             given: As of :meth:`forward`.
         """
         passing, first = self._passing, nodes_so_far()
         with self._compared_recompute(given) as returned:
-            ran = None if passing is None else partial(passing.recomputed, given, first)
+            ran = None if passing is None else functools.partial(passing.recomputed, given, first)
             yield _both(returned, ran)
 
     @contextmanager
@@ -357,7 +343,7 @@ class RegionCall:
             return
         with leaving.block() as returned:
             if returned is not None:
-                leaving.innermost.tell = self._sum.left.append
+                leaving.innermost.report = self._sum.left.append
             yield returned
 
     def _parameters(self) -> dict[int, str]:
@@ -369,7 +355,7 @@ class RegionCall:
         }
 
     def _claim(self) -> HandedTensors | None:
-        """What the checkpoint's hooks, which were put in place just before, will see."""
+        """The tensors seen by the checkpoint's hooks, which were put in place just before."""
         handed, self._thread.handed = self._thread.handed, None
         return handed if self._non_reentrant else None
 
@@ -396,7 +382,7 @@ class RegionCall:
 
 
 def _both(one: Returned | None, other: Returned | None) -> Returned | None:
-    """Tells both, where there are two."""
+    """Calls both, where there are two."""
     if one is None or other is None:
         return one or other
 
@@ -431,45 +417,24 @@ def cost_of_keeping() -> float:
 
     A checkpoint reads the state in the forward; for the recompute it reads the present one, puts
     the forward's in place and in the end the present one back (``torch.utils.checkpoint``,
-    ``torch.random.fork_rng``), of the CPU and of the GPU that is used. This does the same with
-    generators of its own, so that the script's are left alone; what torch does around that in
-    Python comes on top.
+    ``torch.random.fork_rng``), of the CPU and of the GPU that is used, in that device's context.
+    This does the same with new generators, so that the script's are left alone. The time that
+    torch takes around that in Python comes on top.
     """
     generators = [torch.Generator()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generators.append(torch.Generator(f"cuda:{torch.cuda.current_device()}"))
-    return 1e6 * min(_once(generators) for _ in range(_ROUNDS))
+    return 1e6 * min(sum(map(_kept_once, generators)) for _ in range(_ROUNDS))
 
 
-def _once(generators: Sequence[torch.Generator]) -> float:
+def _kept_once(generator: torch.Generator) -> float:
+    gpu = generator.device if generator.device.type != "cpu" else None
     began = time.perf_counter()
-    states = [_read(one) for one in generators]
-    with ExitStack() as forks:
-        for generator, state in zip(generators, states, strict=True):
-            forks.enter_context(_forked(generator))
-            _put(generator, state)
+    states = []
+    for put in (None, None, 0, 1):
+        with nullcontext() if gpu is None else torch.cuda.device(gpu):
+            if put is None:
+                states.append(generator.get_state())
+            else:
+                generator.set_state(states[put])
     return time.perf_counter() - began
-
-
-@contextmanager
-def _forked(generator: torch.Generator) -> Iterator[None]:
-    state = _read(generator)
-    try:
-        yield
-    finally:
-        _put(generator, state)
-
-
-def _read(generator: torch.Generator) -> torch.Tensor:
-    if generator.device.type == "cpu":
-        return generator.get_state()
-    with torch.cuda.device(generator.device):
-        return generator.get_state()
-
-
-def _put(generator: torch.Generator, state: torch.Tensor) -> None:
-    if generator.device.type == "cpu":
-        generator.set_state(state)
-    else:
-        with torch.cuda.device(generator.device):
-            generator.set_state(state)

@@ -1,15 +1,21 @@
-"""What leaves a reentrant checkpoint without the gradient that it would have, and is used.
+"""Gradients that a region loses: at its outputs, and in an autograd function of the script.
 
-A reentrant checkpoint runs its block with autograd off, and gives a gradient to what its autograd
-function returns: tensors, side by side, and only where one of its inputs needs a gradient. A tensor
-that leaves in any other way (inside a tuple, a dictionary or an object, as an attribute, or from
-inputs none of which needs one) has none. Nothing is lost by that unless a loss depends on
-it. So tensors that autograd would have followed are followed here, from the block to the loss, as
-autograd does: through operators, not through ``detach`` or where gradients are switched off.
+A reentrant checkpoint runs its block with autograd off. It gives a gradient to the tensors that its
+autograd function returns side by side, and only where one of its inputs needs a gradient. A tensor
+that leaves inside a tuple, a dictionary or an object, or as an attribute, has no gradient. That
+matters only if the training loss depends on the tensor. So tensors that autograd would have
+followed are followed here, from the block to the loss, as autograd does: through operators, not
+through ``detach`` or where gradients are switched off.
+
+An autograd function of the script may return the results of the block that it runs, whole or in
+parts. Then the gradient that it gets has to arrive at the recompute's results, it has to return the
+gradient of the block's inputs, and the weights have to get theirs. Sums of elements are compared,
+which do not depend on shapes and the number of parts.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +23,14 @@ from typing import Any
 
 import torch
 from msgspec import Struct, field
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recompute_scan.fidelity.backward_reads import AS_IT_IS, Around
 from recompute_scan.fidelity.operators import kind_of, tensors, tensors_in
 from recompute_scan.fidelity.tape import NameOf, called_at, in_own_function
-from recompute_scan.result.fidelity import LostGradient, Operation
+from recompute_scan.fidelity.tensors import unseen
+from recompute_scan.result.fidelity import LostGradient, Operation, WhyLost
 
 _take: Callable[[], Any] = getattr(torch.utils._python_dispatch, "_pop_mode", lambda: None)
 _put: Callable[[Any], None] = getattr(torch.utils._python_dispatch, "_push_mode", lambda _: None)
@@ -37,8 +46,8 @@ class Applied(Struct, eq=False):
         weights: What its block used that needs a gradient and was made by no operator.
         names: Where in what the block returned a tensor is, by the tensor's number.
         lost: Tensors that left without their gradient and that a loss depends on.
-        alone: Whether none of its inputs needs a gradient.
-        tell: Who wants to know what was lost.
+        alone: Whether it has no input that needs a gradient.
+        report: Takes each lost gradient.
     """
 
     under_way: bool = True
@@ -47,7 +56,7 @@ class Applied(Struct, eq=False):
     names: dict[int, str] = field(default_factory=dict)
     lost: dict[str, Operation] = field(default_factory=dict)
     alone: bool = False
-    tell: Callable[[LostGradient], None] | None = None
+    report: Callable[[LostGradient], None] | None = None
 
 
 class _Leak(Struct, eq=False, frozen=True):
@@ -59,7 +68,7 @@ class _Leak(Struct, eq=False, frozen=True):
 
 
 class _Marks(Struct, eq=False, frozen=True):
-    """What is known of a tensor: the block that made it, and leaks that it depends on."""
+    """The block that made a tensor, and the leaks that the tensor depends on."""
 
     tensor: weakref.ref[torch.Tensor]
     made_in: Applied | None
@@ -106,7 +115,7 @@ class Leaving:
 
     @contextmanager
     def block(self) -> Iterator[Callable[[Any], None] | None]:
-        """Around what it runs; tell what that returns."""
+        """Around the block that the function runs; takes the block's result."""
         applied = self.innermost
         if applied is None or applied.level is not None:
             yield None
@@ -154,7 +163,7 @@ class Leaving:
         return marks if marks is not None and marks.tensor() is tensor else None
 
     def follow(self, name: str, given: Sequence[torch.Tensor]) -> _Depends | None:
-        """What the results of an operator that is called with these depend on."""
+        """The block and the leaks on which an operator's results depend."""
         inside = self.innermost
         leaks: set[_Leak] = set()
         needed = False
@@ -221,7 +230,7 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if kind.derives and "detach" not in kind.name:
                     depends = leaving.follow(kind.name, tensors((*args, *named.values())))
             except Exception:
-                leaving = self.leaving = None  # nothing more is followed, and nothing said
+                leaving = self.leaving = None  # nothing more is followed or reported
         result = func(*args, **named)
         if leaving is not None:
             try:
@@ -229,3 +238,163 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             except Exception:
                 self.leaving = None
         return result
+
+
+# How far apart sums of the same elements may be, as a share of the sum of their sizes: they may be
+# rounded to bfloat16 on their way.
+_ROUNDING = 0.01
+_ACCUMULATES = "torch::autograd::AccumulateGrad"
+
+
+class Application(Struct, eq=False):
+    """One call of an autograd function, while its forward runs.
+
+    Attributes:
+        node: Its context, which is its node in the graph.
+        args: What it is called with.
+        returned: Functions that take its result.
+    """
+
+    node: Any
+    args: tuple[object, ...]
+    returned: list[Callable[[Any], None]] = field(default_factory=list)
+
+    def ended(self, result: Any) -> Any:
+        """Its forward has returned this; returns it."""
+        for tell in self.returned:
+            tell(result)
+        return result
+
+
+class _Sums(Struct):
+    """The number of floating-point elements, their sum, and the sum of their sizes."""
+
+    count: int = 0
+    total: float = 0.0
+    size: float = 0.0
+
+    def add(self, value: object) -> None:
+        for one in tensors((value,)):
+            if one.is_floating_point() and not isinstance(one, nn.Parameter):
+                self.count += one.numel()
+                wide = one.detach().double()
+                self.total += float(wide.sum())
+                self.size += float(wide.abs().sum())
+
+    def same(self, other: _Sums) -> bool:
+        apart = max(abs(self.total - other.total), abs(self.size - other.size))
+        return self.count == other.count and apart <= _ROUNDING * max(self.size, other.size)
+
+
+class Passing:
+    """Follows the gradients of one application."""
+
+    def __init__(
+        self, application: Application, around: Around, tell: Callable[[WhyLost], None]
+    ) -> None:
+        self._around = around
+        self._tell = tell
+        self._given, self._returned = _Sums(), _Sums()
+        self._block_given, self._block_returned = _Sums(), _Sums()
+        # By the number of the backward pass through what was recomputed.
+        self._arrived: list[_Sums] = []
+        self._left: list[_Sums] = []
+        self._weights: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self._got: set[int] = set()
+        self._passed = False
+        unseen(self._given.add, application.args)
+        inputs = [one for one in tensors(application.args) if not isinstance(one, nn.Parameter)]
+        self._asked = any(one.requires_grad for one in inputs)
+        application.returned.append(lambda result: unseen(self._returned.add, result))
+        ours = around(lambda *_: None, self._ended, named=False)
+        application.node.register_hook(ours)
+
+    def ran(self, given: object, result: object) -> None:
+        """The block has run in the forward."""
+        unseen(self._block_given.add, given)
+        unseen(self._block_returned.add, result)
+
+    def recomputed(self, given: object, first_node: int, result: object) -> None:
+        """The block has run again; ``first_node`` is the number of its first node in the graph."""
+        outputs = [one for one in tensors((result,)) if one.grad_fn is not None]
+        for one in outputs:
+            self._watch(self._arrived, one)
+        if outputs:
+            inputs = [one for one in tensors((given,)) if one.requires_grad]
+            for one in inputs:
+                if not isinstance(one, nn.Parameter):
+                    self._watch(self._left, one)
+            self._expect(outputs, first_node, {id(one) for one in inputs})
+
+    def _watch(self, passes: list[_Sums], tensor: torch.Tensor) -> None:
+        """Add the tensor's gradient to the sums of each backward pass."""
+        met = itertools.count()
+
+        def see(call: Callable[[torch.Tensor], Any], gradient: torch.Tensor) -> Any:
+            number = next(met)
+            if number == len(passes):
+                passes.append(_Sums())
+            unseen(passes[number].add, gradient)
+            return call(gradient)
+
+        tensor.register_hook(self._around(AS_IT_IS, see, named=False))  # type: ignore[no-untyped-call]
+
+    def _expect(self, outputs: Sequence[torch.Tensor], first_node: int, inputs: set[int]) -> None:
+        """Expect a gradient for each weight in the recomputed graph."""
+        waiting: list[Any] = [one.grad_fn for one in outputs]
+        met = set[Any]()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in met:
+                continue
+            met.add(node)
+            if node.name() == _ACCUMULATES:
+                weight = node.variable
+                if id(weight) not in inputs and id(weight) not in self._weights:
+                    self._weights[id(weight)] = (weakref.ref(weight), self._noting(weight))
+            elif node._sequence_nr() >= first_node:
+                waiting += [following for following, _ in node.next_functions]
+
+    def _noting(self, weight: torch.Tensor) -> Any:
+        number = id(weight)
+
+        def see(call: Callable[[torch.Tensor], Any], one: torch.Tensor) -> Any:
+            self._got.add(number)
+            return call(one)
+
+        hook = self._around(lambda _: None, see, named=False)
+        return weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _ended(self, call: Any, given: Sequence[Any], arrived: Sequence[Any]) -> Any:
+        """The function's backward has run, with the gradients ``arrived`` and ``given``."""
+        found = unseen(self._compared, given, arrived)
+        if found is not None:
+            self._tell(found)
+        return call()
+
+    def _compared(self, given: Sequence[Any], arrived: Sequence[Any]) -> WhyLost | None:
+        plain = self._block_returned.same(self._returned) and self._block_returned.size > 0
+        if not (plain and self._arrived):
+            return None
+        wanted, made = _Sums(), _Sums()
+        wanted.add(arrived)
+        self._passed = wanted.size > 0
+        if wanted.count != self._returned.count:  # some of it is not differentiated
+            return None
+        if not any(one.same(wanted) for one in self._arrived):
+            return "arrives-otherwise"
+        made.add(given)
+        if not (self._asked and self._left and self._block_given.same(self._given)):
+            return None
+        return None if any(one.same(made) for one in self._left) else "returned-otherwise"
+
+    def without_gradient(self) -> list[int]:
+        """The numbers of weights that got no gradient, after the outermost backward pass."""
+        lacking = []
+        for number, (weight, hook) in self._weights.items():
+            hook.remove()
+            one = weight()
+            if self._passed and one is not None and one.grad is None and number not in self._got:
+                lacking.append(number)
+        self._weights.clear()
+        return lacking

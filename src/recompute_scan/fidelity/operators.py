@@ -1,4 +1,4 @@
-"""Which operators give results that a recompute has to repeat, and what one call of them shows."""
+"""The kinds of operators, and the tensors and numbers in a call of one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch.utils._pytree import tree_leaves
 
 from recompute_scan.fidelity.tensors import plain_parts
 
-# Their results are there later, or elsewhere; what is computed from them is compared.
+# Their results are there later, or elsewhere; results that are computed from them are compared.
 _COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
-# The prefix of operators whose results hold whatever the memory held.
+# Prefixes of operators with results that hold whatever the memory held.
 _UNINITIALIZED = ("empty", "new_empty", "resize_", "set_", "_empty")
 # Operators that write all of their first argument, whatever it held.
+_OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "exponential_")
 _NUMBERS = (bool, int, float, str, torch.dtype)
 # How far a value is looked into.
 _DEEPEST, _MOST = 6, 4096
-_OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "exponential_")
 
 
 class OperatorKind(Struct, frozen=True):
-    """What is known of an operator before it is called.
+    """An operator, as it is known before it is called.
 
     Attributes:
         name: Without its overload: ``aten.addmm``.
@@ -36,7 +36,7 @@ class OperatorKind(Struct, frozen=True):
         leaves_open: Whether its result holds what the memory held.
         overwrites: Whether it writes all of its first argument.
         may_draw: Whether it may draw random numbers.
-        foreign: Whether it is none of torch's own.
+        foreign: Whether it is not one of torch's.
         derives: Whether its result depends on the elements of its arguments.
         written: Places of the arguments that it writes.
     """
@@ -65,11 +65,9 @@ def kind_of(operator: Any) -> OperatorKind:
         return OperatorKind(getattr(operator, "__name__", str(operator)), computes=True)
     space, _, base = schema.name.partition("::")
     name = f"{space}.{base}"
-    if space in _COMMUNICATION and "wait_tensor" not in base:
-        return OperatorKind(name, computes=False)
     if (
-        space == "profiler"
-        or space == "prim"
+        (space in _COMMUNICATION and "wait_tensor" not in base)
+        or space in ("profiler", "prim")
         or base.startswith("sym_")
         or base in ("detach", "alias", "lift_fresh", "_unsafe_view")
     ):
@@ -103,7 +101,7 @@ def results(
     """The tensors that a call has computed: those to compare, and the others.
 
     Of several results of torch's own operators the first is compared: the others follow from it, or
-    hold padding and seeds that nobody has written. Of a list, all.
+    hold padding and seeds that were never written. Of a list, all.
     """
     if isinstance(result, torch.Tensor):
         return [result], []
@@ -153,7 +151,7 @@ def _leaves(value: Any) -> Sequence[Any]:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """A tensor's memory, or that of its first part; ``None`` where it has none."""
+    """The memory of a tensor, or of its first part; ``None`` where it has none."""
     try:
         memory = tensor.untyped_storage()
         if memory.data_ptr():
@@ -186,18 +184,15 @@ def tensors_in(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def parts_of_value(value: Any) -> Iterator[tuple[str, object]]:
-    """What a container or an object holds, each with the step that leads to it."""
+    """The values in a container or an object, each with the step that leads to it."""
     kind = type(value)
-    if issubclass(kind, tuple):
-        names = getattr(kind, "_fields", ())
-        for at, one in enumerate(tuple.__iter__(value)):
+    sequence: Any = next((one for one in (tuple, list, deque) if issubclass(kind, one)), None)
+    if sequence is not None:
+        names = getattr(kind, "_fields", ()) if sequence is tuple else ()
+        for at, one in enumerate(sequence.__iter__(value)):
             yield (f".{names[at]}" if at < len(names) else f"[{at}]"), one
-    elif issubclass(kind, list):
-        yield from ((f"[{at}]", one) for at, one in enumerate(list.__iter__(value)))
     elif issubclass(kind, dict):
         yield from ((f"[{_key(key)}]", one) for key, one in dict.items(value))
-    elif issubclass(kind, deque):
-        yield from ((f"[{at}]", one) for at, one in enumerate(deque.__iter__(value)))
     if issubclass(kind, (type, torch.nn.Module)) or kind.__module__ in ("builtins", "types"):
         return
     held: Any = None

@@ -1,10 +1,14 @@
-"""The runs of a region that are compared: what its forward leaves, and what a recompute shows."""
+"""The runs of a region that are compared: a forward, and each recompute along it.
+
+A checker goes along the forward's calls while the recompute makes its calls. It finds the results
+that differ, and why the first one does, as far as the arguments of both calls show that.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal, TypeVar
 
 import torch
 from msgspec import Struct
@@ -18,16 +22,337 @@ from recompute_scan.fidelity.backward_reads import (
     SavedGraph,
     graphs_below,
 )
-from recompute_scan.fidelity.checker import Checker, differ
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import ModuleState, python_states
-from recompute_scan.fidelity.tape import Prints, Tape, TapeEntry, function_modes, nodes_so_far
+from recompute_scan.fidelity.tape import (
+    Outside,
+    Prints,
+    Tape,
+    TapeEntry,
+    function_modes,
+    nodes_so_far,
+)
 from recompute_scan.fidelity.tensors import Fingerprint, is_plain, unseen, unseen_below
-from recompute_scan.result.fidelity import Difference, LostGradient, Operation
+from recompute_scan.result.fidelity import Difference, DifferenceKind, LostGradient, Operation
+
+_Prints = tuple[Fingerprint | None, ...]
+_T = TypeVar("_T")
+_Where = Callable[[], Operation]
+# Makes a call once more: the fingerprint of its first result, where that changes nothing.
+_Repeat = Callable[[], Fingerprint | None]
+
+
+def cause_between(twin: TapeEntry, entry: TapeEntry) -> tuple[DifferenceKind, dict[str, Any]]:
+    """Why two calls of one operator have different results, as far as their arguments show."""
+    types = other_in(twin, entry, "dtype")
+    if types is not None:
+        return "type", types
+    if twin.drawing and entry.drawing and twin.drawing.before != entry.drawing.before:
+        return "random", {"generator": entry.drawing.generator}
+    if changed_inputs(twin, entry):
+        return "input", {}
+    before, after = ([str(one) for one in call.numbers] for call in (twin, entry))
+    if before != after:
+        changed = (pair for pair in zip(before, after, strict=False) if pair[0] != pair[1])
+        one, other = next(changed, (None, None))
+        return "argument", {"forward": one, "recompute": other} if one is not None else {}
+    shapes = other_in(twin, entry, "shape")
+    if shapes is not None:
+        return "shape", shapes
+    return "value", {}
+
+
+def changed_inputs(twin: TapeEntry, entry: TapeEntry) -> list[Fingerprint]:
+    """The tensors from outside the region that differ from the forward call's."""
+    after = {one.place: one for one in entry.outside}
+    pairs = ((before, after.get(before.place)) for before in twin.outside)
+    return [
+        now.print
+        for before, now in pairs
+        if now is not None and now.print is not None and not same_from_outside(before, now)
+    ]
+
+
+def other_in(twin: TapeEntry, entry: TapeEntry, what: str) -> dict[str, str] | None:
+    """The first ``dtype`` or ``shape`` of a result that differs, on both sides."""
+    for one, other in zip(twin.prints, entry.prints, strict=False):
+        if one is None or other is None:
+            continue
+        before, after = getattr(one, what), getattr(other, what)
+        if before != after:
+            names = [str(value).removeprefix("torch.") for value in (before, after)]
+            return {"forward": names[0], "recompute": names[1]}
+    return None
+
+
+def same_from_outside(before: Outside, now: Outside) -> bool:
+    """Are two tensors from outside the region not known to differ?"""
+    return not differ(before.print, now.print)
+
+
+def differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    """Are both known, and further apart than rounding explains?"""
+    if one is None or other is None or one.same_bits(other):
+        return False
+    if one.dtype != other.dtype or not (one.dtype.is_floating_point or one.dtype.is_complex):
+        return True
+    distance = one.distance(other)
+    return distance is None or distance > one.rounding()
+
+
+def apart_by(before: _Prints, now: _Prints) -> str | None:
+    """``None`` for the same bits, ``rounding``, or ``altogether``."""
+    if len(before) != len(now):
+        return "altogether"
+    apart: str | None = None
+    for one, other in zip(before, now, strict=True):
+        if one is not None and other is not None and not one.same_bits(other):
+            if differ(one, other):
+                return "altogether"
+            apart = "rounding"
+    return apart
+
+
+# How many operators of the forward may be missing from a recompute before it goes on alike.
+_LOOKAHEAD = 64
+Why = Literal["grad-mode-off", "detached"]
+
+
+class _Suspect(Struct, frozen=True):
+    """A call with a result that differs.
+
+    Attributes:
+        twin: Place of the forward's call.
+        cause: Why: a difference of this call, or of an argument.
+        own: Whether the difference is its own.
+        entry: The call.
+    """
+
+    twin: int
+    cause: Difference
+    own: bool
+    entry: TapeEntry
+
+
+class Checker:
+    """Goes along the forward's calls while the recompute makes its own.
+
+    :mod:`recompute_scan.fidelity.backward_reads` sees which tensors the backward pass uses, and so
+    which differences change a gradient. Where it cannot see that, a difference counts if autograd
+    runs through the call, or through a later call that differs because of it.
+
+    Attributes:
+        compared: Results that were compared.
+        random: Of these, drawn ones.
+        rounding: Largest distance of one that differs by rounding only.
+    """
+
+    def __init__(
+        self, forward: list[TapeEntry], parameters: Callable[[], dict[int, str]], *, grad_mode: bool
+    ) -> None:
+        self._forward = forward
+        self._parameters = parameters
+        self._grad_mode = grad_mode
+        self._next = 0
+        self._unmatched: Difference | None = None
+        self._strays: dict[int, _Suspect] = {}
+        self._changed: dict[object, Difference] = {}
+        self._found: Difference | None = None
+        self._suspected: dict[int, _Suspect] = {}
+        self._aside: dict[int, Difference] = {}
+        self._faint: dict[int, Difference] = {}
+        self._written: Difference | None = None
+        self._lost: dict[str, LostGradient] = {}
+        self.compared = 0
+        self.random = 0
+        self.rounding: float | None = None
+
+    def meet(self, entry: TapeEntry, where: _Where, repeat: _Repeat) -> None:
+        """The recompute has made a call.
+
+        Args:
+            entry: The call.
+            where: Gives its place; called only for a call that differs from the forward's.
+            repeat: Makes the call once more and gives the fingerprint of its first result;
+                ``None`` where that cannot be done without changing anything.
+        """
+        place = self._place_of(entry)
+        if (place is None or place > self._next) and self._unmatched is None:
+            self._unmatched = self._cause_of(entry) or self._other_operator(entry, where)
+        if place is None:
+            if self._unmatched is not None:
+                self._strays[entry.place] = _Suspect(-1, self._unmatched, True, entry)
+            return
+        twin = self._forward[place]
+        self._next = place + 1
+        self.compared += 1
+        self.random += entry.drawing is not None
+        self._see_gradients(twin, entry, where)
+        changed = changed_inputs(twin, entry)
+        if not entry.prints:
+            if self._written is None and changed:
+                self._written = Difference("input", where())
+            return
+        apart = apart_by(twin.prints, entry.prints)
+        if apart == "altogether":
+            inherited = self._unmatched or self._cause_of(entry)
+            cause = inherited or self._difference(twin, entry, where, repeat)
+            for one in changed:
+                self._changed.setdefault((one.bits, one.shape), cause)
+            self._suspected[entry.place] = _Suspect(place, cause, inherited is None, entry)
+            if entry.differentiable and self._found is None:
+                self._found = cause
+            return
+        self._unmatched = None  # what lay between changed nothing
+        self._strays.clear()
+        if (twin.others or entry.others) and apart_by(twin.others, entry.others) == "altogether":
+            kind, facts = cause_between(twin, entry)
+            self._aside[entry.place] = Difference(kind, where(), **facts)
+        if apart == "rounding":
+            self._note_rounding(twin, entry)
+            source = self._cause_of(entry)
+            if source is not None:
+                self._faint[entry.place] = source  # a finer type shows it again
+        if entry.differentiable and self._found is None:
+            self._found = self._cause_in(entry.sources)
+
+    def _cause_of(self, entry: TapeEntry) -> Difference | None:
+        """The difference in the arguments of a call that differs, if any."""
+        others = self._aside | self._faint
+        found = (others[one] for one in sorted(entry.sources) if one in others)
+        return self._cause_in(entry.sources) or next(found, None)
+
+    def _cause_in(self, places: Collection[int]) -> Difference | None:
+        first = min((one for one in places if one in self._suspected), default=None)
+        return self._suspected[first].cause if first is not None else None
+
+    @property
+    def differing(self) -> int:
+        """How many results differ, by more than rounding."""
+        return len(self._suspected)
+
+    def cause_of_saved(self, maker: int | None, print_: Fingerprint) -> Difference | None:
+        """Why a tensor differs that this call made, or a view of it; ``None`` where unknown.
+
+        Asked when the recompute has ended.
+
+        Args:
+            maker: The call; ``None`` of a tensor from outside.
+            print_: The tensor's fingerprint.
+        """
+        if maker is None:
+            return self._changed.get((print_.bits, print_.shape))
+        cause = self._cause_in((maker,))
+        aside = self._aside.get(maker)
+        if cause is None and aside is not None:
+            # A further result may be padding, unless it was drawn.
+            return aside if aside.kind == "random" else None
+        if cause is None and maker in self._strays:
+            cause = self._strays[maker].cause
+        views = (one.cause for one in self._suspected.values() if maker in one.entry.sources)
+        return cause or next(views, None)
+
+    def cause_in_graph(
+        self, makers: Collection[int], outside: Collection[Fingerprint], nodes: Collection[int]
+    ) -> Difference | None:
+        """The first difference in a recomputed graph.
+
+        Args:
+            makers: The calls that made the tensors that its nodes have saved.
+            outside: Fingerprints of the saved tensors from outside the region.
+            nodes: The numbers of its nodes.
+        """
+        for place, suspect in sorted((self._suspected | self._strays).items()):
+            entry = suspect.entry
+            called = suspect.own and suspect.cause.kind != "input" and entry.differentiable
+            if place in makers or (called and (entry.kind.writes or entry.node in nodes)):
+                return suspect.cause
+        changed = (self._changed.get((one.bits, one.shape)) for one in outside)
+        return next(filter(None, changed), None)
+
+    @property
+    def difference(self) -> Difference | None:
+        """The first result that matters and differs from the forward's, once the run has ended.
+
+        A recompute may stop where the backward pass has its tensors, before the forward's last
+        calls: the forward shows which arguments these would have had.
+        """
+        if self._found is not None or self._unmatched is not None:
+            return self._found or self._unmatched
+        suspected = {one.twin: one.cause for one in self._suspected.values()}
+        for later in self._forward[self._next :]:
+            for one in sorted(later.sources):
+                if one in suspected:
+                    if later.differentiable:
+                        return suspected[one]
+                    suspected[later.place] = suspected[one]
+        return None
+
+    def _place_of(self, entry: TapeEntry) -> int | None:
+        forward = self._forward
+        if self._next < len(forward) and forward[self._next].kind is entry.kind:
+            return self._next
+        for place in range(self._next + 1, min(len(forward), self._next + 1 + _LOOKAHEAD)):
+            twin = forward[place]
+            if twin.kind is entry.kind and apart_by(twin.prints, entry.prints) != "altogether":
+                return place
+        return None
+
+    def _other_operator(self, entry: TapeEntry, where: _Where) -> Difference:
+        forward = self._forward
+        for twin in forward[self._next : self._next + _LOOKAHEAD]:
+            types = other_in(twin, entry, "dtype") if twin.kind is entry.kind else None
+            if types is not None and other_in(twin, entry, "shape") is None:
+                return Difference(
+                    "type", where(), forward=types["forward"], recompute=types["recompute"]
+                )
+        expected = forward[self._next].kind.name if self._next < len(forward) else None
+        return Difference("operators", where(), instead_of=expected)
+
+    def _note_rounding(self, twin: TapeEntry, entry: TapeEntry) -> None:
+        for one, other in zip(twin.prints, entry.prints, strict=False):
+            if one is not None and other is not None and not one.same_bits(other):
+                self.rounding = max(self.rounding or 0.0, one.distance(other) or 0.0)
+
+    def _see_gradients(self, twin: TapeEntry, entry: TapeEntry, where: _Where) -> None:
+        after = {one.place: one for one in entry.outside}
+        for before in twin.outside:
+            now = after.get(before.place)
+            if not before.needs_gradient or now is None or before.print is None:
+                continue
+            if self._grad_mode and (now.needs_gradient or not same_from_outside(before, now)):
+                continue
+            name, operation = self._parameters().get(before.tensor_id, ""), where()
+            why: Why = "detached" if self._grad_mode else "grad-mode-off"
+            self._lost.setdefault(name or operation.site, LostGradient(name, operation, why))
+
+    @property
+    def lost(self) -> tuple[LostGradient, ...]:
+        """Tensors that need a gradient in the forward, and get none through the recompute."""
+        return tuple(self._lost.values())
+
+    def _difference(
+        self, twin: TapeEntry, entry: TapeEntry, where: _Where, repeat: _Repeat
+    ) -> Difference:
+        kind, facts = cause_between(twin, entry)
+        if kind == "value" and self._written is not None:
+            return self._written
+        if kind == "value":
+            again = repeat()
+            mine = entry.prints[0] if entry.prints else None
+            varies = again is not None and mine is not None and not again.same_bits(mine)
+            if varies or self.rounding:
+                kind = "atomics"
+        one, other = next(
+            (pair for pair in zip(twin.prints, entry.prints, strict=False) if differ(*pair)),
+            (None, None),
+        )
+        distance = one.distance(other) if one is not None and other is not None else None
+        return Difference(kind, where(), distance=distance, **facts)
 
 
 class Shown(Struct, frozen=True):
-    """What one recompute has shown: no tensors, and no fingerprints.
+    """The outcome of one recompute, without tensors and fingerprints.
 
     Attributes:
         operators: Results compared.
@@ -35,8 +360,8 @@ class Shown(Struct, frozen=True):
         differing: Of these, those that differ by more than rounding.
         rounding: Largest distance of one that differs by rounding only.
         lost: Gradients that are lost.
-        possible: Differences, the first one first, and whether the backward pass has used what
-            differs; it may not have come to that yet.
+        possible: Differences in order, each with a function that returns whether the backward pass
+            has used the tensor; it may not have done so yet.
     """
 
     operators: int
@@ -48,12 +373,12 @@ class Shown(Struct, frozen=True):
 
     @property
     def difference(self) -> Difference | None:
-        """The first difference that changes a gradient; asked for behind the backward pass."""
+        """The first difference that changes a gradient; known after the backward pass."""
         return next((difference for used, difference in self.possible if used()), None)
 
 
 class RegionRun:
-    """What both kinds of runs have.
+    """A run of a region: its tape, and how it sees the tensors that its nodes save.
 
     Attributes:
         keeps: Whether later runs are compared with it.
@@ -67,12 +392,7 @@ class RegionRun:
         self.handed = handed
         self._untold = untold
 
-    def made(
-        self,
-        entry: TapeEntry,
-        where: Callable[[], Operation],
-        repeat: Callable[[], Fingerprint | None],
-    ) -> None:
+    def made(self, entry: TapeEntry, where: _Where, repeat: _Repeat) -> None:
         """A call has been noted on the tape."""
 
     def saved(self, tensor: torch.Tensor, place: int) -> None:
@@ -89,19 +409,19 @@ class RegionRun:
             self.failed(error)
 
     def _saved_known(self, print_: Fingerprint, place: int) -> bool:
-        """Whether it takes no more than its fingerprint to compare it, which is done then."""
+        """Compare it by its fingerprint; false where that is not enough."""
         return False
 
     def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
-        """Keep what it takes to compare it."""
+        """Compare it by a look at the tensor, or keep its fingerprint for that."""
 
     def failed(self, error: Exception) -> None:
-        """Looking has failed: the region is not compared any more."""
+        """Stop comparing the region, because looking at it has failed."""
         self._untold(f"Its results could not be looked at ({type(error).__name__}).")
 
 
 class ForwardRun(RegionRun):
-    """The first run of a region: what a recompute is compared with."""
+    """The first run of a region, with which a recompute is compared."""
 
     keeps = True
 
@@ -150,19 +470,14 @@ class PartRun(RegionRun):
         self._drawn = {entry.drawing.before for entry in entries if entry.drawing}
         self._found: Difference | None = None
 
-    def made(
-        self,
-        entry: TapeEntry,
-        where: Callable[[], Operation],
-        repeat: Callable[[], Fingerprint | None],
-    ) -> None:
+    def made(self, entry: TapeEntry, where: _Where, repeat: _Repeat) -> None:
         """Note the first call that draws from a state from which no call of the forward drew."""
         drawing = entry.drawing
         if self._found is None and drawing is not None and drawing.before not in self._drawn:
             self._found = Difference("random", where(), generator=drawing.generator)
 
     def shown(self) -> Shown | None:
-        """What it has shown, if anything."""
+        """The outcome, if there is one."""
         if self._found is None:
             return None
         return Shown(0, 1, 1, None, (), ((_always, self._found),))
@@ -190,12 +505,7 @@ class RecomputeRun(RegionRun):
         if handed is not None and forward.handed is not None:
             handed.run, self._possible = self, []
 
-    def made(
-        self,
-        entry: TapeEntry,
-        where: Callable[[], Operation],
-        repeat: Callable[[], Fingerprint | None],
-    ) -> None:
+    def made(self, entry: TapeEntry, where: _Where, repeat: _Repeat) -> None:
         """Compare it with the forward's."""
         self._checker.meet(entry, where, repeat)
 
@@ -215,7 +525,7 @@ class RecomputeRun(RegionRun):
         """The recompute returns, and the backward pass will run through its own nodes."""
         try:
             outputs = [one for one in tensors((result,)) if one.grad_fn is not None]
-            # A subclass is to see its tensors pass, or it would be lost from the graph.
+            # A subclass has to see its tensors pass, or it would be lost from the graph.
             with torch.no_grad(), _disable_current_modes():
                 graphs = graphs_below(outputs, self._first_node)
             unseen(self._see_graphs, outputs, graphs)
@@ -225,32 +535,26 @@ class RecomputeRun(RegionRun):
     def _see_graphs(self, outputs: list[torch.Tensor], graphs: list[SavedGraph]) -> None:
         self._possible = []
         for output, graph in zip(outputs, graphs, strict=True):
-            makers = {self.tape.maker_of(one) for one in graph.saved} - {None}
+            makers = _known(map(self.tape.maker_of, graph.saved))
             prints = Prints((self,))
-            outside = [
+            outside = _known(
                 self.tape.print_of(one, prints) for one in graph.saved if self.tape.is_outside(one)
-            ]
-            prints.let_go()
-            cause = (
-                self._checker.difference
-                if graph.unknown
-                else self._checker.cause_in_graph(
-                    {one for one in makers if one is not None},
-                    [one for one in outside if one is not None],
-                    graph.nodes,
-                )
             )
+            prints.let_go()
+            cause = self._checker.cause_in_graph(makers, outside, graph.nodes)
+            if graph.unknown:
+                cause = self._checker.difference
             if cause is not None:
                 arrives = Arrives(output, self._around) if len(outputs) > 1 else _always
                 self._possible.append((arrives, cause))
 
     def shown(self) -> Shown:
-        """The recompute has ended: what it has shown."""
+        """The outcome, when the recompute has ended."""
         checker, forward = self._checker, self._forward
         if self.handed is not None:
             self.handed.run = None
         possible = self._possible
-        if possible is None:  # what backward uses cannot be seen
+        if possible is None:  # the tensors that the backward pass uses cannot be seen
             possible = [(_always, one) for one in (checker.difference,) if one is not None]
         for place, maker, print_ in self._differing:
             cause = checker.cause_of_saved(maker, print_)
@@ -271,10 +575,14 @@ def _always() -> bool:
     return True
 
 
+def _known(values: Iterable[_T | None]) -> list[_T]:
+    return [one for one in values if one is not None]
+
+
 def _explained(
     difference: Difference, forward: ForwardRun, drawn_from: dict[str, int]
 ) -> Difference:
-    """A difference whose operators do not explain it, where Python's random numbers do."""
+    """The difference, put down to Python's random numbers where no operator explains it."""
     if difference.kind not in ("operators", "value", "argument", "input", "shape"):
         return difference
     other = [name for name, state in forward.drew.items() if drawn_from.get(name) != state]

@@ -1,22 +1,17 @@
-"""Buffers and other state kept between runs.
+"""State that a region's runs may change: buffers, attributes, variables and random states.
 
-What a region may find changed: what its modules keep between calls, and the random states.
-
-The parts of a module and their weights, as ``nn.Module`` lists them.
-
-A module may be one that cannot be hashed (a dataclass that compares), which ``named_modules`` and
-all that is made of it cannot list.
+Also the parts of a module and their weights. ``named_modules`` cannot list a module that cannot be
+hashed, such as a dataclass that compares; these functions can.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import inspect
 import itertools
+import pickle
 import random
 import re
-import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -66,13 +61,13 @@ def weights(root: nn.Module) -> Iterator[nn.Parameter]:
 
 # Larger ones (masks, tables of positions) are not looked at: statistics and counters are small.
 _LARGEST = 2**20
-# Elements whose mean is shown.
+# The mean of this many elements is shown.
 _SHOWN = 256
-# Of these the text tells their state.
+# The text of such a value is its state.
 _PLAIN = (bool, int, float, str, type(None), itertools.count)
-# What a class may count or collect in.
+# A class may count or collect in these.
 _COUNTERS = (int, float, list, dict, set, deque, Counter, OrderedDict, defaultdict, itertools.count)
-# Whose code and objects keep nothing of the script's.
+# Code and objects of these packages keep nothing of the script's.
 _OTHERS = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "recompute_scan"}
 # How far functions are followed that a function calls.
 _DEEPEST_CALL = 3
@@ -81,15 +76,10 @@ _DEEPEST, _MOST = 4, 256
 # Attributes that every module has of torch; whole modules of torch keep nothing else of the kind.
 _TORCHS = frozenset(vars(nn.Module()))
 _OWN = "a generator of the script's own"
-# Of a Mersenne Twister, and how many of them are looked at.
-_WORDS, _SOME = 624, 8
-_Words = ctypes.c_uint32 * (_WORDS + 1)
-# A number to be found again in memory.
-_MARK = 1.2345678901234567e-123
 
 
 class _Buffer(Struct, frozen=True):
-    """A buffer at one moment: what tells that it has changed, and some of its elements."""
+    """A tensor at one moment: a fingerprint, to see whether it changes, and some elements."""
 
     print: Fingerprint
     some: torch.Tensor
@@ -113,39 +103,32 @@ class _Buffer(Struct, frozen=True):
             return cls.of(torch.from_numpy(array.copy()))
         return None
 
-    def moved(self, other: _Buffer) -> bool:
-        return not self.print.same_bits(other.print)
-
     def __str__(self) -> str:
-        """Their mean; of complex ones that of their sizes."""
+        """The mean of the elements, or of their sizes where they are complex."""
         some = self.some.abs() if self.some.is_complex() else self.some
         return f"{float(some.double().mean()) if some.numel() else 0.0:.6g}"
 
 
+# The text of a plain value, the length of a container, or a tensor, each at one moment.
+_Value = str | _Buffer
+_Values = dict[tuple[str, str], _Value]
+
+
+def _differ(one: _Value, other: _Value) -> bool:
+    if isinstance(one, _Buffer) and isinstance(other, _Buffer):
+        return not one.print.same_bits(other.print)
+    return one is not other and one != other
+
+
 class ModuleState(Struct, frozen=True):
-    """What a region may change, at one moment, by the names of its modules and its own."""
+    """The values that a region may change, at one moment, by names of module and attribute."""
 
-    buffers: dict[tuple[str, str], _Buffer]
-    attributes: dict[tuple[str, str], _Value]
-
-
-class _Value(Struct, frozen=True):
-    """A plain value, the length of a container, or a tensor, at one moment."""
-
-    content: str = ""
-    tensor: _Buffer | None = None
-
-    def same(self, other: _Value) -> bool:
-        if self.tensor is not None and other.tensor is not None:
-            return not self.tensor.moved(other.tensor)
-        return self.tensor is other.tensor and self.content == other.content
-
-    def __str__(self) -> str:
-        return self.content if self.tensor is None else str(self.tensor)
+    buffers: _Values
+    attributes: _Values
 
 
 def look_at_state(reach: Reach) -> ModuleState:
-    """The state of what a region reaches now."""
+    """The state that a region reaches now."""
     found = ModuleState({}, {})
     unseen(_look_at_all, reach, found)
     return found
@@ -177,18 +160,18 @@ def _look_at(name: str, module: nn.Module, found: ModuleState) -> None:
                 _note(name, key, value, found.attributes)
 
 
-def _note(name: str, key: str, value: object, attributes: dict[tuple[str, str], _Value]) -> None:
-    # What lies in it is the script's, and another thread of it may change it now.
+def _note(name: str, key: str, value: object, attributes: _Values) -> None:
+    # Another thread of the script may change the value now.
     with suppress(Exception):
         attributes |= {(name, f"{key}{step}"): one for step, one in _values_in(value)}
 
 
 class Reach:
-    """What a region's function may change: its modules, and what code that they run refers to.
+    """The state that a region's function may change: its modules, and variables of their code.
 
-    Code refers to variables outside by their names: globals, those of a closure, and what a
+    Code refers to variables outside by their names: globals, variables of a closure, and what a
     function or the object that it is bound to keeps. The functions among these are looked into as
-    well, and modules among the globals count as the region's own.
+    well, and modules among the globals count as the region's.
 
     Attributes:
         parts: Modules that may keep something, with qualified names.
@@ -207,7 +190,7 @@ class Reach:
                         self._follow(held, 1)
 
     def values(self) -> Iterator[tuple[str, object]]:
-        """What the variables hold now, by their names."""
+        """The present values of the variables, by their names."""
         for name, get in self._variables.values():
             value = get()
             if isinstance(value, (FunctionType, type)):
@@ -224,7 +207,8 @@ class Reach:
         if isinstance(function, MethodType):
             bound: Any = function.__self__
             if not isinstance(bound, (nn.Module, type)):
-                names = function.__func__.__code__.co_names if _is_python(function) else ()
+                code = getattr(function.__func__, "__code__", None)
+                names = code.co_names if isinstance(code, CodeType) else ()
                 self._add((id(bound), ""), type(bound).__name__, bound, depth, names)
             owner, function = type(bound), function.__func__
         function = inspect.unwrap(cast("Any", function)) if callable(function) else function
@@ -239,7 +223,8 @@ class Reach:
                 self._add((id(scope), name), name, scope[name], depth, names, scope)
             if owner is not None:
                 self._follow(_static(owner, name), depth + 1, owner)
-        for place, one in enumerate((*(function.__defaults__ or ()), *_keywords_of(function))):
+        keywords = (function.__kwdefaults__ or {}).values()
+        for place, one in enumerate((*(function.__defaults__ or ()), *keywords)):
             self._add((id(function), place), f"argument {place}", one, depth, names)
         freevars = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in freevars:
@@ -305,10 +290,6 @@ def _named_in(code: CodeType) -> tuple[str, ...]:
     )
 
 
-def _keywords_of(function: FunctionType) -> Iterable[object]:
-    return (function.__kwdefaults__ or {}).values()
-
-
 def _static(kind: type, name: str) -> object:
     """An attribute of a class as it was written, from the class itself or one below it."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
@@ -330,17 +311,13 @@ def _is_array(kind: type) -> bool:
     return issubclass(kind, torch.Tensor) or f"{kind.__module__}.{kind.__name__}" == "numpy.ndarray"
 
 
-def _is_python(method: MethodType) -> bool:
-    return isinstance(method.__func__, FunctionType)
-
-
 def _package(one: Any) -> str:
     home = one.__name__ if isinstance(one, ModuleType) else getattr(one, "__module__", "")
     return str(home).partition(".")[0]
 
 
 def _values_in(value: object) -> Iterator[tuple[str, _Value]]:
-    """What an attribute holds: plain values, lengths and tensors, each with the way to it."""
+    """The plain values, lengths and tensors in an attribute, each with the way to it."""
     met: set[int] = set()
     waiting = [("", value, 0)]
     seen = 0
@@ -350,27 +327,23 @@ def _values_in(value: object) -> Iterator[tuple[str, _Value]]:
         seen += 1
         base = next((base for base in _PLAIN if issubclass(kind, base)), None)
         if base is not None:
-            yield step, _Value(cast("Any", base).__repr__(one))  # not a subclass's
-        elif issubclass(kind, torch.Tensor):
-            # A weight changes in the optimizer; looked at it is large.
-            buffer = None if issubclass(kind, nn.Parameter) else _Buffer.of(cast("Any", one))
-            if buffer is not None:
-                yield step, _Value("", buffer)
+            yield step, cast("Any", base).__repr__(one)  # not a subclass's
+        elif issubclass(kind, nn.Parameter):
+            continue  # the optimizer changes it, and it is large
         elif _is_array(kind):
-            buffer = _Buffer.of_array(one)
+            tensor = issubclass(kind, torch.Tensor)
+            buffer = _Buffer.of(cast("Any", one)) if tensor else _Buffer.of_array(one)
             if buffer is not None:
-                yield step, _Value("", buffer)
-        elif id(one) not in met and depth < _DEEPEST and not _is_left_alone(kind):
+                yield step, buffer
+        # Modules are looked at by themselves, and the script keeps nothing in torch's objects.
+        elif not (id(one) in met or depth >= _DEEPEST or issubclass(kind, nn.Module)):
+            if _package(kind) == "torch":
+                continue
             met.add(id(one))
             if issubclass(kind, (list, tuple, dict, set, deque)):
-                yield step, _Value(f"{len(cast('Any', one))} items")
+                yield step, f"{len(cast('Any', one))} items"
             inner = list(itertools.islice(parts_of_value(one), _MOST))
             waiting += [(f"{step}{way}", part, depth + 1) for way, part in reversed(inner)]
-
-
-def _is_left_alone(kind: type) -> bool:
-    """Modules have a look of their own, and what torch keeps is torch's."""
-    return issubclass(kind, nn.Module) or kind.__module__.partition(".")[0] == "torch"
 
 
 def _parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, nn.Module]]:
@@ -382,34 +355,35 @@ def _parts_of(modules: Sequence[tuple[str, nn.Module]]) -> Iterable[tuple[str, n
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.partition(".")[0] == "torch"
+    return _package(type(module)) == "torch"
 
 
 def changed_again(
     before: ModuleState, forward: ModuleState, start: ModuleState, recompute: ModuleState
 ) -> list[KeptState]:
-    """What both the forward (from ``before``) and the recompute (from ``start``) have changed."""
-    found = []
-    for name, last in recompute.buffers.items():
-        was, made, began = (one.buffers.get(name) for one in (before, forward, start))
-        if was is None or made is None or began is None:
-            continue
-        if was.moved(made) and began.moved(last):
-            texts = unseen(lambda some: [str(one) for one in some], (was, made, last))
-            found.append(KeptState(_joined(*name), True, texts[0], texts[1], texts[2]))
-    attributes: set[tuple[str, str]] = set()
-    for name, value in recompute.attributes.items():
-        old, new, first = (one.attributes.get(name) for one in (before, forward, start))
-        attribute = name[0], re.split(r"[.\[]", name[1])[0]
-        if old is None or new is None or first is None or attribute in attributes:
-            continue
-        # What is set to the same again, as a result that is kept to be looked at, is changed once.
-        if not (old.same(new) or first.same(value) or new.same(value)):
-            attributes.add(attribute)
-            texts = unseen(lambda some: [str(one) for one in some], (old, new, value))
-            tensor = value.tensor is not None
-            found.append(KeptState(_joined(*name), False, texts[0], texts[1], texts[2], tensor))
-    return found
+    """The state that both the forward (from ``before``) and the recompute (from ``start``) change.
+
+    Of several values in one attribute, the first.
+    """
+    found: dict[tuple[bool, tuple[str, str]], KeptState] = {}
+    for is_buffer in (True, False):
+        old, new, first, last = (
+            state.buffers if is_buffer else state.attributes
+            for state in (before, forward, start, recompute)
+        )
+        for name in last:
+            if not (name in old and name in new and name in first):
+                continue
+            # An attribute that is set to the same value again, such as a kept result, changes once.
+            changed = _differ(old[name], new[name]) and _differ(first[name], last[name])
+            if changed and (is_buffer or _differ(new[name], last[name])):
+                attribute = name[0], name[1] if is_buffer else re.split(r"[.\[]", name[1])[0]
+                values = old[name], new[name], last[name]
+                texts = unseen(lambda some: [str(one) for one in some], values)
+                tensor = not is_buffer and isinstance(last[name], _Buffer)
+                state = KeptState(_joined(*name), is_buffer, texts[0], texts[1], texts[2], tensor)
+                found.setdefault((is_buffer, attribute), state)
+    return [*found.values()]
 
 
 def _joined(*names: str) -> str:
@@ -440,7 +414,7 @@ def _state_of(generator: Any) -> int | None:
 
 
 class RandomDraw(Struct, frozen=True):
-    """An operator that drew random numbers: whose state, and what it was before."""
+    """An operator that drew random numbers: the generator, and its state before."""
 
     generator: str
     before: int
@@ -461,64 +435,16 @@ class Drawn:
         return RandomDraw(self._name, self._before)
 
 
-def _words_of_python() -> tuple[Any, Any] | None:
-    """``random``'s generator, with its place and words where they lie; ``None`` if an interpreter
-    has them elsewhere. To ask for them takes 15 times as long.
-    """
-    own, size = random._inst, ctypes.sizeof(_Words)
-    if type(own).__basicsize__ < object.__basicsize__ + size:
-        return None
-    held = _Words.from_address(id(own) + object.__basicsize__)
-    return (own, held) if (*held[1:], held[0]) == own.getstate()[1] else None
-
-
-_PYTHONS = _words_of_python()
-
-
 def python_states() -> dict[str, int]:
     """A number for the state of ``random`` and, where the script uses it, of ``numpy.random``.
 
-    Both are Mersenne Twisters: 624 words that are drawn from one after the other and then all made
-    anew, so that the place and some words tell two states apart. Beside them lies the second of two
-    normal numbers, as long as it has not been asked for. What the script has put in their place and
-    that has no state is left out.
+    A generator that the script has put in their place, and that has no state, is left out.
     """
     found = {}
-    own: Any = random._inst
-    if _PYTHONS is not None and own is _PYTHONS[0]:
-        held = _PYTHONS[1]
-        found["random"] = hash((held[0], tuple(held[1 : 1 + _SOME]), own.gauss_next))
-    else:
-        with suppress(Exception):  # the operating system's numbers have no state
-            found["random"] = hash(own.getstate())
+    with suppress(Exception):  # the operating system's numbers have no state
+        found["random"] = hash(random._inst.getstate())
     numpy = sys.modules.get("numpy.random.mtrand")
     if numpy is not None:
-        drawn, generator = numpy._rand, numpy._rand._bit_generator
-        if type(generator).__name__ == "MT19937":
-            # In its place: to ask for the state takes 50 times as long.
-            held = _Words.from_address(generator.ctypes.state_address)
-            kind: Any = type(drawn)
-            place = _normal_of_numpy(kind)
-            normal = ctypes.string_at(id(drawn) + place, 16) if place else b""
-            found["numpy.random"] = hash((held[_WORDS], tuple(held[:_SOME]), normal))
-        else:
-            found["numpy.random"] = hash(str(generator.state))
+        state = numpy._rand.get_state(legacy=False)
+        found["numpy.random"] = hash(pickle.dumps(state))
     return found
-
-
-@functools.lru_cache(maxsize=4)
-def _normal_of_numpy(kind: Any) -> int:
-    """Where in a ``RandomState`` it lies whether it keeps a normal number, and behind that the
-    number. Sought in one of our own, as no version of numpy says so; 0 if not found.
-    """
-    if kind.__module__ != "numpy.random.mtrand":
-        return 0
-    one = kind(0)
-    own = (ctypes.c_char * kind.__basicsize__).from_address(id(one))
-    seen = []
-    for kept in (0, 1):
-        one.set_state((*one.get_state()[:3], kept, _MARK))
-        seen.append(bytes(own))
-    place = seen[1].find(struct.pack("d", _MARK)) - 8
-    flags = [struct.unpack_from("i", lies, place)[0] for lies in seen] if place > 0 else []
-    return place if flags == [0, 1] else 0

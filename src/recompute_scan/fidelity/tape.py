@@ -1,15 +1,13 @@
-"""Operators of regions as a tape.
+"""The operators of a region's run as a tape, without their tensors.
 
-Sees the operators of regions: a dispatch mode that is on while one of them runs.
-
-It calls each operator once, as it would be called, and looks at what went in and came out. What
-fails in looking ends the comparison of that region and nothing else.
-
-What a region's run did, operator by operator, without the tensors.
+A dispatch mode is on while a region runs. It calls each operator once, as it would be called, and
+looks at its arguments and results. A failure in looking ends the comparison of that region and
+nothing else.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -42,32 +40,25 @@ from recompute_scan.fidelity.tensors import (
 )
 from recompute_scan.result.fidelity import Operation
 
-
-class Part(Struct, frozen=True, gc=False):
-    """Which part of its memory a tensor is.
-
-    Attributes:
-        key: Which, and as what; another shape of the same elements in the same order is the same.
-            ``None`` where that cannot be said.
-        order: See :func:`order_in_memory`.
-    """
-
-    key: object
-    order: tuple[int, ...] | None
+# A key for a part of a tensor's memory, and the tensor's order in memory.
+Part = tuple[object, tuple[int, ...] | None]
 
 
 def part_of_memory(tensor: torch.Tensor) -> Part:
-    """Which part of its memory a tensor is."""
+    """Which part of its memory a tensor is, as which type; and :func:`order_in_memory` of it.
+
+    Another shape of the same elements in the same order has the same key. The key is ``None`` where
+    the part is unknown.
+    """
     order = order_in_memory(tensor)
     if order:
-        return Part((tensor.dtype, tensor.storage_offset(), tensor.shape, order), order)
+        return (tensor.dtype, tensor.storage_offset(), tensor.shape, order), order
     if order is not None and tensor.numel() <= TOGETHER:
-        return Part((tensor.dtype, tensor.storage_offset(), tensor.numel()), order)
+        return (tensor.dtype, tensor.storage_offset(), tensor.numel()), order
     if not is_plain(tensor) or tensor.layout != torch.strided:
-        return Part(None, order)
+        return None, order
     bits = tensor.is_conj(), tensor.is_neg()
-    key = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
-    return Part(key, order)
+    return (tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits), order
 
 
 class Keeping(Protocol):
@@ -83,10 +74,12 @@ class Prints:
 
     Their tensors are held until the call has been noted, so that how far they are from the
     forward's is worked out only where they are not the same.
+
+    Args:
+        runs: The runs under way; if a later run is compared with one, distances are kept.
     """
 
     def __init__(self, runs: Sequence[Keeping]) -> None:
-        """Args: the runs under way, some of which may have to keep what other runs compare with."""
         self._keep = True in [run.keeps for run in runs]
         self._made: dict[int, Fingerprint | None] = {}
         self._parts: dict[int, Part] = {}
@@ -111,7 +104,7 @@ class Prints:
         if known is not None:
             print_: Fingerprint | None = known.held(tensor)
         else:
-            print_ = fingerprint_as_it_lies(tensor, self.part(tensor).order)
+            print_ = fingerprint_as_it_lies(tensor, self.part(tensor)[1])
         self._made[key] = print_
         return print_
 
@@ -134,7 +127,7 @@ class Outside(Struct, frozen=True, gc=False):
         place: Which of the operator's tensors it is.
         print: Its fingerprint, when the run first used it.
         needs_gradient: Whether autograd would give it a gradient.
-        tensor_id: Of the tensor, or of what it is a view of: to recognise a parameter by.
+        tensor_id: The ``id`` of the tensor or of its base, by which a parameter is recognised.
     """
 
     place: int
@@ -149,7 +142,7 @@ class TapeEntry(Struct, frozen=True, gc=False):
     Attributes:
         kind: The operator.
         prints: Fingerprints of its results; ``None`` where they cannot be had.
-        others: Fingerprints of what else it has written, part of which may be what the memory held.
+        others: Fingerprints of its further results, which may hold what was in memory before.
         outside: What it got from outside the region.
         numbers: Its arguments that are no tensors.
         drawing: Where it drew random numbers.
@@ -192,7 +185,7 @@ InMemory = tuple[torch.Tensor, torch.UntypedStorage | None]
 
 
 class Given(Struct, frozen=True, gc=False):
-    """What an operator got, as one tape knows it: memory, what is from outside, and who made it."""
+    """An operator's arguments, as one tape knows them: memory, tensors from outside, makers."""
 
     memories: Sequence[_Memory | None]
     outside: tuple[Outside, ...]
@@ -236,7 +229,7 @@ class Tape(Struct):
     _weak: list[StorageWeakRef] = field(default_factory=list)
 
     def look(self, arguments: Sequence[InMemory], prints: Prints | None) -> Given:
-        """What an operator that is about to be called gets.
+        """The arguments of an operator that is about to be called.
 
         Args:
             arguments: Its tensors.
@@ -269,12 +262,12 @@ class Tape(Struct):
     def at_hand(self, tensor: torch.Tensor) -> Fingerprint | None:
         """The same, without a look at its elements; ``None`` where it takes one.
 
-        Nobody sees this if the tensor is dense and no subclass, and no function mode is on.
+        This is unseen if the tensor is dense and no subclass, and no function mode is on.
         """
         memory = self._memory_of(tensor)
         if memory is None or memory.open:
             return None
-        known = memory.prints.get(part_of_memory(tensor).key)
+        known = memory.prints.get(part_of_memory(tensor)[0])
         return known.in_shape(tensor.shape) if known is not None else None
 
     def is_outside(self, tensor: torch.Tensor) -> bool:
@@ -286,7 +279,7 @@ class Tape(Struct):
         """Note a call that has returned. ``None`` of one that computes nothing to compare."""
         kind = call.kind
         memories = {id(one): self._memory_in(storage) for one, storage in call.returned}
-        # Memory of the results that is none of the arguments'.
+        # Memory of the results that is not an argument's.
         made = [one for one in memories.values() if one is not None and one not in given.memories]
         if kind.leaves_open or not kind.computes:
             for one in made:
@@ -300,7 +293,7 @@ class Tape(Struct):
             all_written = [self._memory_of(one) for one in computed]
             written = [one for one in all_written if one is not None and one not in made]
             if False in [one.made for one in written]:
-                # A buffer or an input of the region: from here on it is what the region made of it.
+                # A buffer or an input of the region, which the region has made from here on.
                 computed = []
         for one in (*made, *written):
             one.made, one.maker = True, place
@@ -312,15 +305,14 @@ class Tape(Struct):
             memory = memories[id(result)] if id(result) in memories else self._memory_of(result)
             if memory is None and result.numel():  # no memory that could be looked at
                 prints_of.append(None)
-                continue
-            if memory is not None and memory.open:
+            elif memory is not None and memory.open:
                 others.append(result)
                 prints_of.append(None)
-                continue
-            print_ = prints.of(result)
-            prints_of.append(print_)
-            if memory is not None and (key := prints.part(result).key) is not None:
-                memory.prints[key] = print_
+            else:
+                print_ = prints.of(result)
+                prints_of.append(print_)
+                if memory is not None and (key := prints.part(result)[0]) is not None:
+                    memory.prints[key] = print_
         entry = TapeEntry(
             kind,
             tuple(prints_of),
@@ -328,8 +320,7 @@ class Tape(Struct):
             given.outside,
             call.numbers,
             call.drawing,
-            call.differentiable
-            and (not computed or True in [_has_gradient(one) for one in computed]),
+            call.differentiable and (not computed or any(map(_has_gradient, computed))),
             call.node,
             place,
             given.sources,
@@ -352,7 +343,7 @@ class Tape(Struct):
 
 
 def _print_in(memory: _Memory, tensor: torch.Tensor, prints: Prints) -> Fingerprint | None:
-    key = prints.part(tensor).key
+    key, _ = prints.part(tensor)
     if key is None:
         return prints.of(tensor)
     print_ = memory.prints[key] = prints.of(tensor, memory.prints.get(key))
@@ -376,9 +367,7 @@ NameOf = Callable[[nn.Module], tuple[str, str]]
 
 
 class WatchedRun(Keeping, Protocol):
-    """A run of a region under way: its tape, whether autograd was on when it began, and who wants
-    to know of each call.
-    """
+    """A run of a region under way: its tape, and whether autograd was on when it began."""
 
     tape: Tape
     grad_mode: bool
@@ -414,14 +403,14 @@ class Thread(threading.local):
 
 
 class _Arguments(Struct, frozen=True, gc=False):
-    """What was seen of what a call gets.
+    """The arguments of a call.
 
     Attributes:
-        tensors: Its tensors.
+        tensors: The tensors.
         given: The same, as each tape knows them.
-        numbers: What of it is no tensor.
-        prints: Fingerprints of what it still gets as it was, and of what it gives.
-        drawn: Sees whether it draws random numbers, where it may.
+        numbers: The arguments that are no tensors.
+        prints: Fingerprints of the unchanged arguments, and of the results.
+        drawn: Sees whether the call draws random numbers, where it may.
     """
 
     tensors: list[torch.Tensor]
@@ -463,7 +452,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is None or not (kind.computes or kind.leaves_open):
             return func(*args, **named)
         here.inside = True
-        # Below a dispatch mode autograd is off; without subclasses and other modes nobody looks.
+        # Below a dispatch mode autograd is off; only subclasses and other modes could see us look.
         alone = not types and not _modes() and not function_modes()
         try:
             grad_mode, node = torch.is_grad_enabled(), nodes_so_far() - 1
@@ -486,13 +475,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _look(self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]) -> _Arguments:
-        """At what a call gets: before it where it may change that, else behind it."""
+        """The arguments of a call: before it where it may change them, else after it."""
         runs = self._here.runs
         given, numbers = arguments(args, named)
         prints = Prints(runs)
         lying = [(one, storage_of(one)) for one in given]
         known = [run.tape.look(lying, prints if kind.computes else None) for run in runs]
-        if kind.writes:  # its arguments will not be what they are
+        if kind.writes:  # its arguments will change
             prints.let_go()
             prints = Prints(runs)
         drawn = Drawn(given, named) if kind.may_draw else None
@@ -509,18 +498,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         grad_mode: bool,
         node: int,
     ) -> None:
-        """A call that has returned, on the tape of each run."""
+        """Note a call that has returned on the tape of each run."""
         if before is None:
             if kind.changes:  # to look at it has failed
                 return
             before = self._look(kind, args, named)
 
-        def where() -> Operation:
-            return called_at(kind.name, self._name_of)
-
-        def repeat() -> Fingerprint | None:
-            return _repeat(func, kind, args, named)
-
+        where = functools.partial(called_at, kind.name, self._name_of)
+        repeat = functools.partial(_repeat, func, kind, args, named)
         runs, prints = self._here.runs, before.prints
         # Where a run began without autograd, nothing in it is differentiated.
         if not grad_mode and True in [run.grad_mode for run in runs]:

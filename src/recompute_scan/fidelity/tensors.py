@@ -1,20 +1,13 @@
-"""Fingerprints of tensors in bounded memory.
+"""Fingerprints of tensors in bounded memory: the exact bits as one number, and up to 256 others.
 
-What is kept of a tensor in its place: its exact bits as one number, and up to 256 others.
+The bits show whether two tensors are the same, and the other numbers how far apart they are.
+Nothing here keeps a tensor, and the script's modes, subclasses, hooks and autograd see nothing of
+it.
 
-The bits tell whether two tensors are the same, and the numbers how far apart
-they are. Nothing here keeps a tensor, and nothing that looks at one is seen by modes, subclasses,
-hooks or the autograd of the script.
-
-Where a tensor's elements lie: the plain tensors that hold them, in pieces of a bounded size.
-
-How far apart two tensors are, told from a few numbers that are kept of each.
-
-The numbers are the elements themselves where there are few, else sums of all elements with signs of
-their own: a random projection, of which the difference is as long as that of the tensors, give or
-take 1 / sqrt(2 n) for n sums (W. B. Johnson, J. Lindenstrauss 1984; with signs instead of normal
-numbers D. Achlioptas 2003). One sum for 1,024 elements, and never fewer than 32 (an eighth) or more
-than 256 (a twentieth): what is kept of a tensor is small beside it.
+The other numbers are the elements where these are few, else sums of all elements with random signs.
+Such a random projection keeps distances, give or take 1 / sqrt(2 n) for n sums (W. B. Johnson, J.
+Lindenstrauss 1984; with signs instead of normal numbers D. Achlioptas 2003). A tensor has one sum
+for 1,024 elements, and never fewer than 32 (off by an eighth) or more than 256 (a twentieth).
 """
 
 from __future__ import annotations
@@ -36,18 +29,10 @@ from msgspec import Struct
 # holds, elsewhere what keeps it busy.
 TOGETHER, _TOGETHER_ELSEWHERE = 2**18, 2**24
 _REAL = {
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 }
-# Two numbers in a byte, of which no kernel copies any: they count as bytes.
+# Two numbers in a byte, which no kernel can copy: they count as bytes.
 _BYTES = {getattr(torch, "float4_e2m1fn_x2", None)}
 _STRIDED = torch.strided
 _PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
@@ -163,12 +148,12 @@ _FEWEST, MOST, _FOR_EACH = 32, 256, 1024
 
 
 _Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
-# Types of which numpy, which begins sooner, sums what lies in this machine's memory.
+# NumPy, which begins sooner, sums these types where they lie in this machine's memory.
 _NUMPYS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class Sums(Struct, eq=False, gc=False):
-    """What is kept of a tensor's elements.
+    """The numbers that are kept of a tensor's elements.
 
     Attributes:
         values: The elements, or sums of them: 32 to 256, by the tensor's size alone.
@@ -217,9 +202,7 @@ def sums_of(part: torch.Tensor, fewest: int = _FEWEST, *, ready: bool = False) -
 
 
 def _signed_sums(piece: torch.Tensor, number: int) -> tuple[_Floats, int]:
-    """Sums of elements that lie in order, each with a sign of its own, and how many elements are
-    not finite.
-    """
+    """Sums of elements that lie in order, with signs, and how many elements are not finite."""
     known = _NUMPYS.get(piece.dtype) if piece.is_cpu else None
     if known is not None:
         return _sums_here(piece, number, known)
@@ -271,8 +254,8 @@ def _sum_with_signs(flat: torch.Tensor, number: int) -> _Floats:
     return np.array(sums.tolist(), np.float64)
 
 
-# Sums of a tensor on a GPU, and into how many classes the elements of each are parted. Together no
-# multiple of what models are wide, so that a class is no one feature of all tokens.
+# Sums of a tensor on a GPU, and into how many classes the elements of each are parted. The product
+# is no multiple of a model's usual width, so that a class is not one feature of all tokens.
 _SUMS, _CLASSES = 251, 62
 
 
@@ -280,8 +263,8 @@ def class_sums(flat: torch.Tensor) -> torch.Tensor:
     """Signed sums of floating-point numbers, on their device, and plain ones: 2 times ``_SUMS``.
 
     Numbers are added up by class where they are, one of each in turn, by one kernel; then each
-    class has a sign of its own. Half of the signs are negative, so that what all numbers have in
-    common is in the plain sums alone.
+    class gets a sign. Half of the signs are negative, so that a value that all numbers share is in
+    the plain sums alone.
 
     Args:
         flat: They lie in memory in order.
@@ -315,7 +298,7 @@ def _mixed(number: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 class LaterSums(Struct, frozen=True, eq=False, gc=False):
-    """What :func:`class_sums` gives, on its device, and of how many numbers."""
+    """The result of :func:`class_sums` on its device, and how many numbers it sums."""
 
     _sums: torch.Tensor
     _size: int
@@ -340,7 +323,7 @@ def _signs(rows: int, device: torch.device) -> torch.Tensor:
     mixed = torch.arange(1, rows + 1, device=device, dtype=torch.int64) * 0x9E3779B1
     mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA77
     signs = ((mixed >> 13) & 1).mul_(2).sub_(1).float()
-    # Their sum is as large as that of random ones, so that a constant is not lost in it.
+    # Their sum is as large as the sum of random signs, so that a constant is not lost in it.
     excess = (int(signs.sum()) - round(rows**0.5)) // 2
     signs[(signs == (1 if excess > 0 else -1)).nonzero()[: abs(excess), 0]] *= -1
     return signs
@@ -350,7 +333,7 @@ _T = TypeVar("_T")
 
 
 class Fingerprint(Struct, eq=False, gc=False):
-    """A tensor's type and shape, its bits as a number, and what tells how far away another is.
+    """A tensor's type and shape, its bits as a number, and the sums that give a distance.
 
     Attributes:
         dtype: Its type.
@@ -386,7 +369,7 @@ class Fingerprint(Struct, eq=False, gc=False):
 
     @property
     def sums(self) -> Sums | None:
-        """What tells how far away another is; ``None`` behind :meth:`let_go`."""
+        """The sums that give a distance; ``None`` after :meth:`let_go`."""
         if self._sums is None and self._tensor is not None:
             self._sums = unseen(self._sum_up, self._tensor)
         if isinstance(self._sums, LaterSums):
@@ -400,7 +383,7 @@ class Fingerprint(Struct, eq=False, gc=False):
         return found
 
     def in_shape(self, shape: tuple[int, ...]) -> Fingerprint:
-        """This, or that of the same elements in another shape."""
+        """This, or the fingerprint of the same elements in another shape."""
         if shape == self.shape:
             return self
         return Fingerprint(
@@ -419,7 +402,7 @@ class Fingerprint(Struct, eq=False, gc=False):
         lying = in_memory(tensor, self.order)
         if not _on_host(tensor):
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                return None  # nobody asks how far apart other numbers are
+                return None  # a distance of other numbers is never needed
             if lying.is_contiguous() and lying.numel() and not tensor.is_complex():
                 return LaterSums(class_sums(lying.view(-1)), lying.numel())
         return sums_of(lying, ready=self._ready)
@@ -428,7 +411,7 @@ class Fingerprint(Struct, eq=False, gc=False):
         """Norm of the difference over this one's norm, of all elements; 0 or more.
 
         ``None`` for other shapes, or where it is not known any more; infinite where other elements
-        are finite. What is infinite, or no number, in both counts as the same.
+        are finite. An element that is infinite, or no number, in both counts as the same.
         """
         if self.shape != other.shape:
             return None
@@ -437,28 +420,26 @@ class Fingerprint(Struct, eq=False, gc=False):
         return mine.distance(others) if mine is not None and others is not None else None
 
     def _in_one_order(self, other: Fingerprint) -> tuple[Fingerprint, Fingerprint] | None:
-        """Both, one of which is taken once more, of its elements in the order of the other's.
+        """Both, one of them taken once more with its elements in the order of the other's.
 
         ``None`` where both have let go of their tensors.
         """
         if other._tensor is not None:
-            again = unseen(_reordered, other._tensor, other, self.order)
-            return (self, again)
+            return self, unseen(_reordered, other._tensor, other, self.order)
         if self._tensor is not None:
             return unseen(_reordered, self._tensor, self, other.order), other
         return None
 
     def rounding(self) -> float:
-        """The largest distance that another order of summation explains: 1e-4 in float32, a
-        multiple of what the type resolves where that is coarser.
+        """The largest distance that another order of summation explains: 1e-4, or 2.5 times the
+        resolution of a coarser type.
         """
-        if not self.dtype.is_floating_point:
-            return 0.0
-        return max(1e-4, 2.5 * torch.finfo(self.dtype).eps)
+        real = self.dtype.is_floating_point
+        return max(1e-4, 2.5 * torch.finfo(self.dtype).eps) if real else 0.0
 
 
 def unseen(function: Callable[..., _T], *args: Any) -> _T:
-    """What the function returns; no mode or subclass of the script's and no autograd sees it work.
+    """Call the function, unseen by modes and subclasses of the script and by autograd.
 
     Not a context manager of ours: one that failed between its beginning and the body would leave
     autograd off.
@@ -481,26 +462,23 @@ def unseen_below(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _reordered(held: torch.Tensor, print_: Fingerprint, order: tuple[int, ...]) -> Fingerprint:
-    """The fingerprint of what is held, with elements that lie in another order."""
+    """The fingerprint of a held tensor, with elements that lie in another order."""
     other = held.contiguous()
     if order:
-        other = torch.empty_strided(held.shape, order, dtype=held.dtype, device=held.device).copy_(
-            held
-        )
-    return Fingerprint(
-        print_.dtype, print_.shape, _bits(in_memory(other, order).view(-1), 0), order, other
-    )
+        other = torch.empty_strided(held.shape, order, dtype=held.dtype, device=held.device)
+        other.copy_(held)
+    bits = _bits(in_memory(other, order).view(-1), 0)
+    return Fingerprint(print_.dtype, print_.shape, bits, order, other)
 
 
 def fingerprint(value: torch.Tensor) -> Fingerprint | None:
     """The tensor's fingerprint, to be taken :func:`unseen`, which holds it until it lets go of it.
 
-    ``None`` of one whose elements are nowhere, or not to be had.
+    ``None`` where the elements are nowhere, or cannot be had.
     """
-    order = () if order_in_memory(value) == () else None
-    if order is not None and not is_there(value, dense=True):
-        return None
-    return fingerprint_as_it_lies(value, order)
+    if order_in_memory(value) != ():
+        return fingerprint_as_it_lies(value, None)
+    return fingerprint_as_it_lies(value, ()) if is_there(value, dense=True) else None
 
 
 def fingerprint_as_it_lies(
@@ -511,14 +489,12 @@ def fingerprint_as_it_lies(
     Compared with another of the kind, they are put in order where they have to be.
 
     Args:
-        value: The tensor, whose memory is there.
+        value: The tensor, with its memory.
         order: Its order in memory.
     """
     if order is not None:
-        whole = value if _on_host(value) else in_memory(value, order).view(-1)
-        return Fingerprint(
-            value.dtype, tuple(value.shape), _bits(whole, 0), order, value, None, True
-        )
+        whole = _bits(value if _on_host(value) else in_memory(value, order).view(-1), 0)
+        return Fingerprint(value.dtype, tuple(value.shape), whole, order, value, None, True)
     parts = plain_parts(value)
     if not parts or any(part.is_quantized or part.is_meta or not is_there(part) for part in parts):
         return None
@@ -526,7 +502,7 @@ def fingerprint_as_it_lies(
     for part in parts:
         for flat in flat_pieces(part):
             bits = _bits(flat, bits)
-    # A ragged size has a name of its own in each tensor.
+    # A ragged size has another name in each tensor.
     shape = tuple(size if type(size) is int else -1 for size in value.shape)
     return Fingerprint(value.dtype, shape, bits, (), parts[0])
 
@@ -541,17 +517,11 @@ def _bits(flat: torch.Tensor, so_far: int | LaterNumber) -> int | LaterNumber:
     if not flat.numel():
         return so_far
     if _on_host(flat) and isinstance(so_far, int):
-        return _bits_here(flat, so_far)
+        # Not through numpy: torch never again resizes memory that numpy has seen, and FSDP does.
+        size = flat.numel() * flat.element_size()
+        return isal_zlib.crc32((ctypes.c_char * size).from_address(flat.data_ptr()), so_far)
     ledger = _ledger(flat.device)
     return LaterNumber(ledger, ledger.note(functools.partial(number_of, flat)), so_far)
-
-
-def _bits_here(value: torch.Tensor, so_far: int) -> int:
-    size = value.numel() * value.element_size()
-    if not size:
-        return so_far
-    # Not through numpy: torch never again resizes memory that numpy has seen, and FSDP does.
-    return isal_zlib.crc32((ctypes.c_char * size).from_address(value.data_ptr()), so_far)
 
 
 class LaterNumber(Struct, gc=False):
@@ -633,8 +603,8 @@ def number_of(flat: torch.Tensor, into: torch.Tensor) -> None:
     Words of 8 bytes are added up along the rows and along the columns of a table, by two kernels
     that read them where they are, and the sums are mixed and weighed by four small ones. Whatever
     changes three words or fewer changes a sum. The rows overlap a little, so that no word is left
-    over. Their length is odd and the sums' highest bits are mixed into lower ones, so that a tensor
-    of which all signs are turned is another.
+    over. Their length is odd and the sums' highest bits are mixed into lower ones, so that turning
+    all signs of a tensor changes the number.
 
     Args:
         flat: Elements that lie in memory in order.

@@ -1,10 +1,7 @@
 """Rules and the evidence that they look at.
 
-What a rule is, what it answers, and the words that several rules share.
-
-What a rule gets to see: each part is computed when a rule first asks for it, and kept.
-
-What a rule on compiled code gets to see, with a trace or from the compiler's logs alone.
+A part of the evidence is computed when a rule first asks for it, and kept. Rules on compiled code
+look at a trace with the compiler's logs, or at the logs alone.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from recompute_scan.advise import RunFacts, Switch, keep_and_drop, place, switch
 from recompute_scan.cost.memory import KeptAttention, keep_attention, levels_of
 from recompute_scan.cost.phases import Repeated, repeated
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.annotated import recomputed_calls
+from recompute_scan.recompute.boundaries import recomputed_calls
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.recompute.verdict import Compiled
@@ -39,8 +36,13 @@ from recompute_scan.result import (
     Region,
     Verdict,
 )
-from recompute_scan.result.decisions import Policies, WatchedPolicy
-from recompute_scan.result.fidelity import ComparedGradients, ComparedRegion, Fidelity
+from recompute_scan.result.fidelity import (
+    ComparedGradients,
+    ComparedRegion,
+    Fidelity,
+    Policies,
+    WatchedPolicy,
+)
 from recompute_scan.result.run_record import Source, SwitchedOn
 from recompute_scan.result.work import WatchedStep
 
@@ -59,7 +61,7 @@ class CodeEvidence(Struct, frozen=True):
     confidence: Level
 
     def recomputes(self) -> Iterator[tuple[CompiledGraph, CompiledRecompute]]:
-        """What runs again, each with its graph."""
+        """Operators that run again, each with its graph."""
         for graph in self.code.graphs:
             for one in graph.recomputes:
                 yield graph, one
@@ -76,13 +78,13 @@ Stack = tuple[Checkpoint, ...]
 
 
 class RunEvidence(Struct, frozen=True):
-    """What was seen while the script ran.
+    """Observations while the script ran; ``None`` where a part was not observed.
 
     Attributes:
-        fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
-        untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
+        fidelity: How recomputes compare with their forward.
+        untrained: Modules with trainable weights that got no gradient.
         sources: Statements at call sites.
-        gradients: Gradients with and without the checkpoints; ``None`` where nobody looked.
+        gradients: Gradients with and without the checkpoints.
         confidence: It was seen, and not inferred from a trace.
         watched: The use of each operator of a step; ``None`` where it was not watched.
     """
@@ -110,7 +112,7 @@ class RunEvidence(Struct, frozen=True):
 
     @property
     def compared(self) -> tuple[ComparedRegion, ...]:
-        """Those of which a recompute was compared."""
+        """Regions that had a recompute compared."""
         return self.fidelity.compared if self.fidelity is not None else ()
 
 
@@ -125,11 +127,11 @@ class Evidence(Struct, frozen=True, dict=True):
         switched_on: What was switched on when a recorded run ended; empty without one.
         environment: Versions and settings of the recorded run; empty without one.
         memory: Memory of a recorded step, or ``None``.
-        untrained: Modules whose trainable weights got no gradient; ``None`` where nobody looked.
-        fidelity: How recomputes compare with their forward; ``None`` where nobody looked.
+        untrained: Modules with trainable weights that got no gradient; ``None`` if not observed.
+        fidelity: How recomputes compare with their forward; ``None`` if not observed.
         graphs: Compiled code; ``None`` where there is none, or its graphs are not here.
-        policies: What policies of selective checkpoints decided; ``None`` where nobody looked.
-        watched: The use of each operator of a step; ``None`` where it was not watched.
+        policies: Decisions of selective checkpoints' policies; ``None`` if not observed.
+        watched: The use of each operator of a step; ``None`` if not observed.
     """
 
     _facts: RecomputeFacts
@@ -148,14 +150,14 @@ class Evidence(Struct, frozen=True, dict=True):
 
     @property
     def code(self) -> CodeEvidence | None:
-        """What rules on compiled code may look at; ``None`` where there is nothing."""
+        """The evidence for rules on compiled code; ``None`` where there is nothing."""
         if self.graphs is None:
             return None
         return CodeEvidence(self.graphs, self.environment, self.confidence)
 
     @property
     def of_run(self) -> RunEvidence:
-        """What rules on what the run itself saw may look at."""
+        """The evidence for rules on the run's own observations."""
         return RunEvidence(self.fidelity, self.untrained, self.sources, watched=self.watched)
 
     # The trace
@@ -204,7 +206,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
     @property
     def has_shapes(self) -> bool:
-        """Whether the trace tells the shapes of inputs."""
+        """Whether the trace has the shapes of inputs."""
         return len(self._facts.trace.signatures) >= 2
 
     @property
@@ -238,7 +240,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
     @cached_property
     def run(self) -> RunFacts:
-        """What of the run bears on advice."""
+        """The facts of the run that bear on advice."""
         levels = levels_of(self._facts) if self.verdict == "doubled" else None
         return RunFacts(self.environment, self._facts.sharded, levels)
 
@@ -257,7 +259,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
     @cached_property
     def kept_attention(self) -> KeptAttention | None:
-        """What keeping the results of attention would give; ``None`` where there is no choice."""
+        """The gain of keeping the results of attention; ``None`` where there is no choice."""
         return keep_attention(self._facts, self.cost) if self.cost is not None else None
 
     # Blocks
@@ -276,7 +278,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
     @cached_property
     def mechanisms(self) -> frozenset[str | None]:
-        """Mechanisms whose checkpoints were called, be it inside another's recompute alone."""
+        """Mechanisms of checkpoints that were called, be it inside another's recompute alone."""
         of_regions = {one.mechanism for region in self.regions for one in region.checkpoints}
         annotations = self._facts.annotations
         return frozenset(of_regions | (annotations.mechanisms if annotations else set()))
@@ -307,9 +309,9 @@ class Evidence(Struct, frozen=True, dict=True):
 
     @cached_property
     def gathering(self) -> frozenset[Switch | None]:
-        """Switches of the checkpoints whose recomputes gather parameters.
+        """Switches of the checkpoints that gather parameters in their recomputes.
 
-        ``None`` is among them where it is not known whose recompute a gather is in.
+        ``None`` is among them where the checkpoint of a gather is not known.
         """
         facts = self._facts
         rows = facts.collectives.repeated_gathers
@@ -320,7 +322,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
 
 class RankEvidence(Struct, frozen=True):
-    """What several ranks of one run show together.
+    """Evidence of several ranks of one run together.
 
     Attributes:
         ranks: The ranks.
@@ -333,6 +335,7 @@ class RankEvidence(Struct, frozen=True):
 
 Severity = Literal["error", "warning", "info"]
 
+CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_BLOCKS = 3
 
 
@@ -386,7 +389,7 @@ class Rule(Struct, frozen=True):
     wrong_gradients: bool = False
 
     def look(self, evidence: Evidence) -> Answer:
-        """What the rule finds in one trace."""
+        """Look at one trace."""
         if self.check_code is not None:
             return self.look_at_code(evidence.code)
         if self.check_run is not None:
@@ -399,13 +402,13 @@ class Rule(Struct, frozen=True):
         return self.check(evidence) if why is None else NotApplicable(why)
 
     def look_at_code(self, evidence: CodeEvidence | None) -> Answer:
-        """What the rule finds in compiled code."""
+        """Look at compiled code."""
         if evidence is None or self.check_code is None:
             return NotApplicable(NO_GRAPHS if self.check_code else NO_TRACE)
         return self.check_code(evidence)
 
     def look_at_run(self, evidence: RunEvidence) -> Answer:
-        """What the rule finds in what the run itself saw."""
+        """Look at the run's own observations."""
         if self.check_run is None:
             return NotApplicable(NO_TRACE)
         why = evidence.no_comparison if self.needs == "comparison" else None
@@ -433,7 +436,7 @@ class Rule(Struct, frozen=True):
             detail: Why, and what it costs, in sentences.
             evidence: What shows it, one line each.
             severity: Where it is not the rule's.
-            confidence: Where it is not that of what was looked at.
+            confidence: Where it is not the evidence's.
             fix: What to change, where that is known.
             saving_ms: What the fix saves per step.
             saving_pct: The same as a share of the step, in percent.
@@ -452,6 +455,27 @@ class Rule(Struct, frozen=True):
             saving_pct=saving_pct,
             wrong_gradients=self.wrong_gradients if wrong_gradients is None else wrong_gradients,
         )
+
+
+def review(
+    summary: str,
+    reason: str,
+    *,
+    remove: str,
+    keep: str = "the checkpoint",
+    docs: str = CHECKPOINT_DOCS,
+    diff: str | None = None,
+) -> Fix:
+    """A fix that needs a look, for ``reason``."""
+    return Fix(
+        summary=summary,
+        disposition="review",
+        diff=diff,
+        keep=keep,
+        remove=remove,
+        docs=docs,
+        reason=reason,
+    )
 
 
 def predicted(evidence: Evidence) -> Level:

@@ -57,8 +57,8 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
         title = f"{share} and runs forward work again that operators do not count"
         detail = (
             "Operators that no gradient needs run inside compiled backward code: a checkpoint "
-            "inside what was compiled, or the compiler's own choice. How often, and of which "
-            "layers, cannot be told from outside."
+            "inside the compiled code, or the compiler's own choice. The trace does not show how "
+            "often, or in which layers."
         )
     else:
         title = f"{share}: what the compiler recomputes there cannot be seen"
@@ -89,7 +89,7 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
 
 
 def _attention(evidence: Evidence) -> tuple[str, ...]:
-    """What attention's kernels say, where there are any."""
+    """The counts of attention's kernels, where there are any."""
     if evidence.attention_kernels is None:
         return ()
     backward, again = evidence.attention_kernels
@@ -99,7 +99,7 @@ def _attention(evidence: Evidence) -> tuple[str, ...]:
 RS007 = Rule("RS007", "compiled-recompute", check, needs="nothing")
 
 
-# What torch adds to the reason of a break inside an operator that takes functions
+# Text that torch adds to the reason of a break inside an operator that takes functions
 # (torch/_dynamo/exc.py; seen on torch 2.13).
 _INSIDE = re.compile(r"Higher Order Operator: torch\.utils\.checkpoint\b")
 _PLACE = re.compile(r"Graph break in user code at (.{1,1000}:\d+)")
@@ -112,7 +112,7 @@ def check_checkpoint_break_code(evidence: CodeEvidence) -> Answer:
     for text in evidence.code.graph_breaks:
         place, reason = _PLACE.search(text), _REASON.search(text)
         if _INSIDE.search(text) and place is not None:
-            found.setdefault(place[1], reason[1] if reason else "its reason is not told")
+            found.setdefault(place[1], reason[1] if reason else "for a reason that is not known")
     return [_checkpoint_break_finding(evidence, place, reason) for place, reason in found.items()]
 
 

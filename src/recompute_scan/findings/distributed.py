@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from recompute_scan.advise import find_mechanism, switch_of, title_of
 from recompute_scan.cost.phases import Repeated
 from recompute_scan.findings.base import (
+    CHECKPOINT_DOCS,
     Answer,
     Evidence,
     NotApplicable,
@@ -25,9 +26,10 @@ from recompute_scan.findings.base import (
     RunEvidence,
     describe,
     name_some,
+    review,
 )
 from recompute_scan.frameworks.base import NON_REENTRANT
-from recompute_scan.result import DOUBLED, Checkpoint, Finding, Fix, Region
+from recompute_scan.result import DOUBLED, Checkpoint, Finding, Region
 from recompute_scan.units import ms, plural, size
 
 # Recomputes per block; one more layer of eight recomputed is more than this.
@@ -119,13 +121,11 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
         evidence=_evidence(gathers),
         fix=None
         if goes
-        else Fix(
+        else review(
             summary=(
                 "Checkpoint inside the FSDP units, non-reentrant: FSDP's own wrapper on the "
                 "layers, or the setting of your framework for it."
             ),
-            disposition="review",
-            diff=None,
             keep="one checkpoint inside each FSDP unit",
             remove="the checkpoint outside",
             docs=_REPEATED_COLLECTIVES_DOCS,
@@ -135,10 +135,9 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
 
 
 def _goes_with_the_fix(evidence: Evidence) -> bool:
-    """Do the checkpoints go, by the fix for doubled ones, in whose recomputes the gathers are?
+    """Does the fix for doubled checkpoints take out all checkpoints that gather parameters?
 
-    Where no annotation tells whose recomputes they are, the fix for doubled checkpoints comes
-    first.
+    Without annotations these are not known, and the fix for doubled checkpoints comes first.
     """
     if evidence.verdict != "doubled":
         return False
@@ -171,7 +170,7 @@ def _evidence(found: Repeated) -> list[str]:
     if total.bytes is not None:
         said.append(f"{size(total.bytes)} per step, of each the larger of its input and its output")
     if total.exposed_ms is not None:
-        said.append(f"{ms(total.exposed_ms)} per step with no computation beside them")
+        said.append(f"{ms(total.exposed_ms)} per step with no computation at the same time")
     return said
 
 
@@ -186,9 +185,6 @@ def _time(found: Repeated) -> str:
 
 
 RS005 = Rule("RS005", "repeated-collectives", check_repeated_collectives)
-
-
-_REENTRANT_UNDER_FSDP_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 
 def check_reentrant_under_fsdp(evidence: Evidence) -> Answer:
@@ -222,16 +218,14 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             describe(checkpoint),
             *name_some(regions),
         ),
-        fix=Fix(
+        fix=review(
             summary=(
                 "Checkpoint non-reentrantly: pass use_reentrant=False where "
                 f"{title_of(checkpoint)} is switched on, or use FSDP's own wrapper."
             ),
-            disposition="review",
-            diff=None,
             keep="one non-reentrant checkpoint around each block",
             remove="use_reentrant=True, or a default that means it",
-            docs=mechanism.docs if mechanism else _REENTRANT_UNDER_FSDP_DOCS,
+            docs=mechanism.docs if mechanism else CHECKPOINT_DOCS,
             reason=(
                 f"{NON_REENTRANT} Its recompute checks what it recomputes, and stops a block that "
                 "does not compute the same twice; a reentrant one goes on with wrong gradients."
@@ -258,7 +252,7 @@ def check_untrained_weights(evidence: RunEvidence) -> Answer:
         return NotApplicable("Only `recompute-scan run` sees which weights have a gradient.")
     if not (modules or alone):
         return []
-    # What reads logs is loaded where there is something to say.
+    # The reader of logs is loaded where there is something to say.
     from recompute_scan.diagnose.checkpoint_errors import SILENT  # noqa: PLC0415 - above
     from recompute_scan.diagnose.outcome import (  # noqa: PLC0415 - above
         Diagnosis,

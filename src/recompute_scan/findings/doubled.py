@@ -23,6 +23,7 @@ from recompute_scan.findings.base import (
     Stack,
     describe,
     name_some,
+    review,
 )
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Fix, Region
 from recompute_scan.result.run_record import SwitchedOn
@@ -168,8 +169,7 @@ def check_idle_checkpoint(evidence: Evidence) -> Answer:
 def _idle(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
     return RS003.finding(
         evidence,
-        title=f"{evidence.of_blocks(regions)} are checkpointed and none of "
-        "their work is recomputed",
+        title=f"{evidence.of_blocks(regions)} are checkpointed and nothing in them is recomputed",
         detail=(
             "The backward pass asked for nothing inside these blocks: all that they save is "
             "their own input, or something else takes their tensors first, such as "
@@ -217,11 +217,8 @@ def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
 RS003 = Rule("RS003", "idle-checkpoint", check_idle_checkpoint)
 
 
-_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
-
-
 def check_early_stop_off(evidence: Evidence) -> Answer:
-    """One finding for each mechanism whose checkpoints are called with early stop off."""
+    """One finding for each mechanism that calls its checkpoints with early stop off."""
     if not evidence.annotated and evidence.verdict != "none":
         return NotApplicable(
             "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."
@@ -261,16 +258,13 @@ def _early_stop_off_finding(evidence: Evidence, checkpoints: list[Checkpoint]) -
             *map(describe, checkpoints),
             *name_some(regions),
         ),
-        fix=Fix(
+        fix=review(
             summary=(
                 "Leave early stop on: no set_checkpoint_early_stop(False) and no "
                 f"early_stop=False in {title}."
             ),
-            disposition="review",
-            diff=None,
             keep=title,
             remove="early_stop=False, or set_checkpoint_early_stop(False)",
-            docs=_DOCS,
             reason=(
                 "Some frameworks turn it off so that hooks and side effects at the end of a "
                 "block run in each recompute."

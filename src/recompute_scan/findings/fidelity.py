@@ -10,22 +10,23 @@ RS404: a recompute updates buffers that the forward has updated already.
 
 RS405: a tensor that needs a gradient gets none, because the recompute is cut off from it.
 
-RS406: recomputes that torch is told not to check against their forward.
+RS406: recomputes that torch does not check against their forward, by a setting.
 
-What the rules on differing recomputes share: the same fault in many blocks, told once.
+The same fault in many blocks makes one finding.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from typing import Any
 
 from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.advise.edit import change_diff, edited
 from recompute_scan.annotations import CHECK_OFF
-from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity
+from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity, review
 from recompute_scan.frameworks.base import Edit
 from recompute_scan.result import Finding, Fix, Level
 from recompute_scan.result.fidelity import (
@@ -35,15 +36,15 @@ from recompute_scan.result.fidelity import (
     KeptState,
     LostGradient,
     Operation,
+    WhyLost,
 )
 from recompute_scan.units import ms
 
-# What makes sure; ``run`` offers it.
+# The command that makes sure; ``run`` offers it.
 COMPARE = (
     "Whether gradients are wrong shows when they are compared with those without checkpoints: "
     "recompute-scan run --verify --without-checkpointing does that."
 )
-CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_NAMED = 3
 
 
@@ -78,7 +79,7 @@ def count_blocks(some: int, of: int) -> str:
 
 
 class Consequence(Struct, frozen=True):
-    """What a recompute that differs does to gradients, as far as that is known.
+    """The effect of a recompute that differs on gradients, as far as that is known.
 
     Attributes:
         severity: Of a finding that says so: an error where gradients were compared and differ.
@@ -92,9 +93,23 @@ class Consequence(Struct, frozen=True):
     wrong_gradients: bool
     sentence: str
 
+    def finding(
+        self, rule: Rule, seen: RunEvidence, title: str, detail: str, **others: Any
+    ) -> Finding:
+        """A finding of the rule with this severity and confidence, and the sentence at its end."""
+        return rule.finding(
+            seen,
+            title,
+            f"{detail} {self.sentence}",
+            severity=self.severity,
+            confidence=self.confidence,
+            wrong_gradients=self.wrong_gradients,
+            **others,
+        )
+
 
 def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> Consequence:
-    """What the differing recomputes of these blocks do to gradients."""
+    """The effect of the differing recomputes of these blocks on gradients."""
     compared = evidence.gradients
     told = {compared.tell(region) for region in regions} if compared is not None else {None}
     if compared is None or (told - {"equal", "different"} and "different" not in told):
@@ -181,18 +196,14 @@ def check_random_state(evidence: RunEvidence) -> Answer:
 
 
 def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
-    then = consequence(evidence, fault.regions)
-    return RS401.finding(
+    return consequence(evidence, fault.regions).finding(
+        RS401,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from another state of "
-            f"{fault.difference.generator} in the recompute than in the forward: the gradient is "
-            "that of a model with other random numbers than the loss, as far as it depends on "
-            f"them. {then.sentence}"
+            f"{fault.difference.generator} in the recompute than in the forward: as far as it "
+            "depends on random numbers, the gradient belongs to others than the loss."
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),
@@ -218,19 +229,17 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
         )
         keep = "the checkpoint"
         remove = f"the call inside the block that draws from {generator}"
-    return Fix(
+    return review(
         summary=summary,
-        disposition="review",
         diff=diff,
         keep=keep,
         remove=remove,
-        docs=CHECKPOINT_DOCS,
-        reason=f"Gradients change with it: they become those of the loss.{_price(evidence)}",
+        reason=f"Gradients change with it: they then belong to the loss.{_price(evidence)}",
     )
 
 
 def _price(evidence: RunEvidence) -> str:
-    """What keeping the state takes, where it was measured."""
+    """The time to keep the state, where it was measured."""
     took = evidence.fidelity.keeping_ms if evidence.fidelity is not None else None
     if took is None:
         return ""
@@ -248,18 +257,15 @@ RS401 = Rule(
 
 
 def check_other_type(evidence: RunEvidence) -> Answer:
-    """One finding for each operator whose result has another type."""
+    """One finding for each operator with a result of another type."""
     return [_other_type_finding(evidence, fault) for fault in find_faults(evidence, {"type"})]
 
 
 def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
-    then = consequence(evidence, fault.regions)
-    return RS402.finding(
+    return consequence(evidence, fault.regions).finding(
+        RS402,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=(
             f"Recomputes of {fault.blocks} work in {difference.recompute}, their forward in "
             f"{difference.forward}"
@@ -268,21 +274,17 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
             f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
             f"recompute and {difference.forward} in the forward. A context that was entered around "
             "the forward, such as autocast or an FP8 recipe, is not there when the backward pass "
-            f"runs it again. {then.sentence}"
+            "runs it again."
         ),
         evidence=fault.shown(),
-        fix=Fix(
+        fix=review(
             summary=(
                 "Enter the context inside the checkpointed function, so that the recompute enters "
                 "it too. torch's own checkpoint restores torch.autocast; one that is written by "
                 "hand has to do that itself, and a library's recipe is restored by the library's "
                 "checkpoint only."
             ),
-            disposition="review",
-            diff=None,
-            keep="the checkpoint",
             remove="the context around the call of the checkpoint",
-            docs=CHECKPOINT_DOCS,
             reason="Gradients change with it: they are computed in the forward's type.",
         ),
     )
@@ -308,23 +310,16 @@ def check_other_recompute(evidence: RunEvidence) -> Answer:
 
 def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     difference = fault.difference
-    then = consequence(evidence, fault.regions)
-    return RS403.finding(
+    return consequence(evidence, fault.regions).finding(
+        RS403,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=f"Recomputes of {fault.blocks} are not the computation of their forward",
-        detail=f"{_why(difference)} {then.sentence}",
+        detail=_why(difference),
         evidence=fault.shown(),
-        fix=Fix(
+        fix=review(
             summary=_what_to_do(difference),
-            disposition="review",
-            diff=None,
-            keep="the checkpoint",
             remove="what changes between the forward and the backward pass",
-            docs=CHECKPOINT_DOCS,
-            reason="Gradients change with it: they become those of the loss.",
+            reason="Gradients change with it: they then belong to the loss.",
         ),
     )
 
@@ -372,7 +367,7 @@ def _what_to_do(difference: Difference) -> str:
             "appended to what outlives the call."
         )
     return (
-        "Find what the operator depends on beside its arguments; run --verify compares the "
+        "Find what else than its arguments the operator depends on; run --verify compares the "
         "gradients."
     )
 
@@ -411,23 +406,20 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
                 f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
             ),
             detail=(
-                "What a module counts or averages in its forward, a recompute counts and averages "
-                "again: token counts double, and running statistics follow the latest batch "
+                "A recompute counts and averages again what a module counts or averages in its "
+                "forward: token counts double, and running statistics follow the latest batch "
                 "faster than momentum says. Gradients are wrong too where the block reads what it "
                 "updates, which is reported as RS403."
             ),
             evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
-            fix=Fix(
+            fix=review(
                 summary=(
                     "Update such buffers outside the checkpointed block, or not in a recompute: "
                     "for BatchNorm leave the layer outside the checkpoint; where the model "
                     "library has a switch for it, use that."
                 ),
-                disposition="review",
-                diff=None,
                 keep="the checkpoint around everything else",
                 remove="the module that keeps the buffer from the checkpointed block",
-                docs=CHECKPOINT_DOCS,
                 reason="Running statistics and counters change with it, and what evaluation uses.",
             ),
         )
@@ -453,22 +445,18 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
                 + (f" and {len(states) - 1} other attributes" if len(states) > 1 else "")
             ),
             detail=(
-                "What a module counts or collects outside of its buffers when its forward runs, a "
-                "recompute counts or collects again. Where a result of the compared step depends "
+                "A recompute counts or collects again what a module counts or collects outside of "
+                "its buffers when its forward runs. Where a result of the compared step depends "
                 "on it, RS403 says so."
             ),
             evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
-            fix=Fix(
+            fix=review(
                 summary=(
                     "Count or collect outside the checkpointed block, or take it that every call "
                     "counts twice."
                 ),
-                disposition="review",
-                diff=None,
-                keep="the checkpoint",
                 remove="the counting or collecting from the checkpointed block",
-                docs=CHECKPOINT_DOCS,
-                reason="Gradients stay as they are; what is counted or collected changes.",
+                reason="Gradients stay as they are; the counts or collections change.",
             ),
         )
     ]
@@ -495,9 +483,58 @@ RS404 = Rule(
 )
 
 
+# Title, with a place for the blocks; detail; summary of the fix.
+_LOST: dict[WhyLost, tuple[str, str, str]] = {
+    "grad-mode-off": (
+        "Recomputes of {} run without autograd: their weights get no gradient",
+        "The checkpoint function runs the block again while autograd is off, as it is in the "
+        "backward of an autograd function. Nothing is differentiated, and nothing fails.",
+        "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does.",
+    ),
+    "left-without": (
+        "Tensors that {} return leave the checkpoint without their gradient",
+        "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
+        "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
+        "attribute. The loss depends on such a tensor: what it was computed from is not "
+        "trained by that part of the loss, and nothing fails.",
+        "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
+        "tensor its gradient, or return these tensors side by side.",
+    ),
+    "arrives-otherwise": (
+        "Recomputes of {} run backward from another gradient than the function gets",
+        "The autograd function returns what its block returns. So the gradient that its "
+        "backward gets has to arrive, whole, at what the block returns when it runs again. "
+        "Another one arrives there: one that is scaled, or a part of it.",
+        "Run backward from the block's results with the gradient that backward gets.",
+    ),
+    "returned-otherwise": (
+        "The function around {} returns another gradient than its recompute gives",
+        "Behind the recompute, the block's input has one gradient, and the autograd function "
+        "returns another one: what comes before the block is trained by that.",
+        "Return the gradient that the recompute gives for the block's input.",
+    ),
+    "weights-left-out": (
+        "Weights of {} get no gradient from their recompute",
+        "The autograd function runs its block again and asks for the gradients of the inputs "
+        "alone, as torch.autograd.grad(output, inputs) does. The weights inside get none.",
+        "Call torch.autograd.backward(output, gradient) on the recompute, as "
+        "torch.utils.checkpoint does, or add the weights' gradients to theirs.",
+    ),
+    "detached": (
+        "Recomputes of {} are cut off from a tensor that needs a gradient",
+        "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
+        "needs none, so that what comes before it is not trained through this block. That "
+        "happens to tensors that are no arguments of the checkpoint function itself, such "
+        "as keywords.",
+        "Pass the tensor by position, as the checkpoint function takes them, or use "
+        "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords.",
+    ),
+}
+
+
 def check_lost_gradient(evidence: RunEvidence) -> Answer:
     """One finding for each way in which gradients are lost."""
-    found: dict[str, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
+    found: dict[WhyLost, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
     for region in evidence.regions:
         for lost in region.lost:
             found[lost.why].append((region, lost))
@@ -506,106 +543,43 @@ def check_lost_gradient(evidence: RunEvidence) -> Answer:
 
 
 def _lost_gradient_finding(
-    evidence: RunEvidence, why: str, some: list[tuple[ComparedRegion, LostGradient]], compared: int
+    evidence: RunEvidence,
+    why: WhyLost,
+    some: list[tuple[ComparedRegion, LostGradient]],
+    compared: int,
 ) -> Finding:
     regions = list(dict.fromkeys(region for region, _ in some))
-    blocks = count_blocks(len(regions), compared)
-    if why == "grad-mode-off":
-        title = f"Recomputes of {blocks} run without autograd: their weights get no gradient"
-        detail = (
-            "The checkpoint function runs the block again while autograd is off, as it is in the "
-            "backward of an autograd function. Nothing is differentiated, and nothing fails."
-        )
-        summary = "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does."
-    elif why == "left-without":
-        count = count_blocks(len(regions), max(compared, len(regions)))
-        title = f"What {count} return leaves the checkpoint without its gradient"
-        detail = (
-            "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
-            "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
-            "attribute. The loss depends on such a tensor: what it was computed from is not "
-            "trained by that part of the loss, and nothing fails."
-        )
-        summary = (
-            "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
-            "tensor its gradient, or return these tensors side by side."
-        )
-    elif why == "arrives-otherwise":
-        title = f"Recomputes of {blocks} run backward from another gradient than the function gets"
-        detail = (
-            "The autograd function returns what its block returns. So the gradient that its "
-            "backward gets has to arrive, whole, at what the block returns when it runs again. "
-            "Another one arrives there: one that is scaled, or a part of it."
-        )
-        summary = "Run backward from the block's results with the gradient that backward gets."
-    elif why == "returned-otherwise":
-        title = f"The function around {blocks} returns another gradient than its recompute gives"
-        detail = (
-            "Behind the recompute, the block's input has one gradient, and the autograd function "
-            "returns another one: what comes before the block is trained by that."
-        )
-        summary = "Return the gradient that the recompute gives for the block's input."
-    elif why == "weights-left-out":
-        title = f"Weights of {blocks} get no gradient from their recompute"
-        detail = (
-            "The autograd function runs its block again and asks for the gradients of the inputs "
-            "alone, as torch.autograd.grad(output, inputs) does. The weights inside get none."
-        )
-        summary = (
-            "Call torch.autograd.backward(output, gradient) on the recompute, as "
-            "torch.utils.checkpoint does, or add the weights' gradients to theirs."
-        )
-    else:
-        title = f"Recomputes of {blocks} are cut off from a tensor that needs a gradient"
-        detail = (
-            "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
-            "needs none, so that what comes before it is not trained through this block. That "
-            "happens to tensors that the checkpoint function does not take as arguments of its "
-            "own, such as keywords."
-        )
-        summary = (
-            "Pass the tensor by position, as the checkpoint function takes them, or use "
-            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords."
-        )
-    then = consequence(evidence, regions)
-    return RS405.finding(
+    of = max(compared, len(regions)) if why == "left-without" else compared
+    title, detail, summary = _LOST[why]
+    title = title.format(count_blocks(len(regions), of))
+    return consequence(evidence, regions).finding(
+        RS405,
         evidence,
-        severity=then.severity,
-        confidence=then.confidence,
-        wrong_gradients=then.wrong_gradients,
         title=title,
-        detail=f"{detail} {then.sentence}",
+        detail=detail,
         evidence=(
             *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
             *name_blocks(regions),
         ),
-        fix=Fix(
+        fix=review(
             summary=summary,
-            disposition="review",
-            diff=None,
-            keep="the checkpoint",
             remove="nothing",
-            docs=CHECKPOINT_DOCS,
             reason="Weights that were not trained are trained from here on.",
         ),
     )
 
 
 def _line(lost: LostGradient) -> str:
+    named = ", ".join(lost.weights[:_MOST_SHOWN])
+    more = len(lost.weights) - _MOST_SHOWN
+    weights = f"{named}{f' and {more} more' if more > 0 else ''}"
+    used = describe_operation(lost.operation)
     if lost.why == "left-without":
-        named = ", ".join(lost.weights[:_MOST_SHOWN])
-        more = len(lost.weights) - _MOST_SHOWN
-        without = f"; no gradient at all: {named}{f' and {more} more' if more > 0 else ''}"
-        what = lost.name or "a tensor that the block keeps"
-        used = describe_operation(lost.operation)
-        return f"{what}, first used by {used}{without if named else ''}"
+        without = f"; no gradient at all: {weights}" if named else ""
+        return f"{lost.name or 'a tensor that the block keeps'}, first used by {used}{without}"
     if lost.why in ("arrives-otherwise", "returned-otherwise", "weights-left-out"):
-        named = ", ".join(lost.weights[:_MOST_SHOWN])
-        more = len(lost.weights) - _MOST_SHOWN
-        without = f": no gradient for {named}{f' and {more} more' if more > 0 else ''}"
-        return f"{describe_operation(lost.operation)}{without if named else ''}"
-    what = lost.name or "a tensor from outside the block"
-    return f"{what}, used by {describe_operation(lost.operation)}"
+        return used + (f": no gradient for {weights}" if named else "")
+    return f"{lost.name or 'a tensor from outside the block'}, used by {used}"
 
 
 RS405 = Rule(
@@ -640,19 +614,17 @@ def _determinism_check_off_finding(
         evidence,
         title=f"Recomputes of {blocks} are not checked by torch",
         detail=(
-            "A non-reentrant checkpoint compares the shapes and types of what a recompute saves "
-            f'with the forward\'s, and raises where they differ; {_SWITCH}="none" switches that '
+            "A non-reentrant checkpoint compares the shapes and types of the tensors that a "
+            "recompute saves with the forward's, and raises where they differ; "
+            f'{_SWITCH}="none" switches that '
             f"off. A recompute that takes another way then gives wrong gradients in silence. "
             f"{_here(regions)}"
         ),
         evidence=name_blocks(regions),
-        fix=Fix(
+        fix=review(
             summary=f"Leave {_SWITCH} at its default.",
-            disposition="review",
             diff=set_back(evidence, site, _SWITCH, '"default"'),
-            keep="the checkpoint",
             remove=f'{_SWITCH}="none"',
-            docs=CHECKPOINT_DOCS,
             reason=(
                 "Gradients stay what they are; where a recompute differs in shape or type, the "
                 "backward pass raises instead. Where what the check refuses is intended, leave it "
@@ -663,11 +635,11 @@ def _determinism_check_off_finding(
 
 
 def _here(regions: list[ComparedRegion]) -> str:
-    """What the compared step has shown of these."""
+    """A sentence on the compared step of these."""
     if any(region.differs for region in regions):
         return "Here recomputes do differ, as another finding says."
     if any(region.untold for region in regions):
-        return "Whether recomputes differ here could not be told of all of them."
+        return "Whether recomputes differ here is not known of all of them."
     return "In the step that was compared none differed."
 
 

@@ -2,7 +2,7 @@
 
 RS301: the GPU has memory left for layers that are checkpointed all the same.
 
-RS302: attention is recomputed, whose results are small for the time that they take.
+RS302: attention is recomputed, though its results are small for the time that they take.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def check_memory_headroom(evidence: Evidence) -> Answer:
         )
     if memory is None:
         return NotApplicable(
-            "The trace does not tell of memory: record with `recompute-scan run`, or with "
+            "The trace does not show memory: record with `recompute-scan run`, or with "
             "profile_memory=True."
         )
     if cost is None or memory.reason is not None or memory.budget_bytes is None:
-        return NotApplicable(memory.reason or "The trace does not tell how much memory there is.")
+        return NotApplicable(memory.reason or "The trace does not show how much memory there is.")
     if memory.chosen is None:
         return []
     plan = memory.plans[memory.chosen]
@@ -146,11 +146,11 @@ def _selective_checkpoint_finding(evidence: Evidence, kept: KeptAttention) -> Fi
 
 def _fits(memory: Memory | None, kept: KeptAttention) -> str:
     if memory is None or memory.budget_bytes is None or memory.peak_allocated_bytes is None:
-        return "Whether they fit is not known: the trace does not tell of the GPU's memory."
+        return "Whether they fit is not known: the trace does not show the GPU's memory."
     left = memory.budget_bytes - memory.peak_allocated_bytes
     if kept.added_bytes <= left:
-        return f"They fit: {size(left)} are free beside the reserve."
-    return f"They do not fit: {size(max(0, left))} are free beside the reserve."
+        return f"They fit: {size(left)} are free without the reserve."
+    return f"They do not fit: {size(max(0, left))} are free without the reserve."
 
 
 RS302 = Rule("RS302", "selective-checkpoint", check_selective_checkpoint)

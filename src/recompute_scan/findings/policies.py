@@ -2,15 +2,13 @@
 
 RS501: a policy of a selective checkpoint was asked, and kept nothing.
 
-RS502: a policy names an operator that it never meets, beside others that it keeps.
+RS502: a policy names an operator that it never meets, and others that it keeps.
 
 RS503: an operator that a policy leaves out costs more for its bytes than all that it keeps.
 
 RS504: a policy keeps results that no recompute asks for.
 
-RS505: an operator is recomputed whose result was in memory all the time.
-
-What the rules on policies share: their names, their entries, and the edit that mends one.
+RS505: an operator is recomputed though its result was in memory all the time.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from msgspec import Struct
 
 from recompute_scan.advise import place
 from recompute_scan.advise.edit import change_diff
-from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted
+from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted, review
 from recompute_scan.findings.memory import WORTH
 from recompute_scan.recompute import vocabulary
 from recompute_scan.result import Finding, Fix
-from recompute_scan.result.decisions import DecidedOperator, PolicyEntry, WatchedPolicy
+from recompute_scan.result.fidelity import DecidedOperator, PolicyEntry, WatchedPolicy
 from recompute_scan.units import ms, pct, plural, size
 
 POLICY_DOCS = (
@@ -36,7 +34,7 @@ POLICY_DOCS = (
 
 
 class DearOperator(Struct, frozen=True):
-    """An operator whose recompute under a policy takes time.
+    """An operator that takes time in its recompute under a policy.
 
     Attributes:
         policy: The policy.
@@ -71,7 +69,7 @@ def overloads_met(policy: WatchedPolicy, entry: PolicyEntry) -> list[DecidedOper
 def dear_ones(
     evidence: Evidence, wanted: Callable[[WatchedPolicy, DecidedOperator], bool]
 ) -> list[DearOperator] | NotApplicable:
-    """The wanted ones of all operators whose recompute takes enough of a step for a finding."""
+    """The wanted operators that take enough of a step in their recompute for a finding."""
     cost = evidence.cost
     if cost is None:
         return NotApplicable("There is no step time to compare with.")
@@ -86,10 +84,8 @@ def dear_ones(
 
 def keep_too(summary: str, reason: str) -> Fix:
     """The fix that lets a policy keep one more operator."""
-    return Fix(
+    return review(
         summary=summary,
-        disposition="review",
-        diff=None,
         keep="what the policy keeps already",
         remove="",
         docs=POLICY_DOCS,
@@ -123,8 +119,8 @@ def spell_overloads(
 
 
 def may_keep(policy: WatchedPolicy, collection: str) -> bool:
-    """Is this a collection of what the policy keeps? Each operator of it that was met was kept
-    at least once, and one was.
+    """Does the policy keep the operators in this collection? Each that was met was kept at least
+    once, and one was.
     """
     met = [
         one
@@ -135,7 +131,7 @@ def may_keep(policy: WatchedPolicy, collection: str) -> bool:
 
 
 def check_policy_matches_nothing(evidence: Evidence) -> Answer:
-    """One finding for each policy that kept nothing of what it named."""
+    """One finding for each policy that kept no operator that it named."""
     return [
         _policy_matches_nothing_finding(evidence, policy)
         for policy in evidence.decided
@@ -153,7 +149,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
     unmet = [one.name for one in policy.entries if not one.met]
     if unmet:
         called.append(f"it names, and none was called: {', '.join(unmet[:8])}")
-    # What is named without its overload equals no call, compiled or not.
+    # An operator named without its overload equals no call, compiled or not.
     hidden = evidence.compiled_calls_again > 0 and not missed and bool(unmet)
     why = (
         "Its operators are named without an overload, which no call is equal to."
@@ -162,7 +158,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
         if hidden
         else "None of the operators that it names is called here."
         if unmet
-        else "It said so itself."
+        else "It decided so itself."
     )
     return RS501.finding(
         evidence,
@@ -173,19 +169,18 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
             "A checkpoint without a policy does the same, without asking at each operator."
         ),
         evidence=(*describe_decided(policy), *called),
-        fix=Fix(
+        fix=review(
             summary="Name the overload that is called, such as torch.ops.aten.mm.default."
             if missed
             else "Compile the code that calls the checkpoint rather than the block in it, so that "
             "the compiler asks the policy; or leave the policy out (context_fn)."
             if hidden
             else "Name operators that are called, or leave the policy out (context_fn).",
-            disposition="review",
             diff=spell_overloads(evidence, policy, missed) if missed else None,
             keep="the checkpoint",
             remove="" if missed else "context_fn, if everything is to be recomputed",
             docs=POLICY_DOCS,
-            reason="What is kept takes memory: see that it fits.",
+            reason="Kept results take memory: see that they fit.",
         ),
     )
 
@@ -212,7 +207,7 @@ def check_entry_never_met(evidence: Evidence) -> Answer:
 
 
 def _missed(policy: WatchedPolicy) -> list[PolicyEntry]:
-    """Entries beside kept ones that match no call.
+    """Entries that match no call, in a collection with kept ones.
 
     Attention has one operator for each backend, and lists name them all: where one was met, the
     others are its alternatives.
@@ -263,16 +258,15 @@ def _entry_never_met_finding(
             + "."
         ),
         evidence=(*describe_decided(policy), *lines),
-        fix=Fix(
+        fix=review(
             summary="Name the overload that is called, such as torch.ops.aten.mm.default."
             if packets
             else "Take the entries out, or name the operators that are called instead.",
-            disposition="review",
             diff=spell_overloads(evidence, policy, packets) if packets else None,
             keep="the other entries",
             remove="" if packets else ", ".join(one.name for one in missed),
             docs=POLICY_DOCS,
-            reason="What is kept takes memory: see that it fits.",
+            reason="Kept results take memory: see that they fit.",
         ),
     )
 
@@ -345,9 +339,9 @@ def check_keep_buys_nothing(evidence: Evidence) -> Answer:
 
 
 def _useless(policy: WatchedPolicy, one: DecidedOperator) -> bool:
-    """Were its results kept in memory, and was none of them asked for by any recompute?
+    """Were its results kept in memory, and did no recompute ask for one?
 
-    Told only where every region was recomputed: one whose backward is still to come may ask.
+    Known only where every region was recomputed: one with its backward still to come may ask.
     """
     enough = one.kept_bytes > _MUCH * policy.kept_bytes
     return enough and not one.served and policy.recomputes >= policy.regions > 0
@@ -373,10 +367,8 @@ def _keep_buys_nothing_finding(
                 for one in useless
             ),
         ),
-        fix=Fix(
+        fix=review(
             summary=f"Let the policy recompute {names}: it frees {size(together)}.",
-            disposition="review",
-            diff=None,
             keep="the other operators",
             remove=names,
             docs=POLICY_DOCS,
@@ -410,7 +402,7 @@ def _recompute_buys_nothing_finding(evidence: Evidence, dear: DearOperator) -> F
         detail=(
             f"Its {plural(one.met, 'result')} ({size(one.held_bytes)}) were all in memory when "
             "the backward pass began, because something else holds them: the next block's input, "
-            "or a variable. Kept by the policy they would take no memory beside that."
+            "or a variable. Kept by the policy they would take no further memory."
         ),
         evidence=(
             *describe_decided(dear.policy),

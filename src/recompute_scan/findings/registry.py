@@ -23,16 +23,8 @@ from recompute_scan.result.fidelity import ComparedGradients
 from recompute_scan.result.patch import file_of
 from recompute_scan.result.run_record import Source
 
-# Modules of this folder whose rules are asked.
-_MODULES = (
-    "doubled",
-    "distributed",
-    "compiled",
-    "memory",
-    "fidelity",
-    "policies",
-    "work",
-)
+# Modules of this folder with rules.
+_MODULES = ("doubled", "distributed", "compiled", "memory", "fidelity", "policies", "work")
 
 
 def _rules_of(name: str) -> list[Rule]:
@@ -106,7 +98,7 @@ def recommends_plan(result: Result) -> bool:
 
 
 def _with_digest(finding: Finding, sources: Mapping[str, Source]) -> Finding:
-    """The finding, with what tells whether the file that its diff changes is still the same."""
+    """The finding, with the digest of the file that its diff changes."""
     fix = finding.fix
     if fix is None or not fix.diff:
         return finding

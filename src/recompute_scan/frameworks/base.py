@@ -1,10 +1,6 @@
-"""How a framework's checkpoint mechanism is described, recognized and configured.
+"""A checkpoint mechanism: how it is recognized, kept or taken out, and set in configurations.
 
-What a checkpoint mechanism is: how it is recognised, what to keep, how to take it out.
-
-What a configuration file says, and what a framework knows of its own settings there.
-
-What each recommended change of a checkpoint does to gradients, in sentences.
+Also the sentences that say how each recommended change of a checkpoint affects gradients.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ class Edit(Struct, frozen=True):
 
 
 class Rename(Struct, frozen=True):
-    """What a package called by one name, and from a version on calls by another."""
+    """A name that a package changed from a version on."""
 
     package: str
     since: str
@@ -54,7 +50,7 @@ class Rename(Struct, frozen=True):
 
 
 class Before(Struct, frozen=True):
-    """What to do where a package is older than a version."""
+    """The advice where a package is older than a version."""
 
     package: str
     version: str
@@ -69,29 +65,28 @@ class Mechanism(Struct, frozen=True):
 
     Attributes:
         name: As written into annotations and results.
-        title: What a person calls it.
-        keep: How much speaks for keeping it when two are found; the higher is kept.
-        keep_sharded: The same under FSDP, where it is inside the units; 0 where it is not
-            made for them.
+        title: Its name in sentences.
+        keep: Its rank when two are found; the higher is kept.
+        keep_sharded: The same under FSDP, inside the units; 0 where it is not made for them.
         why_keep: The reason, one sentence without the full stop.
         renames: Words of ``remove`` that depend on a version; there the older ones stand.
-        remove: What to do to take it out, one sentence without the full stop.
+        remove: How to take it out, one sentence without the full stop.
         docs: Page of the framework that documents it.
         checked: How these facts were checked, and at which version.
         variants: Variant by version, oldest first, for people.
-        caution: What else the switch did or who else reads it, so that taking it out needs a
-            look; ``None`` when nothing.
-        asks: Places whose frame stands directly above the checkpoint call.
-        switched_by: Places of which one stood on the stack when checkpointing was switched
-            on; empty when that does not matter.
+        caution: A second effect or reader of the switch, so that taking it out needs a look;
+            ``None`` without one.
+        asks: Places that call the checkpoint function directly.
+        switched_by: Places, one on the stack when checkpointing was switched on; empty when
+            that does not matter.
         selective: Whether the call must have, or must not have, a ``context_fn``; ``None``
             when that does not matter.
-        watched: Its own ``autograd.Function`` classes, or functions where it has none, which
-            ``run`` marks: ``module:name``.
-        functions: Names of its own ``autograd.Function`` classes that tell it from all others;
-            the profiler names their nodes after them.
-        holding: Places whose frame holds the first run of what is checkpointed.
-        packages: Distributions that it comes in, whose versions bear on it.
+        watched: Its ``autograd.Function`` classes, or functions where it has none, which ``run``
+            marks: ``module:name``.
+        functions: Names of ``autograd.Function`` classes that only it has; the profiler names
+            their nodes after them.
+        holding: Places that run the checkpointed function first and hold its frame.
+        packages: Distributions that it comes in, with versions that bear on it.
         switches: Entry points that switch it on for the module they are called on, or given;
             ``package:*.method`` for the method of any class in a package.
         settings: Entry points of the objects that hold its setting.
@@ -103,13 +98,11 @@ class Mechanism(Struct, frozen=True):
             ended it, oldest first.
         selectively: How to keep the results of chosen operators: words with ``{context}`` (the
             ``context_fn``) and ``{title}``.
-        commands: What begins a command that starts training: ``accelerate launch``.
+        commands: Beginnings of commands that start training: ``accelerate launch``.
         launchers: Modules that start or serve training, which the recorded script is not.
-        engines: Classes that are around a model to train it in parallel, with what a person
-            calls them.
-        calls: What shows in the text of a script that it calls its functions; one is enough.
-        backward: A pattern of the places where a reentrant checkpoint of its own recomputes; in
-            copies of it, too.
+        engines: Classes that wrap a model to train it in parallel, each with its name in sentences.
+        calls: Words that show calls of its functions in a script; one is enough.
+        backward: A pattern of places where its reentrant function, or a copy of it, recomputes.
         sharding: A pattern of places that are in a stack while the model is sharded by it.
         gathering: A pattern of places that put a sharded state together.
         stepping: A pattern of places, not in a file of an optimizer, that step one.
@@ -157,8 +150,8 @@ class Setting(Struct, frozen=True):
     Attributes:
         path: Its keys, from the root on.
         value: As the file gives it.
-        written: Its line, or the file's text where a parser tells none: few lines are ever asked
-            for, and to find one takes a walk through the text.
+        written: Its line, or the file's text where the parser gives no lines: few lines are ever
+            asked for, and to find one takes a walk through the text.
     """
 
     path: tuple[str, ...]
@@ -172,7 +165,7 @@ class Setting(Struct, frozen=True):
 
 
 Variant = Literal["reentrant", "non-reentrant", "default", "unknown"]
-# What is said where files do not tell.
+# The advice where files alone do not decide.
 RUN = "`recompute-scan run` counts what happens."
 
 # The settings of one file, by their paths.
@@ -180,16 +173,16 @@ Values = Mapping[tuple[str, ...], Setting]
 
 
 class Flaw(Struct, frozen=True):
-    """What is wrong with settings by themselves: a finding of ``lint``, but for its file.
+    """A mistake in settings alone: a finding of ``lint``, without its file.
 
     Attributes:
         line: The line to change.
-        code: The rule's.
-        title: What is so.
-        why: Why, as read in the framework's own code.
-        fix: What to do.
-        edit: That as an edit of the line: set its value to false.
-        unless: What a script that was read may have in it that makes all well.
+        code: The rule's code.
+        title: The mistake.
+        why: Its effect, as read in the framework's own code.
+        fix: The advice.
+        edit: The advice as an edit of the line: set its value to false.
+        unless: Words that make the settings right where a script that was read has one.
     """
 
     line: int
@@ -202,7 +195,7 @@ class Flaw(Struct, frozen=True):
 
 
 class SettingSwitch(Struct, frozen=True):
-    """A checkpoint that a setting switches on: by what, around what, of which variant."""
+    """A checkpoint that a setting switches on: who switches it on, its layers, its variant."""
 
     by: str
     layers: str

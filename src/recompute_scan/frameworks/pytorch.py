@@ -15,7 +15,7 @@ _DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)
 ANYWHERE = ("*",)
 
-# Made for FSDP; what all share that apply it. A second application wraps again.
+# Made for FSDP, and shared by all mechanisms that apply it. A second application wraps again.
 WRAPPER = Mechanism(
     name="fsdp-wrapper",
     title="PyTorch's checkpoint wrapper",
@@ -28,6 +28,14 @@ WRAPPER = Mechanism(
     variants=("torch < 2.2: reentrant", "torch >= 2.2: non-reentrant"),
     asks=("torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py:*",),
     edits=(Edit("apply_activation_checkpointing", "delete"), Edit("checkpoint_wrapper", "unwrap")),
+)
+# A framework's configuration switches it on, inside the FSDP units.
+CONFIGURED = replace(
+    WRAPPER,
+    keep=70,
+    keep_sharded=110,
+    caution="Look whether the configuration is shared with other jobs.",
+    edits=(),
 )
 APPLIED = replace(
     WRAPPER,
@@ -94,7 +102,7 @@ DIRECT = Mechanism(
     name="torch-checkpoint",
     title="torch.utils.checkpoint.checkpoint",
     keep=30,
-    why_keep="it is the code's own choice of what to checkpoint",
+    why_keep="the code itself chose what to checkpoint",
     remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
     docs=_DOCS,
     checked="ran here (torch 2.13.0)",
@@ -112,7 +120,7 @@ LIBRARY = Mechanism(
     name="library-checkpoint",
     title="a library's own checkpointing",
     keep=48,
-    why_keep="it is the library's own choice of what to checkpoint",
+    why_keep="the library chose what to checkpoint",
     remove="switch checkpointing off in the library, by an argument of its model or a method of it",
     docs=_DOCS,
     checked="ran here (torch 2.13.0, a library made for the test)",
@@ -123,7 +131,7 @@ OWN = Mechanism(
     name="own-function",
     title="a checkpoint function of your own",
     keep=25,
-    why_keep="it is the code's own choice of what to checkpoint",
+    why_keep="the code itself chose what to checkpoint",
     remove="call the layer itself instead of the function's apply(…)",
     docs=_DOCS,
     checked="ran here (torch 2.13.0, functions as in guided-diffusion, unsloth and Megatron)",

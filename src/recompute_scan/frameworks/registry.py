@@ -1,4 +1,4 @@
-"""What is known of all frameworks: every mechanism, most specific first, and their other facts."""
+"""All frameworks: every mechanism, most specific first, and the facts of each framework."""
 
 from __future__ import annotations
 
@@ -17,38 +17,17 @@ _WILDCARD = re.compile(r"[*?]")
 # Where transformers keeps code that came with a model: anybody's.
 _CODE_OF_MODELS = "transformers_modules"
 
-# Modules of this folder, in the order in which they are asked; the first that fits counts.
+# Modules of this folder. The first mechanism that fits a place counts, so modules that name their
+# places more narrowly come first.
 _FRAMEWORKS = (
-    "unsloth",
-    "llamafactory",
-    "axolotl",
-    "peft",
-    "trl",
-    "nemo",
-    "torchtitan",
-    "torchtune",
-    "composer",
-    "lightning",
+    "finetuning",
+    "trainers",
     "huggingface",
-    "accelerate",
-    "megatron",
-    "deepspeed",
-    "transformer_engine",
-    "fairscale",
-    "timm",
-    "diffusers",
+    "parallel",
     "pytorch",
 )
-
-
 _MODULES = tuple(vars(import_module(f"{__package__}.{name}")) for name in _FRAMEWORKS)
-
-# Of each module its ``MECHANISMS``, or the one ``MECHANISM`` that it has.
-MECHANISMS: tuple[Mechanism, ...] = tuple(
-    mechanism
-    for module in _MODULES
-    for mechanism in module.get("MECHANISMS") or (module["MECHANISM"],)
-)
+MECHANISMS: tuple[Mechanism, ...] = tuple(m for module in _MODULES for m in module["MECHANISMS"])
 
 
 def find_mechanism(name: str | None) -> Mechanism | None:
@@ -85,49 +64,46 @@ def recognise(
 
 
 def find_title(name: str | None) -> str | None:
-    """What a person calls the mechanism of that name; ``None`` for one that is not known."""
+    """The title of the mechanism of that name; ``None`` for one that is not known."""
     found = find_mechanism(name)
     return found.title if found else None
 
 
 def flaws(values: Values) -> Iterator[Flaw]:
-    """What is wrong with these settings by themselves, as each framework reads its own."""
+    """Mistakes in these settings alone, as each framework reads its settings."""
     for module in _MODULES:
-        if "flaws" in module:
-            yield from module["flaws"](values)
+        yield from module["flaws"](values) if "flaws" in module else ()
 
 
 def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
-    """What one setting switches on, by the frameworks that read it."""
+    """The checkpoints that one setting switches on, by the frameworks that read it."""
     for module in _MODULES:
-        if "switched_on" in module:
-            yield from module["switched_on"](path, setting)
+        yield from module["switched_on"](path, setting) if "switched_on" in module else ()
 
 
 def signatures() -> Iterator[Signature]:
-    """Failures that are a framework's own, made when they are asked for: few runs fail."""
+    """Failures of one framework alone, made when they are asked for: few runs fail."""
     for module in _MODULES:
-        if "signatures" in module:
-            yield from module["signatures"]()
+        yield from module["signatures"]() if "signatures" in module else ()
 
 
 def calls_in(script: str) -> frozenset[str]:
-    """What in a script's text shows that it calls functions of frameworks."""
+    """Words in a script's text that show calls of a framework's functions."""
     return frozenset(words for m in MECHANISMS for words in m.calls if words in script)
 
 
 def commands() -> tuple[str, ...]:
-    """What begins a command that starts training: ``torchrun``, ``accelerate launch``."""
+    """Beginnings of commands that start training: ``torchrun``, ``accelerate launch``."""
     return tuple(dict.fromkeys(command for m in MECHANISMS for command in m.commands))
 
 
 def either(field: Literal["backward", "sharding", "gathering", "stepping"]) -> str:
-    """One pattern for what any mechanism has in this field."""
+    """One pattern for this field of all mechanisms."""
     return "|".join(filter(None, (getattr(m, field) for m in MECHANISMS)))
 
 
 def packages() -> tuple[str, ...]:
-    """Distributions whose versions bear on a mechanism."""
+    """Distributions with versions that bear on a mechanism."""
     return tuple(dict.fromkeys(package for m in MECHANISMS for package in m.packages))
 
 
@@ -143,23 +119,23 @@ def engines() -> dict[str, str]:
 
 def import_names() -> frozenset[str]:
     """First parts of the paths of all known frameworks: ``transformers``, ``megatron``."""
+    return frozenset(_beginnings("/") - {"", _CODE_OF_MODELS})
+
+
+def _beginnings(end: str) -> set[str]:
+    """The places of all mechanisms up to this character, each up to its first wildcard."""
     places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
-    firsts = {_WILDCARD.split(place.partition("/")[0])[0] for place in places}
-    return frozenset(firsts - {"", _CODE_OF_MODELS})
+    return {_WILDCARD.split(place.partition(end)[0])[0] for place in places}
 
 
 @cache
 def framework_files(package: str) -> tuple[str, ...]:
-    """Files and folders that tell the framework of this name from another package called so.
+    """Files and folders that only the framework of this name has, and no other package called so.
 
-    They are the beginnings, without wildcards, of the places that its mechanisms name; none where
-    no mechanism is of that package.
+    They are the beginnings, without wildcards, of the places that its mechanisms name; empty where
+    no mechanism belongs to that package.
     """
-    places = (place for m in MECHANISMS for place in (*m.asks, *m.switched_by))
-    fixed = {_WILDCARD.split(place.partition(":")[0])[0] for place in places}
-    return tuple(
-        sorted(path for path in fixed if path.partition("/")[0] == package and "/" in path)
-    )
+    return tuple(sorted(p for p in _beginnings(":") if p.startswith(f"{package}/")))
 
 
 def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:
@@ -173,7 +149,7 @@ def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:
 
 @cache
 def _longest_part(pattern: str) -> str:
-    """What every place that fits has in it; most fit none, which this tells at once."""
+    """A part of every place that fits: a place without it needs no matching, as most do not."""
     return max(_WILDCARD.split(pattern), key=len)
 
 

@@ -1,8 +1,7 @@
-"""Alerts, and whom to send them to.
+"""Alerts of the guard, and comparisons of single recomputes with their forward.
 
-Where the guard tells what has changed, and the step time and memory that changed with it.
-
-Now and then, one call of one region compared with its recompute, within a share of the time.
+An alert names the change and the step time and memory that changed with it. Comparisons take one
+call of one region now and then, within a share of the training's time.
 """
 
 from __future__ import annotations
@@ -43,15 +42,23 @@ _STYLE = (
     "color-scheme:light dark}table{border-collapse:collapse;width:100%}"
     "th,td{border-bottom:1px solid #8886;padding:.4rem .6rem;text-align:left;vertical-align:top}"
 )
-_COLUMNS = ("Since step", "Kind", "Where", "Recomputes per forward", "Step time", "Memory", "What")
+_COLUMNS = (
+    "Since step",
+    "Kind",
+    "Where",
+    "Recomputes per forward",
+    "Step time",
+    "Memory",
+    "Change",
+)
 
 
 class Telling:
-    """Tells each change once.
+    """Sends each change once, to the log, callbacks and trackers.
 
     Attributes:
-        changes: What was told so far.
-        callbacks: Called with each change. What one raises is logged, and never the training's.
+        changes: The changes so far.
+        callbacks: Called with each change. Their exceptions are logged and go no further.
     """
 
     def __init__(self, callbacks: Iterable[Listening], *, tell_trackers: bool = False) -> None:
@@ -60,13 +67,13 @@ class Telling:
         self.callbacks = list(callbacks)
 
     def tell(self, change: Change) -> None:
-        """Tell it everyone."""
+        """Send the change."""
         self.changes.append(change)
         _log.warning("%s", change.text)
         for callback in list(self.callbacks):
             try:
                 callback(change)
-            except Exception:  # the training goes on whatever those who are told do
+            except Exception:  # the training goes on whatever a callback does
                 _log.exception("A callback of the guard has failed")
         if self._tell_trackers:
             trackers.tell(
@@ -85,8 +92,8 @@ class Telling:
 
 
 def refusal(change: Change) -> RunError:
-    """What is raised where a change is to end the training."""
-    return RunError("E352", change.text, hint='on_change="tell" only tells')
+    """The error where a change is to end the training."""
+    return RunError("E352", change.text, hint='on_change="tell" sends alerts only')
 
 
 def with_pace(change: Change, pace: Pace) -> Change:
@@ -126,7 +133,7 @@ class Pace:
         self._memory = _in_use()
 
     def slower(self, steps: int) -> float | None:
-        """Median time of the last steps over that of those before; ``None`` with too few."""
+        """Median time of the last steps over the median before them; ``None`` with too few."""
         times = self._times()
         since, before = times[-steps:], times[:-steps]
         if len(since) < steps or len(before) < steps:
@@ -163,7 +170,7 @@ def alert_page(changes: Sequence[Change]) -> bytes:
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         "<title>Recomputes have changed</title>"
         f"<style>{_STYLE}</style><h1>Recomputes have changed</h1>"
-        "<p>Told by the guard of recompute-scan while the training went on.</p>"
+        "<p>Sent by the guard of recompute-scan while the training went on.</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></html>\n"
     ).encode("utf-8", "replace")
 
@@ -221,7 +228,7 @@ class _Sample:
         return self._comparing.region(known, function, [module] if module is not None else [])
 
     def end(self) -> list[str] | None:
-        """The step is over: what is not the same, by kind; ``None`` where nothing was compared."""
+        """The step is over: the differences, by kind; ``None`` where nothing was compared."""
         self.region.sampling = None
         self._patches.undo()
         outcome = self._comparing.outcome()
@@ -248,7 +255,7 @@ def _can_sample() -> bool:
 
 
 def both_runs(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
-    """The function, whose first run is the forward's and whose later ones are recomputes."""
+    """The function; its first run is the forward's, and its later ones are recomputes."""
     has_run = False
 
     def run(passed: Call, *args: Any, **kwargs: Any) -> Any:
@@ -265,7 +272,7 @@ def both_runs(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
 
 
 def recomputing(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
-    """The function, whose runs are all recomputes."""
+    """The function; all its runs are recomputes."""
 
     def run(passed: Call, *args: Any, **kwargs: Any) -> Any:
         with call.recompute():
@@ -277,11 +284,11 @@ def recomputing(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
 class Sampling:
     """Takes one region after another, one in a step, some steps apart.
 
-    What a region's first look shows that is kept between calls (statistics that every recompute
-    adds to) was so from the beginning, and is told only where it is new.
+    State between calls that a region's first look shows (statistics that every recompute adds to)
+    was there from the beginning; only new differences are reported.
 
     Attributes:
-        due: The step from whose end on :meth:`step` has something to do.
+        due: From the end of this step on, :meth:`step` has something to do.
     """
 
     def __init__(self, index: ModuleIndex, guard: Guard, every: int, share: float | None) -> None:
@@ -298,7 +305,7 @@ class Sampling:
     def step(
         self, number: int, regions: Sequence[TalliedRegion], pace: Pace
     ) -> tuple[TalliedRegion, list[str]] | None:
-        """A step has ended: what the comparison in it has shown that is new."""
+        """A step has ended: the new differences that the comparison in it has shown."""
         sample, self._sample = self._sample, None
         found = None
         if sample is not None:

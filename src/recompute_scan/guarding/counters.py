@@ -1,15 +1,9 @@
-"""Checkpoint calls counted per module and step.
+"""Checkpoint calls counted per module and step, and which modules are trained.
 
-The guard's places in torch and in libraries, where checkpoint calls pass and are counted.
-
-A recording's (:mod:`recompute_scan.record.checkpoint_calls`) are the same places. Its functions
-prepare names, ranges and options in every call of a few steps; those of the guard count, in every
-call of a whole training, and share nothing with them but where torch can be caught.
-
-The functions that calls pass through are entered in every step of a whole training: what might fail
-is inside a ``try``, and where it fails the script's call goes on as it would without us.
-
-What modules did in a step, by name, and which of them are trained.
+The guard replaces the same functions as a recording (:mod:`recompute_scan.record.checkpoint_calls`)
+and shares nothing else with it: a recording prepares names, ranges and options in every call of a
+few steps, and the guard only counts, in every call of a whole training. Code that might fail is
+inside a ``try``; where it fails, the script's call goes on as it would without us.
 """
 
 from __future__ import annotations
@@ -52,7 +46,7 @@ _Failed = Callable[[BaseException], None]
 
 
 class _Inside(threading.local):
-    """The region whose recompute this thread is in, the innermost of several."""
+    """The region that this thread recomputes, the innermost of several."""
 
     region: TalliedRegion | None = None
 
@@ -77,7 +71,7 @@ def door(
         original: That one.
         tallies: What counts its calls.
         variant: Which kind of checkpoint it is.
-        failed: Gets what failed in us.
+        failed: Gets an exception of ours.
         place: Where among the positional arguments the checkpointed function is, as a rule.
         runs_before: How many runs of the checkpointed function are the forward's: 1 where the
             original runs it itself.
@@ -88,8 +82,8 @@ def door(
     known, found, inside = tallies.of(variant), tallies.found, _inside
     keeps_at = place + 1 if may_keep and not settings_by_name() else sys.maxsize
 
-    # What is done here costs several times what it would in a loop of its own, because torch's code
-    # ran meanwhile: hence one look by address, and no call that a known region can do without.
+    # This code takes several times as long as in a loop by itself, because torch's code ran
+    # meanwhile: hence one look by address, and no call that a known region can do without.
     def passing(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # first of all: a compiler that traces this stops here
             return original(*args, **kwargs)
@@ -133,7 +127,7 @@ def door(
 def counted(
     function: Callable[..., Any], region: TalliedRegion, forwards: int
 ) -> Callable[..., Any]:
-    """The checkpointed function, whose runs are counted."""
+    """The checkpointed function, with its runs counted."""
     runs, inside = -forwards, _inside
 
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -159,7 +153,7 @@ def counted(
 def _counts_run(
     prepared: Generator[None, None, None], region: TalliedRegion
 ) -> Generator[None, None, None]:
-    """Torch's generator, which says so where it has come to the function's own run."""
+    """Torch's generator, which counts where it has come to the function's run."""
     return within(prepared, _Runs(region))
 
 
@@ -301,7 +295,7 @@ class RegionNames:
 
 
 def seen_step(regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
-    """What each module did in the step that has ended, by its name."""
+    """The checkpoints of each module in the step that has ended, by its name."""
     parts: dict[str, list[WatchedPart]] = {}
     sites: dict[str, list[str]] = {}
     for region in regions:
@@ -342,7 +336,7 @@ class Trained:
         return bool({name, name.partition("-")[0]} & self._then)
 
     def names(self) -> tuple[str, ...]:
-        """Those that were trained, for a stored baseline."""
+        """The modules that were trained, for a stored baseline."""
         return tuple(sorted(self._then))
 
     def now(self, name: str, modules: Sequence[nn.Module], step: int) -> Training:
@@ -388,7 +382,7 @@ def _named() -> list[tuple[str, nn.Module]]:
 
 
 def _plain(name: str, known: Callable[[str], bool]) -> str | None:
-    """The name as it is, of a run of modules that of the first, or without its model's."""
+    """The name as it is, the first of a run of modules, or without the model's name."""
     for one in (name, name.partition("-")[0], name.partition(".")[2]):
         if one and known(one):
             return one

@@ -1,8 +1,7 @@
-"""`guard(...)`: alerts during a whole training.
+"""Alerts during a whole training, without a profiler.
 
-``recompute_scan.guard()``: on for a whole training, without a profiler.
-
-``run --guard``: an unchanged script's whole training under the guard, to its own end.
+``recompute_scan.guard()`` watches a training loop; ``run --guard`` watches an unchanged script to
+its end.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ _log = logging.getLogger("recompute_scan.guard")
 
 
 class StandingGuard:
-    """Counts recomputes and tells when they are not what they were; made by :func:`guard`.
+    """Counts recomputes and sends an alert when they change; made by :func:`guard`.
 
     Attributes:
-        stored: What is usual, as read at the start and as learned by the end.
+        stored: The usual recomputes, as read at the start and as learned by the end.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class StandingGuard:
 
     @property
     def changes(self) -> list[Change]:
-        """What was told so far."""
+        """The alerts so far."""
         return self._telling.changes
 
     @property
     def callbacks(self) -> list[Listening]:
-        """Who is told: each is called with every change from here on."""
+        """The callbacks: each is called with every change from here on."""
         return self._telling.callbacks
 
     def __enter__(self) -> StandingGuard:
@@ -96,7 +95,7 @@ class StandingGuard:
 
     @property
     def steps(self) -> int:
-        """Steps that have ended, those of earlier runs included where the baseline has them."""
+        """Steps that have ended, with the steps of earlier runs where the baseline has them."""
         return self._judge.step if self._under_way else self.stored.steps
 
     @property
@@ -187,9 +186,9 @@ class StandingGuard:
         self._recount = True
 
     def boundary(self) -> None:
-        """A step has ended: look at what it did, and tell what has changed.
+        """A step has ended: look at its recomputes, and send an alert for each change.
 
-        In most steps that is all that the guard does, and each function called here would take
+        In most steps the guard does no more, and each function called here would take
         some microseconds, because the step itself has left nothing of ours in the caches.
         """
         if self._guard.failure is not None:
@@ -277,22 +276,22 @@ def guard(
     callbacks: Sequence[Listening] = (),
     trackers: bool = True,
 ) -> StandingGuard:
-    """A guard over a whole training: tells when recomputes are not what they were.
+    """A guard over a whole training: sends alerts when recomputes change.
 
     Use it in a ``with`` statement around the training, or call its ``start`` and ``stop``. Steps
-    end with the optimizer's, or where its ``step`` is called. It tells by the logger
-    ``recompute_scan.guard`` and by callbacks, and raises nothing into the training.
+    end with the optimizer's, or where its ``step`` is called. It logs to
+    ``recompute_scan.guard`` and calls the callbacks, and raises nothing into the training.
 
     Args:
         baseline: A file with what is usual. Where it exists, the first step is compared with it
             already, as after a resume; it is written when the guard stops.
-        learning: Steps from which it is learned what is usual, where there is no such file.
+        learning: Steps that the usual recomputes are learned from, where there is no such file.
         sample_every: Steps between two calls that are compared with their recompute; 0 for never.
         sample_share: The largest share of the training's time that comparing may take, from which
             the distance grows; ``None`` for any.
         on_change: ``raise`` raises an error at the step's end (``E352``), once for each change.
         callbacks: Called with each :class:`~recompute_scan.guarding.judge.Change`.
-        trackers: Whether W&B, MLflow, TensorBoard and trackio are told too, where the script has
+        trackers: Whether W&B, MLflow, TensorBoard and trackio get alerts too, where the script has
             a run or a writer of theirs open.
 
     Raises:
@@ -328,8 +327,8 @@ def run_guarded(
     """The guard of a whole run, and how the script ended; ``None`` where a bug of ours has kept the
     guard from beginning, and the script ran without it.
 
-    What is usual is kept in ``guard-rankN.json`` of the folder: the next run there is compared with
-    this one from its first step on. What was told is in ``guarded-rankN.json``.
+    The usual recomputes are kept in ``guard-rankN.json`` of the folder: the next run there is
+    compared with this one from its first step on. The alerts are in ``guarded-rankN.json``.
 
     Raises:
         UsageError: No such script (``E202``) or module (``E203``), or a folder that cannot be

@@ -1,18 +1,11 @@
-"""What is usual in a training, and what has changed.
+"""The usual recomputes of a training, and changes from them.
 
-What each checkpointed region has done since the last step, in plain counters.
-
-A region is a module, or a function, with a variant, whichever line calls it. Counting is all that
-happens while the script computes; names are looked up between steps.
-
-Whether a step's recomputes are what they were: plain data in, changes out.
+A region is a module, or a function, with a variant, whichever line calls it. While the script
+computes, its calls are only counted; names are looked up between steps.
 
 Ratios are not compared, because a healthy training varies them: evaluation enters regions that no
-backward pass comes to, micro-batches vary, optimizers skip steps. What is compared is which
-checkpoints of a module were recomputed at all, and that is a change once several steps in a row
-show what no step has shown before.
-
-What the guard tells: what has changed, where, since which step; and what is usual, in a file.
+backward pass comes to, micro-batches vary, optimizers skip steps. Compared are the checkpoints of a
+module that were recomputed at all: several steps in a row that show a new set are a change.
 """
 
 from __future__ import annotations
@@ -49,9 +42,8 @@ class TalliedRegion:
         nested: Of these, those that ran during a recompute of another region.
         recomputed: Runs behind the first one of a call.
         again: Of these, behind the second one.
-        handed_on: How often a run behind the first met another checkpoint of the same module. What
-            that one counts is all that ran of it again, and where it keeps its inputs to itself,
-            nothing did.
+        handed_on: How often a run behind the first met another checkpoint of the same module.
+            That one counts all its runs, and where it keeps its inputs itself, there are none.
         keeps_random: Whether recomputes draw the forward's random numbers, as the last call has it.
         bits: What the last step did, as one number.
         held: What was called, while it lives; ``None`` where it is kept.
@@ -225,7 +217,7 @@ class Tallies:
             named = code.co_name if code is not None else kind.__name__
         site = self._sites.called_at(self._caller(sys._getframe(2)))
         region = TalliedRegion(variant, module, named, site)
-        # What has the address next is another. Code is kept, and what cannot be watched.
+        # Another object may get the address next. Code is kept, and objects that cannot be watched.
         region.code = getattr(function, "__code__", None)
         try:
             if not isinstance(held, CodeType):
@@ -237,7 +229,7 @@ class Tallies:
         return region
 
     def forget_gone(self) -> None:
-        """Drop regions whose modules are no more: scripts make a model anew for each phase."""
+        """Drop regions of modules that are no more: scripts make a model anew for each phase."""
         if any(region.gone for region in self.regions):
             self.regions = [region for region in self.regions if not region.gone]
 
@@ -252,7 +244,7 @@ class WatchedPart(Struct, frozen=True, order=True):
     Attributes:
         variant: ``reentrant`` or ``non-reentrant``.
         keeps_random: Whether recomputes draw the forward's random numbers.
-        nested: Whether another checkpoint is around it, whose recompute runs it too.
+        nested: Whether another checkpoint around it runs it too, in its recompute.
         repeated: Whether one forward was recomputed several times.
     """
 
@@ -262,7 +254,7 @@ class WatchedPart(Struct, frozen=True, order=True):
     repeated: bool = False
 
 
-# All checkpoints of one module whose recomputes ran in a step, sorted; empty where none did.
+# All checkpoints of one module that were recomputed in a step, sorted.
 Parts = tuple[WatchedPart, ...]
 
 
@@ -276,8 +268,8 @@ class Change(Struct, frozen=True):
             forward is recomputed several times; ``lost``: no longer, and its weights get no
             gradient; ``unfaithful``: a recompute is another computation than its forward.
         step: The first step that shows it, from 1.
-        told: The step after which it is told.
-        modules: Qualified names, or those of functions, of the regions.
+        told: The step after which the alert is sent.
+        modules: Qualified names of the regions, or names of functions.
         sites: ``file:line`` that calls each, where known.
         before: Recomputes per forward before.
         after: Recomputes per forward now.
@@ -304,7 +296,7 @@ def count(parts: Parts) -> int:
 
 
 def kind_of(before: Parts, after: Parts) -> Kind:
-    """What has become of a module's checkpoints; both are not the same."""
+    """The kind of change between a module's checkpoints, which are not the same."""
     if not after:
         return "off"
     if not before:
@@ -343,7 +335,7 @@ def sentence(
     after: Parts,
     detail: str = "",
 ) -> str:
-    """What a person reads of a change."""
+    """The sentence for a person about a change."""
     first = modules[0] or "a function"
     who = first if len(modules) == 1 else f"{first} and {len(modules) - 1} more"
     verb = "is" if len(modules) == 1 else "are"
@@ -364,7 +356,7 @@ def sentence(
 
 
 class Stored(Struct, frozen=True):
-    """What a guard has learned.
+    """The baseline that a guard has learned.
 
     Attributes:
         modules: Checkpoints of each module that is recomputed, by qualified name.
@@ -382,7 +374,7 @@ class Stored(Struct, frozen=True):
 
 
 def read_stored(path: Path) -> Stored:
-    """What a file has.
+    """The baseline in a file.
 
     Raises:
         InputError: It cannot be read, or is no such file (``E351``).
@@ -450,13 +442,13 @@ class _Told(Struct):
 
 
 class Judge:
-    """Knows what is usual, and tells what is not.
+    """Knows the usual recomputes, and finds changes.
 
     Args:
-        learning: Steps whose recomputes are what is usual; none where a stored baseline is given.
+        learning: Steps that the usual recomputes are learned from; 0 with a stored baseline.
         usual: Checkpoints of each module in a stored baseline.
-        training: Tells of a module by name whether it is trained now.
-        trained_then: Tells whether it was, when the first steps were over.
+        training: Whether a module, by name, is trained now.
+        trained_then: Whether it was, when the first steps were over.
 
     Attributes:
         step: The steps that have ended. One that is like the step before is counted from outside.
@@ -479,7 +471,7 @@ class Judge:
         self._began = 0
 
     def usual(self) -> dict[str, Parts]:
-        """What each module's checkpoints are now, for a stored baseline."""
+        """Each module's present checkpoints, for a stored baseline."""
         return {name: known.last for name, known in self._known.items() if known.last}
 
     def begin_at(self, step: int) -> None:
@@ -563,7 +555,7 @@ class Judge:
         known.usual, known.last, known.unlike = {one.parts}, one.parts, None
 
     def _kind(self, name: str, known: _Known, one: SeenStep) -> Kind | Literal["adopt"] | None:
-        """What has changed; ``None`` where there may be a good reason, to be asked again later."""
+        """The kind of change; ``None`` where there may be a good reason, to be asked later."""
         if one.parts and known.last:
             return kind_of(known.last, one.parts)
         if one.parts:  # new
@@ -587,8 +579,8 @@ class Judge:
         return None
 
     def _twin(self, name: str, *, gone: bool) -> _Known | None:
-        """The same module of another model of its kind: that one's names may have the model's own
-        before them. One that is ``gone`` now, or one that came when this one went.
+        """The same module of another model of its kind; its names may begin with that model's
+        name. One that is ``gone`` now, or one that came when this one went.
         """
         mine = self._known[name]
         for other, known in self._known.items():

@@ -1,7 +1,7 @@
 """Callbacks and trackers of training frameworks.
 
 ``RecomputeScanCallback`` is for the Trainer of transformers (and of libraries on top of it),
-``RecomputeScanLightningCallback`` for that of Lightning, ``RecomputeScanTracker`` for
+``RecomputeScanLightningCallback`` for Lightning's, ``RecomputeScanTracker`` for
 ``Accelerator(log_with=…)``. Each takes what :func:`recompute_scan.record` takes, and has a ``scan``
 when the training is over. The framework is imported when its class is first asked for.
 """

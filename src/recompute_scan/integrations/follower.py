@@ -1,4 +1,4 @@
-"""What all callbacks share: a recording that follows one training after another."""
+"""The base of all callbacks: a recording that follows one training after another."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _log = logging.getLogger("recompute_scan.trackers")
 
 
 class Follower:
-    """Records each training that it is told of.
+    """Records each training that a framework announces.
 
     Frameworks do not always say that a training has failed, and a trainer may be made that never
     trains. The next recording, a callback's or another, ends what is left of it.
 
-    As soon as all is recorded, rank 0 analyses it and tells the run's trackers, where there are
-    any: most frameworks close theirs before they say that the training has ended.
+    As soon as all is recorded, rank 0 analyses it and sends the answer to the run's trackers:
+    most frameworks close theirs before they announce the end of the training.
 
     Args:
-        steps: As those of :func:`record`, like what follows.
+        steps: As for :func:`record`, and so are the others.
         warmup: Steps before anything is recorded.
         timing_steps: Steps to time without the profiler.
         folder: Where traces, result and page go; ``None`` for a temporary one.
         device: What to record.
-        trackers: Whether trackers in use are told.
+        trackers: Whether trackers in use get the answer.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Follower:
 
     @property
     def scan(self) -> Scan:
-        """What the recorded steps show; see :attr:`Recording.scan` for what it raises."""
+        """The scan of the recorded steps; see :attr:`Recording.scan` for its errors."""
         return self._recording.scan
 
     def begin(self) -> None:
-        """A training is about to begin. Of one that is told of twice, the first time counts."""
+        """A training is about to begin. Where a framework announces it twice, the first counts."""
         if self._recording.under_way and not self._steps:
             return
         self._recording.begin(gives_way=True)
@@ -88,11 +88,11 @@ class Follower:
             if trackers.in_use():
                 trackers.tell(note_of(self.scan, self._steps))
         except Exception:  # the training goes on
-            _log.warning("Trackers were told nothing", exc_info=True)
+            _log.warning("Trackers got no answer", exc_info=True)
 
 
 def note_of(scan: Scan, step: int) -> trackers.Note:
-    """What trackers are told of a scan; with an alert where checkpointing is doubled or wrong."""
+    """A note on a scan for trackers; with an alert where checkpointing is doubled or wrong."""
     wrong = [one for one in scan.findings if one.severity == "error"]
     alert = None
     if scan.verdict == "doubled":

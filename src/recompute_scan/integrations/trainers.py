@@ -1,10 +1,8 @@
-"""Callbacks for transformers, Lightning and Accelerate.
+"""Callbacks for transformers and Lightning, and a tracker for Accelerate.
 
-For the Trainer of transformers, and those of trl, axolotl and others that build on it.
-
-For the Trainer of Lightning, by either of its names.
-
-For loops with an ``Accelerator``: a tracker, which is told of steps as they are logged.
+The first is for the Trainer of transformers, and of trl, axolotl and others that build on it; the
+second for Lightning's, by either of its names. The tracker serves loops with an ``Accelerator``,
+which log their steps.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ class RecomputeScanCallback(TrainerCallback):
     when that is made, it sees which line switches checkpointing on.
 
     Args:
-        steps: As those of :func:`recompute_scan.record`, like what follows.
+        steps: As for :func:`recompute_scan.record`, and so are the others.
         warmup: Steps before anything is recorded.
         timing_steps: Steps to time without the profiler.
         folder: Where traces, result and page go; ``None`` for a temporary one.
         device: What to record.
-        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class RecomputeScanCallback(TrainerCallback):
 
     @property
     def scan(self) -> Scan:
-        """What the recorded steps show, when the training is over."""
+        """The scan of the recorded steps, when the training is over."""
         return self._follower.scan
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
@@ -99,12 +97,12 @@ class RecomputeScanLightningCallback(_Callback):
     one batch, their steps together.
 
     Args:
-        steps: As those of :func:`recompute_scan.record`, like what follows.
+        steps: As for :func:`recompute_scan.record`, and so are the others.
         warmup: Steps before anything is recorded.
         timing_steps: Steps to time without the profiler.
         folder: Where traces, result and page go; ``None`` for a temporary one.
         device: What to record.
-        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class RecomputeScanLightningCallback(_Callback):
 
     @property
     def scan(self) -> Scan:
-        """What the recorded steps show, when the training is over."""
+        """The scan of the recorded steps, when the training is over."""
         return self._follower.scan
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -162,12 +160,12 @@ class RecomputeScanTracker(GeneralTracker):
     model after ``init_trackers``, so that the lines that switch checkpointing on are seen.
 
     Args:
-        steps: As those of :func:`recompute_scan.record`, like what follows.
+        steps: As for :func:`recompute_scan.record`, and so are the others.
         warmup: Steps before anything is recorded.
         timing_steps: Steps to time without the profiler.
         folder: Where traces, result and page go; ``None`` for a temporary one.
         device: What to record.
-        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) are told the answer.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
     """
 
     name = "recompute_scan"
@@ -197,12 +195,12 @@ class RecomputeScanTracker(GeneralTracker):
 
     @property
     def tracker(self) -> RecomputeScanTracker:
-        """What ``accelerator.get_tracker("recompute_scan", unwrap=True)`` gives."""
+        """The tracker that ``accelerator.get_tracker("recompute_scan", unwrap=True)`` returns."""
         return self
 
     @property
     def scan(self) -> Scan:
-        """What the recorded steps show, when the training is over."""
+        """The scan of the recorded steps, when the training is over."""
         return self._follower.scan
 
     def start(self) -> None:

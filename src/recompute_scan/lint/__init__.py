@@ -1,8 +1,8 @@
 """Static checks of scripts and configuration files.
 
-Files become facts (:mod:`python`, :mod:`settings`, :mod:`shell`), facts become findings
-(:mod:`doubling`, :mod:`launches`; :mod:`nested` where :mod:`following` meets one checkpoint inside
-another), findings become text or a diff (:mod:`lint_formats`). Nothing that is read is imported.
+Files become facts (:mod:`python`, :mod:`launches`). Facts become findings (:mod:`doubling`,
+:mod:`launches`; :mod:`wrappers` where :mod:`script_checkpoints` meets one checkpoint inside
+another). Findings become text or a diff (:mod:`output`). Nothing that is read is imported.
 """
 
 from recompute_scan.lint.engine import Report, lint

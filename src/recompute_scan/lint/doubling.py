@@ -1,6 +1,6 @@
-"""From what files say to findings. What each says was counted or read in the framework's code.
+"""From switches in files to findings, each counted or read in the framework's code.
 
-The counts are those of ``tests/lint/truths.py``: a non-reentrant wrapper around a layer that the
+``tests/lint/truths.py`` holds the counts: a non-reentrant wrapper around a layer that the
 model checkpoints too costs one recompute where the model's own is non-reentrant, and two where
 either is reentrant, in any order.
 """
@@ -8,11 +8,13 @@ either is reentrant, in any order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from recompute_scan.frameworks import accelerate, deepspeed, lightning, llamafactory, registry
+from msgspec.structs import replace
+
+from recompute_scan.frameworks import finetuning, huggingface, parallel, registry, trainers
 from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, truthy
-from recompute_scan.lint.python import Script
+from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned
 
 ONE_SETTING = "Keep one: delete gradient_checkpointing, or FSDP's activation_checkpointing."
@@ -29,11 +31,17 @@ def script_findings(
     wrappers: Sequence[CheckpointSwitch] = (),
     calls: frozenset[str] | None = None,
 ) -> Iterator[Found]:
-    """What a script alone shows; ``wrappers`` are those that come from elsewhere, and ``calls``
-    tell which frameworks' functions some script calls, where that is known.
+    """The findings of one script.
+
+    Args:
+        file: Its name.
+        script: Its switches and other facts.
+        pinned: The version of transformers.
+        wrappers: Wrappers that other files put around its model.
+        calls: Frameworks' functions that some script calls; ``None`` where that is not known.
     """
     for section in script.sections if calls is not None else ():
-        for flaw in deepspeed.flaws({setting.path: setting for setting in section}):
+        for flaw in parallel.flaws({setting.path: setting for setting in section}):
             if not (calls or frozenset()).intersection(flaw.unless):
                 yield found_flaw(file, flaw)
     yield from _pairs(file, script, pinned, (*script.switches, *wrappers))
@@ -43,12 +51,12 @@ def script_findings(
             line,
             "RS605",
             "preserve_rng_state=False: gradients change where a layer draws random numbers",
-            "The recompute draws numbers of its own, so a dropout's mask differs from its forward.",
+            "The recompute draws new numbers, so a dropout's mask differs from its forward.",
             "Leave preserve_rng_state out, unless no layer draws random numbers.",
         )
     for line in script.two_policies:
         both = {"activation_checkpointing", "activation_checkpointing_policy"}
-        yield from (found_flaw(file, flaw) for flaw in lightning.refused(both, line))
+        yield from (found_flaw(file, flaw) for flaw in trainers.lightning_refuses(both, line))
     for line, keywords in script.arguments:
         config = keywords.get("fsdp_config")
         if (
@@ -57,14 +65,10 @@ def script_findings(
             and isinstance(config, dict)
             and config.get("activation_checkpointing") is True
         ):
-            yield Found(
-                file,
-                line,
-                "RS604" if pinned.refuses else "RS602",
-                "gradient_checkpointing and FSDP's activation_checkpointing are both on",
-                REFUSES if pinned.refuses else f"Before transformers 4.33 both were taken. {RUN}",
-                ONE_SETTING,
-            )
+            code = "RS604" if pinned.refuses else "RS602"
+            title = "gradient_checkpointing and FSDP's activation_checkpointing are both on"
+            why = REFUSES if pinned.refuses else f"Before transformers 4.33 both were taken. {RUN}"
+            yield Found(file, line, code, title, why, ONE_SETTING)
 
 
 def asks(keywords: dict[str, Any]) -> bool:
@@ -78,11 +82,11 @@ def asks(keywords: dict[str, Any]) -> bool:
 def settings_findings(
     file: str, settings: Sequence[Setting], pinned: Pinned, calls: frozenset[str]
 ) -> Iterator[Found]:
-    """What a configuration file alone shows; ``pinned`` is what is pinned beside it, ``calls``
-    tell which frameworks' functions some script calls.
+    """The findings of one configuration; ``calls`` are frameworks' functions that some script
+    calls.
     """
     values = {setting.path: setting for setting in settings}
-    if not llamafactory.is_its_own(settings):
+    if not finetuning.is_llama_factory(settings):
         yield from _trainer(file, values, settings, pinned)
     for flaw in registry.flaws(values):
         if not calls.intersection(flaw.unless):
@@ -90,23 +94,23 @@ def settings_findings(
 
 
 def found_flaw(file: str, flaw: Flaw) -> Found:
-    """What a framework knows of its own settings, as a finding in this file."""
+    """A framework's flaw in its settings, as a finding in this file."""
     return Found(file, flaw.line, flaw.code, flaw.title, flaw.why, flaw.fix, flaw.edit)
 
 
 def _pairs(
     file: str, script: Script, pinned: Pinned, switches: Sequence[CheckpointSwitch]
 ) -> Iterator[Found]:
-    told: set[int] = set()
+    found: set[int] = set()
     for wrapper in switches:
         for model in switches:
-            if (wrapper.kind, model.kind) != ("wrapper", "model") or model.line in told:
+            if (wrapper.kind, model.kind) != ("wrapper", "model") or model.line in found:
                 continue
             if not _meet(script, wrapper, model) or _exclusive(script, wrapper, model):
                 continue
             if model.subject in script.disabled or _replaced(script, wrapper, model):
                 continue
-            told.add(model.line)
+            found.add(model.line)
             yield _pair(file, script, wrapper, model, pinned)
 
 
@@ -122,55 +126,38 @@ def _pair(
     variants = (wrapper.variant, own)
     where = wrapper.where or f"line {wrapper.line} wraps the layers of {wrapper.subject}"
     together = _together(script, wrapper, model)
+    edit: Literal["", "delete"] = "delete"
+    both = variants == ("non-reentrant", "non-reentrant")
     if "reentrant" in variants and together:
-        return Found(
-            file,
-            model.line,
-            "RS601",
-            f"checkpointed twice: here, and {where}",
+        code, title = "RS601", "checkpointed twice"
+        why = (
             f"One of the two is reentrant{by}, so each layer's forward runs twice in the backward "
-            "pass.",
-            _ONE,
-            "delete",
+            "pass."
         )
-    if (
-        variants == ("non-reentrant", "non-reentrant")
-        and not script.early_stop_off
-        and wrapper.certain
-    ):
-        return Found(
-            file,
-            model.line,
-            "RS603",
-            f"two switches for one recompute: here, and {where}",
+    elif both and not script.early_stop_off and wrapper.certain:
+        code, title = "RS603", "two switches for one recompute"
+        why = (
             f"Both are non-reentrant{by}, and the inner one finds its work done: one recompute "
-            "today. "
-            "It doubles as soon as either becomes reentrant.",
-            _ONE,
-            "delete",
+            "today. It doubles as soon as either becomes reentrant."
         )
-    if "reentrant" in variants:
-        doubt = "if both run for the same layers"
-    elif script.early_stop_off:
-        doubt = "where early stop is off"
-    elif own == "default" and wrapper.variant == "non-reentrant":
-        doubt = "if transformers is older than 5, whose default is reentrant"
-    elif variants == ("non-reentrant", "non-reentrant"):
-        doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
     else:
-        doubt = "if either is reentrant"
-    return Found(
-        file,
-        model.line,
-        "RS602",
-        f"may be checkpointed twice, {doubt}: here, and {where}",
-        f"The file alone does not tell. {RUN}",
-        _ONE,
-    )
+        if "reentrant" in variants:
+            doubt = "if both run for the same layers"
+        elif script.early_stop_off:
+            doubt = "where early stop is off"
+        elif own == "default" and wrapper.variant == "non-reentrant":
+            doubt = "if transformers is older than 5, which is reentrant by default"
+        elif both:
+            doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
+        else:
+            doubt = "if either is reentrant"
+        code, title, edit = "RS602", f"may be checkpointed twice, {doubt}", ""
+        why = f"The file alone does not show it. {RUN}"
+    return Found(file, model.line, code, f"{title}: here, and {where}", why, _ONE, edit)
 
 
 def _meet(script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch) -> bool:
-    """Whether the two are for the same layers, as far as their names tell."""
+    """Whether the two are for the same layers, as far as their names show."""
     if wrapper.subject == "*":
         return bool(model.scope) and model.scope[0] in script.modules
     return wrapper.subject == model.subject
@@ -224,7 +211,7 @@ def _exclusive(script: Script, one: CheckpointSwitch, other: CheckpointSwitch) -
 
 
 def _conditions(script: Script, switch: CheckpointSwitch) -> set[str]:
-    """What is true where the switch is reached, as written."""
+    """The conditions that are true where the switch is reached, as written."""
     return {
         script.tests[node] for node, arm in switch.branch if arm == "body" and node in script.tests
     }
@@ -234,19 +221,20 @@ def _trainer(
     file: str, values: Values, settings: Sequence[Setting], pinned: Pinned
 ) -> Iterator[Found]:
     own = next((values[path] for path in _OWN if path in values), None)
-    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or accelerate.wrapper_of(
+    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or huggingface.wrapper_of(
         settings
     )
     if own and fsdp and truthy(own.value) and truthy(fsdp.value):
         certain = pinned.refuses and ("output_dir",) in values and ("base_model",) not in values
         certain = certain and bool(("fsdp",) in values and values["fsdp",].value)
-        yield Found(
-            file,
-            own.line,
-            "RS604" if certain else "RS602",
-            f"{'both are' if certain else 'may fail or double: both are'} on: this, and FSDP's "
-            f"activation_checkpointing in line {fsdp.line}",
-            REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}",
-            ONE_SETTING,
-            "off",
-        )
+        which = f"this, and FSDP's activation_checkpointing in line {fsdp.line}"
+        yield replace(both_on(file, own.line, which, certain=certain), edit="off")
+
+
+def both_on(file: str, line: int, which: str, *, certain: bool) -> Found:
+    """Both switches of the Trainer are on; it refuses them where ``certain``."""
+    code, title = (
+        ("RS604", "both are on") if certain else ("RS602", "may fail or double: both are on")
+    )
+    why = REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}"
+    return Found(file, line, code, f"{title}: {which}", why, ONE_SETTING)

@@ -1,9 +1,4 @@
-"""The engine of `lint`: files to findings, and what is suppressed.
-
-Which files are read, what of them is suppressed, and the whole answer.
-
-Comments that accept a finding, and those that accept nothing.
-"""
+"""From files to the answer of `lint`, without the findings that comments accept."""
 
 from __future__ import annotations
 
@@ -35,9 +30,9 @@ from recompute_scan.lint.launches import (
     read_settings,
     read_shell,
 )
-from recompute_scan.lint.library_calls import pinned_beside
-from recompute_scan.lint.python import ImportedCall, Script, read_script
-from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned, Unreadable
+from recompute_scan.lint.library_calls import Script, pinned_beside
+from recompute_scan.lint.python import read_script
+from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Found, Pinned, Unreadable
 from recompute_scan.lint.wrappers import nested_findings
 from recompute_scan.project_file import LintSettings
 from recompute_scan.result.run_record import source_lines
@@ -55,9 +50,9 @@ class Acceptance(Struct, frozen=True):
     """A comment that accepts findings of its line, or of the next where it stands alone.
 
     Attributes:
-        line: The comment's own.
-        at: The line whose findings it accepts.
-        codes: Which; empty for all.
+        line: The line of the comment.
+        at: The line of the findings that it accepts.
+        codes: Their codes; empty for all.
         reason: Why, as written; one is needed.
     """
 
@@ -112,7 +107,7 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 def sorted_out(
     file: str, found: Iterable[Found], accepting: Iterable[Acceptance]
 ) -> tuple[list[Found], list[Found], list[Unused]]:
-    """What is kept of a file's findings, what is accepted, and comments that accept nothing."""
+    """A file's open findings, its accepted ones, and comments that accept nothing."""
     everything = list(found)
     at_line: dict[int, list[Found]] = {}
     for finding in everything:
@@ -282,7 +277,7 @@ def _excluded(path: Path, project: LintSettings) -> bool:
 
 
 class _Inside:
-    """What is below the folders that are asked for, or the working folder."""
+    """The files below the folders that are asked for, or the working folder."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         folders = (path if path.is_dir() else path.parent for path in (*paths, Path()))
@@ -309,7 +304,7 @@ class _Named:
         self._unreadable: set[Path] = set()
 
     def find(self, beside: Path, name: object) -> Path | None:
-        """The file that a command names, from the working folder or from beside the script."""
+        """The file that a command names, in the shell script's folder or the working folder."""
         if not isinstance(name, str) or "\0" in name or "$" in name:
             return None
         for folder in (beside.parent, Path()):
@@ -320,38 +315,24 @@ class _Named:
         return None
 
     def settings(self, path: Path | None) -> Sequence[Setting]:
-        """Those of a configuration.
-
-        Raises:
-            Unreadable: It is none.
-        """
-        if path is None:
-            return ()
-        if path not in self.configurations:
+        """The settings of a configuration; raises ``Unreadable``."""
+        if path is not None and path not in self.configurations:
             text = self._text(path)
             self.configurations[path] = read_settings(text, path.suffix)
-            self.texts[path] = text
-        return self.configurations[path]
+        return () if path is None else self.configurations[path]
 
     def script(self, path: Path | None) -> Script | None:
-        """What a script says.
-
-        Raises:
-            Unreadable: It is none.
-        """
-        if path is None:
-            return None
-        if path not in self.scripts:
-            text = self._text(path)
-            self.scripts[path] = read_script(text)
-            self.texts[path] = text
-        return self.scripts[path]
+        """The facts of a script; raises ``Unreadable``."""
+        if path is not None and path not in self.scripts:
+            self.scripts[path] = read_script(self._text(path))
+        return None if path is None else self.scripts[path]
 
     def _text(self, path: Path) -> str:
         if path in self._unreadable:
             raise Unreadable("it was not read before")
         self._unreadable.add(path)
-        return _text(path)
+        self.texts[path] = text = _text(path)
+        return text
 
 
 def _launches(
@@ -442,11 +423,11 @@ def encoding_of(path: Path, data: bytes) -> str:
 
 def _wrappers_from_elsewhere(
     scripts: Mapping[Path, Script],
-) -> dict[Path, tuple[CheckpointSwitch, ...]]:
-    """The switches of each script, those of imported helpers put where they are called.
+) -> dict[Path, list[CheckpointSwitch]]:
+    """The switches of each script; a switch in an imported helper is put where that is called.
 
     A helper is known where exactly one of the scripts that were read defines it in the module, or
-    below the package, that the import names; else the call stays one whose effect is not told.
+    below the package, that the import names; else the effect of the call stays unknown.
     """
     defined: dict[str, list[Path]] = {}
     for path, script in scripts.items():
@@ -462,29 +443,20 @@ def _wrappers_from_elsewhere(
 
 
 def _put_in(
-    switches: tuple[CheckpointSwitch, ...],
-    call: ImportedCall,
+    switches: list[CheckpointSwitch],
+    call: CalledHelper,
     scripts: Mapping[Path, Script],
     defined: Mapping[str, list[Path]],
-) -> tuple[CheckpointSwitch, ...]:
-    module, _, name = call.origin.rpartition(".")
+) -> list[CheckpointSwitch]:
+    module, _, name = call.name.rpartition(".")
     named = [path for path in defined.get(name, ()) if _within(path, module)]
     if len(named) != 1:
         return switches
     kept = [switch for switch in switches if switch.line != call.line or switch.kind != "wrapper"]
     for place, switch, certain in scripts[named[0]].helpers[name]:
         if place < len(call.given):
-            kept.append(
-                replace(
-                    switch,
-                    line=call.line,
-                    subject=call.given[place],
-                    scope=call.scope,
-                    branch=call.branch,
-                    certain=certain,
-                )
-            )
-    return tuple(kept)
+            kept.append(switch.moved(call, call.given[place], certain=certain))
+    return kept
 
 
 def _within(path: Path, module: str) -> bool:

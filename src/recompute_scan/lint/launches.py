@@ -1,11 +1,4 @@
-"""Shell scripts and configuration files, and the switches in them.
-
-Launch commands in a shell script, and what each shows with the files that it names.
-
-Configuration files as flat settings with lines: YAML, JSON, TOML.
-
-Which checkpoints files switch on, on which layers and by which variant, doubled or not.
-"""
+"""Shell scripts and configurations (YAML, JSON, TOML), and the checkpoints that they switch on."""
 
 from __future__ import annotations
 
@@ -21,11 +14,18 @@ from msgspec import Struct
 from msgspec.structs import replace as replaced
 
 from recompute_scan.errors import how_to_add
-from recompute_scan.frameworks import accelerate, llamafactory, registry
-from recompute_scan.frameworks.base import RUN, Setting, Variant, truthy, value_of
+from recompute_scan.frameworks import finetuning, huggingface, registry
+from recompute_scan.frameworks.base import Setting, Variant, truthy, value_of
 from recompute_scan.frameworks.registry import commands
-from recompute_scan.lint.doubling import ONE_SETTING, REFUSES, asks, found_flaw, script_findings
-from recompute_scan.lint.python import Script
+from recompute_scan.lint.doubling import (
+    ONE_SETTING,
+    REFUSES,
+    asks,
+    both_on,
+    found_flaw,
+    script_findings,
+)
+from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import Found, Pinned, Unreadable
 from recompute_scan.project_file import refuse_long_keys
 from recompute_scan.result.run_record import source_lines
@@ -167,7 +167,7 @@ def read_shell(text: str) -> Iterator[Launch]:
     """The launch commands of a shell script, variables and arrays that it sets itself put in.
 
     A variable that is set in several places has its last value before the command, whatever
-    conditions are around it: what rests on it is said with the caution of the rules.
+    conditions are around it; the rules word their findings with that caution.
 
     Raises:
         Unreadable: The commands, variables put in, are too long.
@@ -301,26 +301,19 @@ def launch_findings(
     script: tuple[str, Script] | None,
     pinned: Pinned,
 ) -> Iterator[Found]:
-    """What one command shows; each file comes with its name, settings as far as they were read."""
+    """The findings of one command; each file comes with its name, and its settings where read."""
     plugin = launch.get("fsdp_activation_checkpointing")
-    wrapped = truthy(plugin.value) if plugin else accelerate.wrapper_of(config[1]) is not None
-    if not (wrapped and (launch.get("use_fsdp") is not None or accelerate.is_fsdp(config[1]))):
+    wrapped = truthy(plugin.value) if plugin else huggingface.wrapper_of(config[1]) is not None
+    if not (wrapped and (launch.get("use_fsdp") is not None or huggingface.is_fsdp(config[1]))):
         return
-    if llamafactory.is_its_own(arguments[1]):
+    if finetuning.is_llama_factory(arguments[1]):
         yield from _factory(file, launch, config, arguments)
         return
     own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
     if own is not None and truthy(own.value):
         certain = script is not None and script[1].parses and pinned.refuses
-        yield Found(
-            file,
-            launch.line,
-            "RS604" if certain else "RS602",
-            f"{'both are' if certain else 'may fail or double: both are'} on: "
-            f"--{own.path[0]} and FSDP's activation_checkpointing",
-            REFUSES if certain else f"{REFUSES} Other trainers may checkpoint twice. {RUN}",
-            ONE_SETTING,
-        )
+        which = f"--{own.path[0]} and FSDP's activation_checkpointing"
+        yield both_on(file, launch.line, which, certain=certain)
     elif own is None and script is not None:
         yield from _script(file, launch, config, script, pinned)
 
@@ -335,28 +328,25 @@ def _script(
     name, read = script
     said = next((line for line, keywords in read.arguments if asks(keywords)), None)
     if said is not None:
-        yield Found(
-            file,
-            launch.line,
-            "RS604" if pinned.refuses else "RS602",
-            f"both are on: Trainer arguments in {name}:{said}, and FSDP's activation_checkpointing",
-            REFUSES,
-            ONE_SETTING,
+        code = "RS604" if pinned.refuses else "RS602"
+        title = (
+            f"both are on: Trainer arguments in {name}:{said}, and FSDP's activation_checkpointing"
         )
+        yield Found(file, launch.line, code, title, REFUSES, ONE_SETTING)
     elif read.trl and not _switched_off(read):
         yield Found(
             file,
             launch.line,
             "RS602",
             "may fail: FSDP's activation_checkpointing is on, and TRL's default is on too",
-            f"TRL's arguments have gradient_checkpointing=True unless told otherwise. {REFUSES}",
+            f"TRL's arguments have gradient_checkpointing=True by default. {REFUSES}",
             "Pass gradient_checkpointing=False to TRL's configuration, or delete FSDP's "
             "activation_checkpointing.",
         )
     else:
-        plugin = accelerate.wrapper_of(config[1])
+        plugin = huggingface.wrapper_of(config[1])
         at = f"{config[0]}:{plugin.line}" if plugin else f"{file}:{launch.line}"
-        whole = accelerate.wraps_layers(config[1])
+        whole = huggingface.wraps_layers(config[1])
         wrappers = [
             replaced(prepared, certain=whole and prepared.certain, where=f"FSDP's wrapper ({at})")
             for prepared in read.prepared
@@ -378,13 +368,15 @@ def _factory(
     config: tuple[str, Sequence[Setting]],
     arguments: tuple[str, Sequence[Setting]],
 ) -> Iterator[Found]:
-    own = llamafactory.own_variant(arguments[1], fsdp2=accelerate.is_fsdp2(config[1]))
+    own = finetuning.llama_factory_variant(arguments[1], fsdp2=huggingface.is_fsdp2(config[1]))
     if own is None:
         return
-    plugin = accelerate.wrapper_of(config[1])
+    plugin = huggingface.wrapper_of(config[1])
     name, line = (config[0], plugin.line) if plugin else (file, launch.line)
     where = f"FSDP's wrapper, which {file}:{launch.line} launches with {arguments[0]}"
-    found = llamafactory.doubled(line, own, certain=accelerate.wraps_layers(config[1]), where=where)
+    found = finetuning.llama_factory_doubled(
+        line, own, certain=huggingface.wraps_layers(config[1]), where=where
+    )
     yield found_flaw(name, found)
 
 
@@ -448,15 +440,15 @@ def on_in_settings(
 ) -> Iterator[SwitchInFile]:
     """Those of a configuration file."""
     values = {setting.path: setting for setting in settings}
-    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or accelerate.wrapper_of(
+    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or huggingface.wrapper_of(
         settings
     )
     if wrapper is not None and truthy(wrapper.value):
         named = next((s.value for s in settings if s.path[-1] in _WRAPPED if s.path), None)
         layers = f"each {named}" if named else "the layers that FSDP wraps"
         yield SwitchInFile(file, wrapper.line, "FSDP's wrapper", layers, "non-reentrant")
-    if llamafactory.is_its_own(settings):
-        own = llamafactory.own_variant(settings, fsdp2=accelerate.is_fsdp2(settings))
+    if finetuning.is_llama_factory(settings):
+        own = finetuning.llama_factory_variant(settings, fsdp2=huggingface.is_fsdp2(settings))
         if own is not None:
             yield SwitchInFile(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
     elif (own_switch := values.get(("gradient_checkpointing",))) and truthy(own_switch.value):

@@ -1,10 +1,6 @@
-"""What calls of known libraries switch on.
+"""Calls of known libraries that switch checkpointing on, as read in each library's code.
 
-What the names and expressions of a script stand for, as far as the script itself tells.
-
-What calls of libraries switch on. What each does was read in the library's own code.
-
-The version of transformers that is pinned beside a file, or installed.
+Also the version of transformers that is pinned in a file's folder, or installed.
 """
 
 from __future__ import annotations
@@ -17,12 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from recompute_scan.files import opened
-from recompute_scan.frameworks.base import Variant
-from recompute_scan.lint.rules import CheckpointSwitch, Pinned
+from recompute_scan.frameworks.base import Setting, Variant
+from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Pinned
 
 _LAYERS = ("DecoderLayer", "Block", "Layer")
 
@@ -70,7 +68,7 @@ class ScriptNames:
         return ""
 
     def resolved(self, node: ast.expr) -> ast.expr:
-        """What a name stands for, where it is given a value once; anything else as it is."""
+        """The value of a name that is given one once; anything else as it is."""
         return self._values.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def is_layer(self, check: ast.expr | None) -> bool:
@@ -141,37 +139,75 @@ _TORCH = (
     "torch.utils.checkpoint",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
 )
-# As llama-cookbook and what was made from it call their own; what an import does is not known.
+# llama-cookbook and its forks call their own helper so; the effect of an import is not known.
 HELPERS = {"apply_fsdp_checkpointing"}
 
 Scope = tuple[str, ...]
 Branch = tuple[tuple[int, str], ...]
 
 
-class LibraryCalls:
-    """What the calls of one script switch on, as they are met.
+class Script(Struct):
+    """The facts of a script.
 
     Attributes:
-        switches: Switches, with their places.
-        disabled: Expressions whose checkpointing is switched off somewhere.
+        switches: The checkpoints that it switches on.
+        disabled: Expressions that a statement switches checkpointing off for.
+        rebound: Names that it gives another value to, with the line and whether it always does;
+            wrapping does not count.
+        leaves: Lines at which a function may be left early.
+        tests: The conditions of its ``if``, as written, by the first half of a ``branch``.
+        refused: Lines at which conditions that are true together end a function: the scope, and
+            the conditions.
         no_rng: Lines where a checkpoint does not restore random numbers.
-        arguments: Keywords of Trainer arguments, with the call's line.
-        prepared: What ``accelerator.prepare`` is given, as wrappers that a plugin would put there.
+        arguments: Keywords of Trainer arguments that it makes, with the call's line.
+        early_stop_off: It switches torch's early stop off.
+        parses: It reads Trainer arguments from its command line.
+        trl: It uses TRL, which switches checkpointing on by default.
+        calls: Words that show calls of frameworks' functions.
+        prepared: The arguments of ``accelerator.prepare``, as wrappers that a plugin would put
+            there.
         two_policies: Lines of Lightning's strategies that are given both of their arguments.
-        early_stop_off: torch's early stop is switched off.
+        modules: Its classes that are Lightning's modules.
+        helpers: Its functions that switch on their argument: the parameter's name and place, the
+            switch, and whether a call is certain to reach it.
+        imported: Calls of imported functions that may be such helpers.
+        checkpoints: How often it names a function that checkpoints, up to two.
+        checkpointing: Its functions and classes that do.
+        imports: Its imports, by dotted names.
         direct: Calls of torch's checkpoint functions.
+        sections: DeepSpeed's configurations in its dictionaries.
     """
 
-    def __init__(self, names: ScriptNames) -> None:
+    switches: list[CheckpointSwitch] = []
+    disabled: set[str] = set()
+    rebound: list[tuple[str, int, bool]] = []
+    leaves: list[int] = []
+    tests: dict[int, str] = {}
+    refused: list[tuple[int, Scope, frozenset[str]]] = []
+    no_rng: list[int] = []
+    arguments: list[tuple[int, dict[str, Any]]] = []
+    early_stop_off: bool = False
+    parses: bool = False
+    trl: bool = False
+    calls: frozenset[str] = frozenset()
+    prepared: list[CheckpointSwitch] = []
+    two_policies: list[int] = []
+    modules: frozenset[str] = frozenset()
+    helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
+    imported: list[CalledHelper] = []
+    checkpoints: int = 0
+    checkpointing: frozenset[str] = frozenset()
+    imports: frozenset[str] = frozenset()
+    direct: list[CheckpointSwitch] = []
+    sections: list[tuple[Setting, ...]] = []
+
+
+class LibraryCalls:
+    """Notes the checkpoints that the calls of one script switch on, in their order."""
+
+    def __init__(self, names: ScriptNames, found: Script) -> None:
         self.names = names
-        self.switches: list[CheckpointSwitch] = []
-        self.disabled: set[str] = set()
-        self.no_rng: list[int] = []
-        self.arguments: list[tuple[int, dict[str, Any]]] = []
-        self.prepared: list[CheckpointSwitch] = []
-        self.two_policies: list[int] = []
-        self.early_stop_off = False
-        self.direct: list[CheckpointSwitch] = []
+        self.found = found
         self._plugins: list[bool] = []
         roots = {origin.partition(".")[0] for origin in names.origins.values()}
         self._hugging_face, self._accelerate = "transformers" in roots, "accelerate" in roots
@@ -191,22 +227,22 @@ class LibraryCalls:
             self._switch("wrapper", "unknown", node, node.args[0], certain=False)
         elif last in _CHECKPOINTS and name.startswith(_TORCH):
             if is_constant(keywords.get("preserve_rng_state"), False):
-                self.no_rng.append(node.lineno)
+                self.found.no_rng.append(node.lineno)
             if last != "checkpoint_wrapper" and node.args:
                 self._direct(node, keywords)
         elif last == "set_checkpoint_early_stop" and node.args and is_constant(node.args[0], False):
-            self.early_stop_off = True
+            self.found.early_stop_off = True
         elif name == "peft.prepare_model_for_kbit_training" and node.args:
             self._peft(node, keywords)
         elif last == "FullyShardedDataParallelPlugin" and name.startswith("accelerate"):
             self._plugin(keywords)
         elif last == "FSDPStrategy":
             if {"activation_checkpointing", "activation_checkpointing_policy"} <= set(keywords):
-                self.two_policies.append(node.lineno)
+                self.found.two_policies.append(node.lineno)
         elif last in ("Trainer", "Fabric") and isinstance(keywords.get("strategy"), ast.Call):
             self._strategy(node, keywords["strategy"])
         elif name.startswith(("transformers.", "trl.")) and last.endswith(("Arguments", "Config")):
-            self.arguments.append((node.lineno, {k: literal(v) for k, v in keywords.items()}))
+            self.found.arguments.append((node.lineno, {k: literal(v) for k, v in keywords.items()}))
 
     @property
     def plugged(self) -> tuple[CheckpointSwitch, ...]:
@@ -215,17 +251,12 @@ class LibraryCalls:
             return ()
         whole = self._plugins[0]
         return tuple(
-            CheckpointSwitch(
-                "wrapper",
-                "non-reentrant",
-                at.line,
-                at.subject,
-                at.scope,
-                at.branch,
-                whole and at.certain,
+            replace(
+                at,
+                certain=whole and at.certain,
                 where=f"accelerate's plugin wraps in line {at.line}",
             )
-            for at in self.prepared
+            for at in self.found.prepared
         )
 
     def _method(self, node: ast.Call, func: ast.Attribute, keywords: dict[str, ast.expr]) -> None:
@@ -243,32 +274,17 @@ class LibraryCalls:
             variant = "non-reentrant" if plain else "unknown"
             self._switch("model", variant, node, func.value, certain=plain)
         elif func.attr in _DISABLE:
-            self.disabled.add(ast.unparse(func.value))
+            self.found.disabled.add(ast.unparse(func.value))
         elif func.attr == "prepare" and self._accelerate:
             for given in node.args:
                 if isinstance(given, ast.Name | ast.Attribute):
-                    self.prepared.append(
-                        CheckpointSwitch(
-                            "wrapper",
-                            "non-reentrant",
-                            node.lineno,
-                            ast.unparse(given),
-                            self.scope,
-                            self.branch,
-                            True,
-                        )
-                    )
+                    made = self._made_by("wrapper", "non-reentrant", node, ast.unparse(given))
+                    self.found.prepared.append(replace(made, certain=True))
 
     def _peft(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         """It switches on what the model's own switch does, where the model is quantized."""
-        given = dict(
-            zip(
-                ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
-                node.args,
-                strict=False,
-            )
-        )
-        given.update({k: v for k, v in keywords.items() if k})
+        names = ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs")
+        given = {**dict(zip(names, node.args, strict=False)), **keywords}
         on = given.get("use_gradient_checkpointing")
         if on is None or is_constant(on, True):
             variant = variant_of(given.get("gradient_checkpointing_kwargs"))
@@ -288,29 +304,18 @@ class LibraryCalls:
 
     def _strategy(self, node: ast.Call, strategy: ast.expr) -> None:
         """Lightning's wrapper, around whatever the module holds."""
-        if not isinstance(strategy, ast.Call) or not self.names.origin(strategy.func).endswith(
-            "FSDPStrategy"
-        ):
+        name = self.names.origin(strategy.func) if isinstance(strategy, ast.Call) else ""
+        if not (name.startswith("lightning") and name.endswith("FSDPStrategy")):
             return
-        policy = next(
-            (k.value for k in strategy.keywords if k.arg == "activation_checkpointing_policy"), None
-        )
-        if policy is None or not self.names.origin(strategy.func).startswith("lightning"):
+        given = {k.arg: k.value for k in strategy.keywords}  # type: ignore[attr-defined]
+        policy = given.get("activation_checkpointing_policy")
+        if policy is None:
             return
         kinds = policy.elts if isinstance(policy, ast.Set) else []
+        made = self._made_by("wrapper", "non-reentrant", node, "*")
         whole = bool(kinds) and all(self.names.is_layer_class(kind) for kind in kinds)
-        self.switches.append(
-            CheckpointSwitch(
-                "wrapper",
-                "non-reentrant",
-                node.lineno,
-                "*",
-                self.scope,
-                self.branch,
-                whole,
-                where=f"Lightning's strategy in line {node.lineno} wraps its layers",
-            )
-        )
+        where = f"Lightning's strategy in line {node.lineno} wraps its layers"
+        self.found.switches.append(replace(made, certain=whole, where=where))
 
     def _direct(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         """``checkpoint(block, …)``: what is inside what is for :mod:`nested` to say."""
@@ -319,10 +324,7 @@ class LibraryCalls:
         variant: Variant = "reentrant" if chosen is None else "unknown"
         if isinstance(chosen, ast.Constant) and isinstance(chosen.value, bool):
             variant = "reentrant" if chosen.value else "non-reentrant"
-        what = ast.unparse(node.args[0])
-        self.direct.append(
-            CheckpointSwitch("call", variant, node.lineno, what, self.scope, self.branch)
-        )
+        self.found.direct.append(self._made_by("call", variant, node, ast.unparse(node.args[0])))
 
     def _wrapper(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         made = keywords.get("checkpoint_wrapper_fn") or (
@@ -355,7 +357,7 @@ class LibraryCalls:
             return "unknown", False
         keywords = {k.arg: k.value for k in made.keywords}
         if is_constant(keywords.get("preserve_rng_state"), False):
-            self.no_rng.append(made.lineno)
+            self.found.no_rng.append(made.lineno)
         ordinary = set(keywords) <= {"checkpoint_impl", "preserve_rng_state", "offload_to_cpu"}
         chosen = keywords.get("checkpoint_impl")
         if chosen is None:
@@ -374,18 +376,11 @@ class LibraryCalls:
         certain: bool,
         around: str = "",
     ) -> None:
-        self.switches.append(
-            CheckpointSwitch(
-                kind,
-                variant,
-                node.lineno,
-                ast.unparse(subject),
-                self.scope,
-                self.branch,
-                certain,
-                around=around,
-            )
-        )
+        made = self._made_by(kind, variant, node, ast.unparse(subject))
+        self.found.switches.append(replace(made, certain=certain, around=around))
+
+    def _made_by(self, kind: Any, variant: Variant, node: ast.Call, what: str) -> CheckpointSwitch:
+        return CheckpointSwitch(kind, variant, node.lineno, what, self.scope, self.branch)
 
 
 # A requirement of transformers, up to its end, a marker, a comment or an option of pip's.
@@ -402,7 +397,7 @@ _TRIED = ("4.0", "4.32.99", _REFUSES, "4.99.99", _NON_REENTRANT, "99.0")
 
 
 def installed_version() -> str | None:
-    """The version of transformers that is installed beside this tool; nothing is imported."""
+    """The version of transformers in this environment; nothing is imported."""
     try:
         return version("transformers")
     except PackageNotFoundError:
@@ -410,13 +405,13 @@ def installed_version() -> str | None:
 
 
 def pinned_beside(folder: Path, installed: str | None = None) -> Pinned:
-    """What ``requirements*.txt`` and ``pyproject.toml`` of the folder pin; where they name no
-    version of transformers, the one installed, and the last known where there is none.
+    """The pin in ``requirements*.txt`` and ``pyproject.toml`` of the folder; where they name no
+    version of transformers, the installed one, and the last known where there is none.
 
     Files that contradict each other pin nothing.
     """
     pins = [found[1].split(" --")[0] for text in _texts(folder) for found in _PINNED.finditer(text)]
-    source = "as pinned beside it"
+    source = "as pinned in its folder"
     if not pins and installed is not None:
         pins, source = [f"=={installed}"], f"transformers {installed} being installed"
     defaults: set[Variant] = set()

@@ -14,7 +14,15 @@ from xml.etree import ElementTree
 import msgspec
 
 from recompute_scan._version import __version__
-from recompute_scan.check.formats import LEVELS, command, line, location, sarif_document, xml_text
+from recompute_scan.check.formats import (
+    LEVELS,
+    command,
+    json_text,
+    line,
+    location,
+    sarif_document,
+    xml_text,
+)
 from recompute_scan.check.policy import Site
 from recompute_scan.files import content
 from recompute_scan.lint.engine import Report, encoding_of
@@ -56,7 +64,7 @@ def as_json(report: Report) -> str:
         "not_followed": [inert(file) for file in report.cut],
         "not_read": [{"file": inert(file), "why": inert(why)} for file, why in report.unread],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return json_text(document)
 
 
 def github(report: Report) -> str:
@@ -122,6 +130,7 @@ def junit(report: Report) -> str:
     return xml_text(suite)
 
 
+_SHOWN = ("rule", "severity", "file", "line", "title", "why", "fix")
 RENDERINGS: dict[str, Callable[[Report], str]] = {
     "text": text,
     "json": as_json,
@@ -140,36 +149,26 @@ def _where(found: Found) -> str:
 
 
 def _plain(found: Found) -> dict[str, object]:
-    return {
-        "rule": found.code,
-        "severity": found.severity,
-        "file": inert(found.file),
-        "line": found.line,
-        "title": inert(found.title),
-        "why": inert(found.why),
-        "fix": inert(found.fix),
-    }
+    plain = {"rule": found.code, "severity": found.severity, **msgspec.to_builtins(found)}
+    return {name: _safe(plain[name]) for name in _SHOWN}
 
 
 def _plain_switch(one: SwitchInFile) -> dict[str, object]:
-    return {
-        "file": inert(one.file),
-        "line": one.line,
-        "by": one.by,
-        "layers": inert(one.layers),
-        "variant": one.variant,
-        "conditional": one.conditional,
-    }
+    return {name: _safe(value) for name, value in msgspec.to_builtins(one).items()}
+
+
+def _safe(value: object) -> object:
+    return inert(value) if isinstance(value, str) else value
 
 
 def listed(report: Report) -> str:
     """Which checkpoints are switched on, a line for each."""
-    told = [
+    lines = [
         f"{line(one.file)}:{one.line}: {one.by}: {line(one.layers)}; {one.variant}"
         + (", under a condition" if one.conditional else "")
         for one in report.switched_on
     ]
-    return "\n".join([*told, f"{len(told)} switched on ({_files_read(report)})"]) + "\n"
+    return "\n".join([*lines, f"{len(lines)} switched on ({_files_read(report)})"]) + "\n"
 
 
 def _files_read(report: Report) -> str:
@@ -192,8 +191,8 @@ def closing(report: Report) -> str:
 def diff(found: Iterable[Found]) -> str:
     """The edits of all findings that have one, file by file; empty where none has.
 
-    A file is read again here. What has changed since, or what an edit of lines cannot do, is left
-    out: a statement among others on its line, a value that the line does not hold.
+    A file is read again here. An edit is left out where the file has changed since, where the line
+    holds another statement, or where it does not hold the value.
     """
     by_file: dict[str, list[Found]] = {}
     for finding in found:

@@ -8,97 +8,30 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import deepspeed, registry
+from recompute_scan.frameworks import parallel, registry
 from recompute_scan.frameworks.base import Setting
-from recompute_scan.lint.library_calls import HELPERS, LibraryCalls, ScriptNames
-from recompute_scan.lint.rules import CheckpointSwitch, Unreadable
+from recompute_scan.lint.library_calls import HELPERS, LibraryCalls, Script, ScriptNames
+from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Unreadable
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-# What every checkpoint of torch's, and of those who took over its names, is called.
+# The names of torch's checkpoint functions, which other libraries took over.
 CHECKPOINTS = re.compile(
     r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w{0,80}\s*[(=]"
 )
 _DOTTED = re.compile(r"(?<!\w)\w+(?:[\s\\]*\.[\s\\]*\w+)+")
 _MOST_PARTS = 200
 _DEEPEST = 3
-# No person writes so many; what is compared with each other grows with their square.
+# No person writes so many; the number of comparisons grows with their square.
 _MOST_SWITCHES = 200
 
 
-class ImportedCall(Struct, frozen=True):
-    """A call of an imported function: its dotted name, its place, what it is given."""
-
-    origin: str
-    line: int
-    given: tuple[str, ...]
-    scope: tuple[str, ...]
-    branch: tuple[tuple[int, str], ...]
-
-
-class Script(Struct, frozen=True):
-    """What a script says.
-
-    Attributes:
-        switches: What it switches on.
-        disabled: Expressions whose checkpointing it switches off somewhere.
-        rebound: Names that it gives another value to, with the line and whether it always does;
-            wrapping is none.
-        leaves: Lines at which a function may be left early.
-        tests: The conditions of its ``if``, as written, by the first half of a ``branch``.
-        refused: Lines at which conditions that are true together end a function: the scope, and
-            the conditions.
-        no_rng: Lines where a checkpoint does not restore random numbers.
-        arguments: Keywords of Trainer arguments that it makes, with the call's line.
-        early_stop_off: It switches torch's early stop off.
-        parses: It reads Trainer arguments from its command line.
-        trl: It uses TRL, whose arguments switch checkpointing on unless told otherwise.
-        calls: What tells that it calls functions of frameworks.
-        prepared: The wrappers that accelerate's plugin puts there where a configuration asks.
-        two_policies: Lines of Lightning's strategies that are given both of their arguments.
-        modules: Its classes that are Lightning's modules.
-        helpers: Its functions that switch on what they are given: the parameter's name and place,
-            the switch, and whether a call is certain to reach it.
-        imported: Calls of imported functions that may be such helpers.
-        checkpoints: How often it names a function that checkpoints, up to two.
-        checkpointing: Its functions and classes that do.
-        imports: What it imports, by dotted names.
-        direct: Calls of torch's checkpoint functions.
-        sections: DeepSpeed's configurations that it has in dictionaries.
-    """
-
-    switches: tuple[CheckpointSwitch, ...]
-    disabled: frozenset[str]
-    rebound: tuple[tuple[str, int, bool], ...]
-    leaves: tuple[int, ...]
-    tests: dict[int, str]
-    refused: tuple[tuple[int, tuple[str, ...], frozenset[str]], ...]
-    no_rng: tuple[int, ...]
-    arguments: tuple[tuple[int, dict[str, Any]], ...]
-    early_stop_off: bool
-    parses: bool
-    trl: bool
-    calls: frozenset[str]
-    prepared: tuple[CheckpointSwitch, ...] = ()
-    two_policies: tuple[int, ...] = ()
-    modules: frozenset[str] = frozenset()
-    helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
-    imported: tuple[ImportedCall, ...] = ()
-    checkpoints: int = 0
-    checkpointing: frozenset[str] = frozenset()
-    imports: frozenset[str] = frozenset()
-    direct: tuple[CheckpointSwitch, ...] = ()
-    sections: tuple[tuple[Setting, ...], ...] = ()
-
-
 def read_script(text: str) -> Script:
-    """What the script says.
+    """The facts of the script.
 
     Raises:
         Unreadable: It is no Python that this version of Python knows.
@@ -125,40 +58,24 @@ class _ScriptReader(ast.NodeVisitor):
         self.names = ScriptNames(tree)
         self.scope: tuple[str, ...] = ()
         self.branch: tuple[tuple[int, str], ...] = ()
-        self.library = LibraryCalls(self.names)
-        self.rebound: list[tuple[str, int, bool]] = []
-        self.leaves: list[int] = []
-        self.tests: dict[int, str] = {}
-        self.refused: list[tuple[int, tuple[str, ...], frozenset[str]]] = []
-        self.imported: list[ImportedCall] = []
-        self.sections: list[tuple[Setting, ...]] = []
-        self.calls: list[tuple[ast.Call, tuple[str, ...], tuple[tuple[int, str], ...]]] = []
+        self.found = Script()
+        self.library = LibraryCalls(self.names, self.found)
+        self.calls: list[CalledHelper] = []
 
     def script(self, text: str) -> Script:
         names = set(self.names.origins.values())
-        return Script(
-            switches=(*self._all_switches(), *self.library.plugged),
-            disabled=frozenset(self.library.disabled),
-            rebound=tuple(self.rebound),
-            leaves=tuple(self.leaves),
-            tests=self.tests,
-            refused=tuple(self.refused),
-            no_rng=tuple(self.library.no_rng),
-            arguments=tuple(self.library.arguments),
-            early_stop_off=self.library.early_stop_off,
-            prepared=tuple(self.library.prepared),
-            two_policies=tuple(self.library.two_policies),
+        return replace(
+            self.found,
+            switches=[*self._all_switches(), *self.library.plugged],
             modules=frozenset(self._modules()),
             helpers=self._helpers(),
-            imported=tuple(self.imported),
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             calls=registry.calls_in(text),
             checkpoints=min(len(CHECKPOINTS.findall(text)), 2),
             checkpointing=self._checkpointing(text),
             imports=frozenset(names),
-            direct=tuple(self.library.direct),
-            sections=tuple(self.sections[:_MOST_SWITCHES]),
+            sections=self.found.sections[:_MOST_SWITCHES],
         )
 
     def generic_visit(self, node: ast.AST) -> None:
@@ -170,7 +87,7 @@ class _ScriptReader(ast.NodeVisitor):
             self._arms(node)
         else:
             if isinstance(node, _LEAVES):
-                self.leaves.append(node.lineno)
+                self.found.leaves.append(node.lineno)
             elif isinstance(node, ast.Assign):
                 self._assigned(node)
             super().generic_visit(node)
@@ -192,11 +109,11 @@ class _ScriptReader(ast.NodeVisitor):
 
     def _condition(self, node: ast.If) -> None:
         """Its text; of ``if a and b: return``, or one that raises, that not both are true below."""
-        self.tests[id(node)] = ast.unparse(node.test)
+        self.found.tests[id(node)] = ast.unparse(node.test)
         leaves = isinstance(node.body[-1], ast.Return | ast.Raise) and not self.branch
         if leaves and isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
             conditions = frozenset(map(ast.unparse, node.test.values))
-            self.refused.append((node.lineno, self.scope, conditions))
+            self.found.refused.append((node.lineno, self.scope, conditions))
 
     def _assigned(self, node: ast.Assign) -> None:
         given = node.value.args if isinstance(node.value, ast.Call) else ()
@@ -204,29 +121,30 @@ class _ScriptReader(ast.NodeVisitor):
         for target in node.targets:
             name = ast.unparse(target)
             if name not in wrapped:
-                self.rebound.append((name, node.lineno, not self.branch))
+                self.found.rebound.append((name, node.lineno, not self.branch))
 
     def visit_Dict(self, node: ast.Dict) -> None:
         keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
-        if "activation_checkpointing" in keys and not keys.isdisjoint(deepspeed.ROOTS):
-            self.sections.append(tuple(_entries(node, ())))
+        if "activation_checkpointing" in keys and not keys.isdisjoint(parallel.DEEPSPEED_ROOTS):
+            self.found.sections.append(tuple(_entries(node, ())))
         super().generic_visit(node)
 
     def visit_With(self, node: ast.With) -> None:
         calls = [item.context_expr for item in node.items]
         names = {ast.unparse(one.func) for one in calls if isinstance(one, ast.Call)}
-        # What a test expects to fail is none of its author's mistakes.
+        # A test expects the calls in it to fail.
         if _EXPECT_FAILURE.isdisjoint(name.rpartition(".")[2] for name in names):
             super().generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         self.library.read(node, self.scope, self.branch)
         name = self.names.origin(node.func)
-        if isinstance(node.func, ast.Name) and node.func.id in self.names.functions:
-            self.calls.append((node, self.scope, self.branch))
-        elif "." in name and node.args and name.rpartition(".")[2] in HELPERS:
+        local = isinstance(node.func, ast.Name) and node.func.id in self.names.functions
+        if local or ("." in name and node.args and name.rpartition(".")[2] in HELPERS):
             given = tuple(map(ast.unparse, node.args))
-            self.imported.append(ImportedCall(name, node.lineno, given, self.scope, self.branch))
+            name = ast.unparse(node.func) if local else name
+            call = CalledHelper(name, node.lineno, given, self.scope, self.branch)
+            (self.calls if local else self.found.imported).append(call)
         super().generic_visit(node)
 
     def _checkpointing(self, text: str) -> frozenset[str]:
@@ -263,33 +181,22 @@ class _ScriptReader(ast.NodeVisitor):
             for parameters in [[given.arg for given in self.names.functions[name].args.args]]
         }
 
-    def _all_switches(self) -> tuple[CheckpointSwitch, ...]:
+    def _all_switches(self) -> list[CheckpointSwitch]:
         """The script's switches; one in a helper stands where the helper is called."""
         inside = self._in_helpers()
         moved: set[CheckpointSwitch] = set()
         derived: list[CheckpointSwitch] = []
-        for call, scope, branch in self.calls:
-            helper = self.names.functions[ast.unparse(call.func)]
-            names = [argument.arg for argument in helper.args.args]
-            given = dict(zip(names, map(ast.unparse, call.args), strict=False))
-            for switch, certain in inside.get(helper.name, ()):
+        for call in self.calls:
+            names = [argument.arg for argument in self.names.functions[call.name].args.args]
+            given = dict(zip(names, call.given, strict=False))
+            for switch, certain in inside.get(call.name, ()):
                 subject = given.get(switch.subject or "")
-                if subject is None:
-                    continue
-                moved.add(switch)
-                derived.append(
-                    replace(
-                        switch,
-                        line=call.lineno,
-                        subject=subject,
-                        scope=scope,
-                        branch=branch,
-                        certain=certain,
-                    )
-                )
+                if subject is not None:
+                    moved.add(switch)
+                    derived.append(switch.moved(call, subject, certain=certain))
             if len(derived) > _MOST_SWITCHES:
                 break
-        found = (*(switch for switch in self.library.switches if switch not in moved), *derived)
+        found = [*(one for one in self.found.switches if one not in moved), *derived]
         if len(found) > _MOST_SWITCHES:
             raise Unreadable(f"it switches checkpointing on more than {_MOST_SWITCHES} times")
         return found
@@ -300,21 +207,21 @@ class _ScriptReader(ast.NodeVisitor):
         scopes: dict[tuple[str, ...], ast.FunctionDef] = {
             (f"{name}:{helper.lineno}",): helper for name, helper in self.names.functions.items()
         }
-        for switch in self.library.switches[: _MOST_SWITCHES + 1]:
+        for switch in self.found.switches[: _MOST_SWITCHES + 1]:
             helper = scopes.get(switch.scope)
             if helper is None or any(
                 name == switch.subject and helper.lineno < line < switch.line
-                for name, line, _ in self.rebound
+                for name, line, _ in self.found.rebound
             ):
                 continue
-            left = any(helper.lineno < line < switch.line for line in self.leaves)
+            left = any(helper.lineno < line < switch.line for line in self.found.leaves)
             certain = switch.certain and not switch.branch and not left
             found.setdefault(helper.name, []).append((switch, certain))
         return found
 
 
 def _entries(node: ast.Dict, path: tuple[str, ...]) -> Iterator[Setting]:
-    """What is written out in a dictionary, with its lines."""
+    """The constants of a dictionary, with their lines."""
     for key, value in zip(node.keys, node.values, strict=True):
         if not isinstance(key, ast.Constant):
             continue

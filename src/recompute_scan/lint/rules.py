@@ -1,10 +1,11 @@
-"""What a file says, and what follows from it."""
+"""Switches in files, and the findings that follow from them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.frameworks.base import Variant
 
@@ -29,10 +30,10 @@ class CheckpointSwitch(Struct, frozen=True):
             call of torch's function.
         variant: Which of torch's two, where the file says so.
         line: Where.
-        subject: The expression that is checkpointed, as written; ``None`` where it is not told.
+        subject: The expression that is checkpointed, as written; ``None`` where it is unknown.
         scope: Names of the functions and classes around the statement.
         branch: Conditions and loops around it, each with the arm that it is in.
-        certain: It covers a library's decoder layers whole, as far as the file tells.
+        certain: It covers a library's decoder layers whole, as far as the file shows.
         around: The class that a wrapper is put around, as its ``check_fn`` has it.
         where: For a wrapper that is not in the script, what wraps, in words.
     """
@@ -47,15 +48,36 @@ class CheckpointSwitch(Struct, frozen=True):
     where: str = ""
     around: str = ""
 
+    def moved(self, call: CalledHelper, subject: str, *, certain: bool) -> CheckpointSwitch:
+        """The same switch, at the call of the helper that it is in."""
+        return replace(
+            self,
+            line=call.line,
+            subject=subject,
+            scope=call.scope,
+            branch=call.branch,
+            certain=certain,
+        )
+
+
+class CalledHelper(Struct, frozen=True):
+    """A call that may switch checkpointing on: the function, its arguments, its place."""
+
+    name: str
+    line: int
+    given: tuple[str, ...]
+    scope: tuple[str, ...]
+    branch: tuple[tuple[int, str], ...]
+
 
 class Pinned(Struct, frozen=True):
-    """What the version of transformers that is pinned or installed does.
+    """The behavior of the version of transformers that is pinned or installed.
 
     Attributes:
         default: The variant of ``gradient_checkpointing_enable()``: reentrant before 5.
         source: Where the version is from, in words; empty where none is known.
-        refuses: Its Trainer refuses ``gradient_checkpointing`` beside FSDP's own, as it does from
-            4.33 on (read in 4.31, 4.32, 4.33, 4.34, 4.35, 4.57, 5.0 and 5.23).
+        refuses: Its Trainer refuses ``gradient_checkpointing`` together with FSDP's, from 4.33 on
+            (read in 4.31, 4.32, 4.33, 4.34, 4.35, 4.57, 5.0 and 5.23).
     """
 
     default: Variant = "default"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 
+from msgspec.structs import replace
+
 from recompute_scan.lint.statements import Statements
 from recompute_scan.lint.values import (
     NONE,
+    Call,
     Constant,
     External,
     Frame,
@@ -44,33 +47,56 @@ _DEEPEST = 40
 
 
 class Calls(Statements):
-    """A walk that enters what is called."""
+    """A walk that enters the functions, classes and modules that are called."""
 
-    def _enter_all(
-        self,
-        value: Object,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call | None,
-        frame: Frame,
-    ) -> Held:
-        """Call a module, through what is around it."""
-        raise NotImplementedError
+    # --- functions, classes and properties
 
-    def _external(
+    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
+        frame.names[node.name] = self._function(node, frame)
+
+    _on_asyncfunctiondef = _on_functiondef
+
+    def _function(
         self,
-        value: External,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call,
+        node: ast.FunctionDef | ast.AsyncFunctionDef,
         frame: Frame,
+        kind: Kind | None = None,
     ) -> Held:
-        """Call what no file defines."""
-        raise NotImplementedError
+        decorators = [self.value(each, frame) for each in node.decorator_list]
+        names = {
+            value.last for held in decorators for value, _ in held if isinstance(value, External)
+        }
+        held = one(Function(node, frame, kind, frozenset(names)))
+        for decorator in reversed(decorators):
+            if decorator and not isinstance(decorator[0][0], External):
+                place = ast.Call(ast.Name(node.name), [], [], lineno=node.lineno)
+                held = self._call(decorator, Call([held], {}, place, frame)) or held
+        return held
+
+    def _on_classdef(self, node: ast.ClassDef, frame: Frame) -> None:
+        bases = tuple(value for base in node.bases for value, _ in self.value(base, frame))
+        kind = Kind(node.name, {}, bases)
+        inside = Frame(frame.file, kind.names, frame)
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                kind.names[statement.name] = self._function(statement, frame, kind)
+            else:
+                self._statement(statement, inside)
+        frame.names[node.name] = one(kind)
+
+    def _on_attribute(self, node: ast.Attribute, frame: Frame) -> Held:
+        held = self._attributes(self.value(node.value, frame), node.attr)
+        for value, _ in held:
+            if isinstance(value, Method) and value.function.decorators & {"property"}:
+                return self.call_whole(value, frame)
+        return held
+
+    # --- calls
 
     def call_whole(self, value: Value, frame: Frame) -> Held:
         """Call it with arguments that are not known."""
-        return self._call(one(value), [], {}, ast.Call(ast.Name(""), [], [], lineno=0), frame)
+        place = ast.Call(ast.Name(""), [], [], lineno=0)
+        return self._call(one(value), Call([], {}, place, frame))
 
     def make(self, kind: Kind, frame: Frame) -> Object:
         """An object of a class, made with arguments that are not known."""
@@ -85,78 +111,63 @@ class Calls(Statements):
             "**" if each.arg is None else each.arg: self.value(each.value, frame)
             for each in node.keywords
         }
+        call = Call(arguments, keywords, node, frame)
         if not isinstance(func, ast.Attribute):
-            return self._call(self.value(func, frame), arguments, keywords, node, frame)
+            return self._call(self.value(func, frame), call)
         found = []
         for owner, when in owners:
             held = self._attribute(owner, func.attr)
             if held:
-                found.append(self._call(under(held, when), arguments, keywords, node, frame))
+                found.append(self._call(under(held, when), call))
             elif isinstance(owner, Object | Parent):
-                found.append(self._unknown(owner, func.attr, arguments, keywords, node, frame))
+                found.append(self._unknown(owner, func.attr, call))
             elif isinstance(owner, Partial) and func.attr == "func":
                 found.append(one(owner.target))
         return pooled(found)
 
-    def _call(
-        self,
-        held: Held,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call | None,
-        frame: Frame,
-    ) -> Held:
+    def _call(self, held: Held, call: Call) -> Held:
+        """The values that the call gives back."""
         found = []
         kept = self._conditions
         for value, when in held:
             self._conditions = kept | when
             if not contradict(self._conditions):
-                found.append(under(self._apply(value, arguments, keywords, node, frame), when))
+                found.append(under(self._apply(value, call), when))
         self._conditions = kept
         return pooled(found)
 
-    def _apply(
-        self,
-        value: Value,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call | None,
-        frame: Frame,
-    ) -> Held:
+    def _apply(self, value: Value, call: Call) -> Held:
         self._step()
         if isinstance(value, Function):
-            return self._run(value, arguments, keywords, node, frame)
+            return self._run(value, call)
         if isinstance(value, Method):
-            return self._run(value.function, [one(value.owner), *arguments], keywords, node, frame)
+            return self._run(
+                value.function, replace(call, arguments=[one(value.owner), *call.arguments])
+            )
         if isinstance(value, Partial):
-            given = [*value.arguments, *arguments]
+            node, frame = call.node, call.frame
             if isinstance(value.target, External):
                 # A library's function is called where the script says with what.
-                node = ast.Call(value.call.func, value.call.args[1:], [], lineno=value.call.lineno)
-                frame = value.frame
-            return self._apply(value.target, given, {**value.keywords, **keywords}, node, frame)
+                made = value.call
+                node, frame = (
+                    ast.Call(made.func, made.args[1:], [], lineno=made.lineno),
+                    value.frame,
+                )
+            given = [*value.arguments, *call.arguments]
+            keywords = {**value.keywords, **call.keywords}
+            return self._apply(value.target, Call(given, keywords, node, frame))
         if isinstance(value, Kind):
-            return self._make(value, arguments, keywords, node, frame)
+            return self._make(value, call)
         if isinstance(value, Object):
-            return self._enter_all(value, arguments, keywords, node, frame)
-        if isinstance(value, External) and node is not None:
-            return self._external(value, arguments, keywords, node, frame)
-        return ()
+            return self._enter(value, call)
+        return self._external(value, call) if isinstance(value, External) else ()
 
-    def _run(
-        self,
-        function: Function,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        call: ast.Call | None,
-        frame: Frame,
-    ) -> Held:
+    def _run(self, function: Function, call: Call) -> Held:
         node = function.node
         self.walked.add(id(node))
         inside = Frame(function.frame.file, {}, function.frame, function)
-        if call is not None:
-            inside.caller = (frame, call.lineno)
-        self._parameters(function, inside, arguments, keywords, call)
+        inside.caller = (call.frame, call.node.lineno)
+        self._parameters(function, inside, call)
         if self._depth > _DEEPEST:
             return ()
         key = (
@@ -189,24 +200,17 @@ class Calls(Statements):
             if any(not each for each in inside.returned) and all(
                 isinstance(value, Constant) for value, _ in held
             ):
-                held = ()  # one of what it returns is not known
+                held = ()  # one of the values that it returns is not known
         self._depth -= 1
         self._conditions, self._without_gradient = kept
         self._done[key] = held
         return held
 
-    def _parameters(
-        self,
-        function: Function,
-        inside: Frame,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        call: ast.Call | None,
-    ) -> None:
-        given = function.node.args
+    def _parameters(self, function: Function, inside: Frame, call: Call) -> None:
+        given, arguments, keywords = function.node.args, call.arguments, call.keywords
         places = [*given.posonlyargs, *given.args]
         names = [each.arg for each in places]
-        # Where the call says anything that is not known, so may be what it does not say.
+        # With ``**`` in the call, a parameter that it does not name may be given all the same.
         open_call = "**" in keywords
         defaults = dict(zip(reversed(names), reversed(given.defaults), strict=False))
         for keyword, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
@@ -225,84 +229,64 @@ class Calls(Statements):
         if given.kwarg:
             rest = Object(External("dict"), more, vague=open_call)
             inside.names[given.kwarg.arg] = one(rest)
-        if call is not None and not any(isinstance(each, ast.Starred) for each in call.args):
-            written = dict(zip(names[len(arguments) - len(call.args) :], call.args, strict=False))
-            written.update({each.arg: each.value for each in call.keywords if each.arg})
+        args = call.node.args
+        if not any(isinstance(each, ast.Starred) for each in args):
+            written = dict(zip(names[len(arguments) - len(args) :], args, strict=False))
+            written.update({each.arg: each.value for each in call.node.keywords if each.arg})
             inside.given = written
 
-    def _make(
-        self,
-        kind: Kind,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call | None,
-        frame: Frame,
-    ) -> Held:
-        made = Object(kind, vague="**" in keywords)
+    def _make(self, kind: Kind, call: Call) -> Held:
+        made = Object(kind, vague="**" in call.keywords)
         self.made.append(made)
         begin = kind.find("__init__")
         if begin:
             methods = tuple((self._bound(value, made), when) for value, when in begin)
-            self._call(methods, arguments, keywords, node, frame)
+            self._call(methods, call)
         else:
-            made.items += arguments
-            made.attributes.update({k: held for k, held in keywords.items() if k != "**"})
+            made.items += call.arguments
+            made.attributes.update({k: held for k, held in call.keywords.items() if k != "**"})
         return one(made)
 
-    def _unknown(
-        self,
-        owner: Object | Parent,
-        name: str,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call,
-        frame: Frame,
-    ) -> Held:
+    def _unknown(self, owner: Object | Parent, name: str, call: Call) -> Held:
         """A method that no file defines, of torch's modules or Python's own."""
         if isinstance(owner, Parent):
             if name == "__init__":
-                owner.owner.items += arguments
+                owner.owner.items += call.arguments
             elif name in ("__call__", "forward"):
-                return self._body(owner.owner, arguments, keywords, node, frame, own=False)
+                return self._body(owner.owner, call, own=False)
             return ()
         if name in _SAME:
             return one(owner)
         if name in _ADDS:
-            given = arguments[-1:] if name != "extend" else [elements(a) for a in arguments]
+            given = call.arguments
+            given = given[-1:] if name != "extend" else [elements(each) for each in given]
             owner.items += [under(each, self._conditions) for each in given]
             self._changes += 1
         elif name in _HELD:
             parts = owner.below() if name in _ALL else list(owner.parts())
             items = tuple((each, NONE) for each in parts)
-            return sequence([next(iter([sequence([(), items])]))] if name in _PAIRS else [items])
-        elif name == "apply" and arguments:
+            return sequence([sequence([(), items]) if name in _PAIRS else items])
+        elif name == "apply" and call.arguments:
             for each in (*owner.below(), owner):
-                self._call(arguments[0], [one(each)], {}, node, frame)
+                self._call(call.first, call.of(one(each)))
             return one(owner)
-        elif name in ("get", "pop") and isinstance(owner.kind, External):
-            return ()
         return ()
 
-    def _body(
-        self,
-        value: Object,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call | None,
-        frame: Frame,
-        *,
-        own: bool = True,
-    ) -> Held:
+    def _enter(self, value: Object, call: Call) -> Held:
+        """Call a module."""
+        return self._body(value, call)
+
+    def _body(self, value: Object, call: Call, *, own: bool = True) -> Held:
         if isinstance(value.kind, Kind):
             for name in ("__call__", "forward") if own else ("forward",):
                 held = value.attributes.get(name) or self._attribute(value, name)
                 if held:
-                    return self._call(held, arguments, keywords, node, frame)
+                    return self._call(held, call)
         elif "forward" in value.attributes:
-            return self._call(value.attributes["forward"], arguments, keywords, node, frame)
+            return self._call(value.attributes["forward"], call)
         if value.items and isinstance(value.kind, Kind | External):
             for item in value.items:
-                self._call(item, arguments, {}, node, frame)
+                self._call(item, call.of(*call.arguments))
             return ()
         if isinstance(value.kind, External):
             self._keeps(None if value.kind.last.startswith(_KEEPS_NOTHING) else True)
@@ -327,23 +311,16 @@ class Calls(Statements):
         if isinstance(kind, External):
             if value.kind.name == kind.name:
                 return True
-            # torch's own layers are no kind of each other, as far as is asked here.
+            # No layer of torch is a subclass of another, as far as scripts ask.
             own = value.kind.name.startswith(_LAYERS) and kind.name.startswith(_LAYERS)
             return False if own and kind.last != "Module" else None
         return False
 
     # --- Python's and torch's own
 
-    def _builtin(
-        self,
-        value: External,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call,
-        frame: Frame,
-    ) -> Held:
-        name, last = value.name, value.last
-        first = arguments[0] if arguments else ()
+    def _external(self, value: External, call: Call) -> Held:
+        """Call a function that no file defines."""
+        name, last, arguments, first = value.name, value.last, call.arguments, call.first
         if name in _TRUE or name in _FALSE:
             return one(Constant(name in _TRUE))
         if last in ("no_grad", "inference_mode", "wraps"):
@@ -352,11 +329,11 @@ class Calls(Statements):
             return first
         if last == "partial" and first:
             return tuple(
-                (Partial(each, tuple(arguments[1:]), keywords, node, frame), when)
+                (Partial(each, tuple(arguments[1:]), call.keywords, call.node, call.frame), when)
                 for each, when in first
             )
         if name == "super":
-            return self._super(frame)
+            return self._super(call.frame)
         if name in ("isinstance", "issubclass") and len(arguments) == 2:
             found = {self._is(each, kind) for each, _ in first for kind, _ in arguments[1]}
             known = found.pop() if len(found) == 1 else None
@@ -371,7 +348,7 @@ class Calls(Statements):
         if name in ("list", "tuple", "reversed", "iter", "sorted", "set", "next"):
             return elements(first) if name == "next" else first
         if name == "map" and len(arguments) == 2:
-            return sequence([self._call(first, [elements(arguments[1])], {}, node, frame)])
+            return sequence([self._call(first, call.of(elements(arguments[1])))])
         if last == "deepcopy":
             return tuple(
                 (copied(each, {}) if isinstance(each, Object) else each, when)
@@ -387,10 +364,10 @@ class Calls(Statements):
                     for item in each.items or each.attributes.values()
                 ]
             return one(Object(External(name), items=given))
-        return self._passed(value, arguments, keywords)
+        return self._passed(value, call)
 
-    def _passed(self, value: External, arguments: list[Held], keywords: dict[str, Held]) -> Held:
-        """What a library's function gives back: what it is given, around which it may be."""
+    def _passed(self, value: External, call: Call) -> Held:
+        """A library's function gives the modules and functions back that it got, maybe wrapped."""
         passed = pooled(
             tuple(
                 (each, when)
@@ -398,13 +375,13 @@ class Calls(Statements):
                 if isinstance(each, Function | Method | Partial)
                 or (isinstance(each, Object) and isinstance(each.kind, Kind))
             )
-            for held in (*arguments, *keywords.values())
+            for held in (*call.arguments, *call.keywords.values())
         )
         last = value.last
         if last[:1].isupper() and any(c.islower() for c in last):
             if passed and not last.endswith("Policy"):
                 return passed
-            return one(Object(External(value.name), dict(keywords), list(arguments)))
+            return one(Object(value, dict(call.keywords), list(call.arguments)))
         self._keeps(None)
         return passed
 

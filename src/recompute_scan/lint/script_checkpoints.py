@@ -1,44 +1,40 @@
 """Which checkpoints are reached from within others.
 
-Whatever calls whatever, a checkpoint that is met while another's function is walked is inside it.
+A checkpoint that is met while the function of another is walked is inside it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 
 from recompute_scan.lint.script_calls import Calls
 from recompute_scan.lint.values import (
     NONE,
+    Call,
     CheckpointSite,
-    Conditions,
     Constant,
     External,
-    Frame,
     Function,
     Held,
     Kind,
-    Nested,
     Object,
     Partial,
-    Region,
     all_constant,
     called,
-    contradict,
     one,
     truth,
     written,
 )
 
+# Functions that checkpoint what they call; reentrant where ``use_reentrant`` is not passed.
 _CALLS = {
-    "torch.utils.checkpoint.checkpoint": (0, "reentrant"),
-    "torch.utils.checkpoint.checkpoint_sequential": (0, "reentrant"),
-    "torch.utils.checkpoint.CheckpointFunction.apply": (0, "reentrant"),
-    "deepspeed.checkpointing.checkpoint": (0, "reentrant"),
-    "activation_checkpointing.checkpointing.checkpoint": (0, "reentrant"),
-    "megatron.core.tensor_parallel.checkpoint": (0, "reentrant"),
-    "transformer_engine.pytorch.checkpoint": (0, "reentrant"),
+    "torch.utils.checkpoint.checkpoint",
+    "torch.utils.checkpoint.checkpoint_sequential",
+    "torch.utils.checkpoint.CheckpointFunction.apply",
+    "deepspeed.checkpointing.checkpoint",
+    "activation_checkpointing.checkpointing.checkpoint",
+    "megatron.core.tensor_parallel.checkpoint",
+    "transformer_engine.pytorch.checkpoint",
 }
 # Functions that put a checkpoint around a module, to stay there.
 _WRAPPERS = {
@@ -51,158 +47,97 @@ _WRAPPERS = {
     "fairscale.nn.checkpoint_wrapper": "reentrant",
 }
 _APPLIES = ("apply_activation_checkpointing", "set_activation_checkpointing")
-_SEEN = {**_CALLS, **_WRAPPERS}
-_TRUE = {"torch.is_grad_enabled"}
-_FALSE = {"torch.jit.is_scripting", "torch.jit.is_tracing", "torch.compiler.is_compiling"}
-_SEEN = {**_CALLS, **_WRAPPERS}
+_IMPLEMENTATIONS = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}
 _DEEPEST = 40
 
 
 class Checkpoints(Calls):
     """A walk that notes the checkpoints it meets inside others."""
 
-    def _enter_all(
-        self,
-        value: Object,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call | None,
-        frame: Frame,
-    ) -> Held:
+    def _enter(self, value: Object, call: Call) -> Held:
         """Call a module, through the checkpoints that are around it."""
         around = list(value.around)
 
         def enter(number: int) -> Held:
             if number < 0:
-                return self._body(value, arguments, keywords, node, frame)
+                return self._body(value, call)
             site, when = around[number]
             return self._inside(site, when, lambda: enter(number - 1))
 
         return enter(len(around) - 1)
 
-    def _inside(self, site: CheckpointSite, when: Conditions, body: Callable[[], Held]) -> Held:
-        conditions = self._conditions | when
-        if self._without_gradient or contradict(conditions):
-            return body()
-        kept, self._conditions = self._conditions, conditions
-        met = None
-        if self._regions and self._regions[-1].site != site:
-            outer = self._regions[-1]
-            self._keeps(True)
-            met = Nested(outer.site, site, conditions, self._loops > outer.loops)
-            self.nested.append(met)
-        self._regions.append(Region(site, self._loops, []))
-        held = body()
-        self._regions.pop()
-        if met is not None:
-            self._regions[-1].met.append(met)
-        self._conditions = kept
-        return held
-
-    def _keeps(self, anything: bool | None) -> None:
-        """What runs here keeps something for the backward pass, or may."""
-        for region in self._regions:
-            for met in region.met:
-                if met.followed is not True:
-                    met.followed = anything
-
-    def _place(self, node: ast.Call, frame: Frame, argument: ast.expr | None) -> tuple[str, int]:
-        """Where the script says what is checkpointed: outside of helpers that are given it."""
-        place = (frame.file, node.lineno)
+    def _place(self, call: Call) -> tuple[str, int]:
+        """Where the script names the checkpointed module: outside of helpers that get it passed."""
+        frame, place = call.frame, (call.frame.file, call.node.lineno)
+        argument: ast.expr | None = call.node.args[0] if call.node.args else None
         for _ in range(_DEEPEST):
-            owner = frame.owner(argument.id) if isinstance(argument, ast.Name) else None
-            if owner is None or owner.caller is None or owner.function is None:
+            name = argument.id if isinstance(argument, ast.Name) else ""
+            owner = frame.owner(name)
+            if owner is None or owner.caller is None or name not in owner.given:
                 break
-            if argument.id not in owner.given:  # type: ignore[union-attr]
-                break
-            argument = owner.given[argument.id]  # type: ignore[union-attr]
+            argument = owner.given[name]
             frame, line = owner.caller
             if not line:
                 break
             place = (frame.file, line)
         return place
 
-    def _external(
-        self,
-        value: External,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call,
-        frame: Frame,
-    ) -> Held:
+    def _external(self, value: External, call: Call) -> Held:
         name, last = value.name, value.last
-        seen = next((end for end in _SEEN if name == end or name.endswith(f".{end}")), None)
-        if seen in _CALLS and arguments:
-            return self._checkpoint(seen, arguments, keywords, node, frame)
-        if seen in _WRAPPERS and (arguments or "module" in keywords):
-            wrapped = arguments[0] if arguments else keywords["module"]
-            variant = _WRAPPERS[seen]
-            for chosen, _ in keywords.get("checkpoint_impl", ()):
-                ends = isinstance(chosen, External) and chosen.last
-                variant = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}.get(
-                    ends or "", "unknown"
-                )
-            if "context_fn" not in keywords:
-                file, line = self._place(node, frame, node.args[0] if node.args else None)
-                for each, when in wrapped:
-                    if isinstance(each, Object):
-                        site = CheckpointSite(file, line, variant, called(each))
-                        each.around.append((site, self._conditions | when))
-                        self._changes += 1
-            return wrapped
+        seen = next((n for n in (*_CALLS, *_WRAPPERS) if name == n or name.endswith(f".{n}")), "")
+        wrapped = call.first or call.keywords.get("module", ())
+        if seen in _CALLS and call.arguments:
+            return self._checkpoint(call)
+        if seen in _WRAPPERS and (call.arguments or "module" in call.keywords):
+            return self._wrapper(wrapped, _WRAPPERS[seen], call)
         if last in _APPLIES and name.startswith(("torch", ".")):
-            return self._applied(arguments, keywords, node, frame)
+            return self._applied(call)
         if last == "set_checkpoint_early_stop":
-            self.early_stop_off |= bool(arguments) and truth(arguments[0]) is False
-        return self._builtin(value, arguments, keywords, node, frame)
+            self.early_stop_off |= truth(call.first) is False
+        return super()._external(value, call)
 
-    def _checkpoint(
-        self,
-        name: str,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call,
-        frame: Frame,
-    ) -> Held:
-        variant = _CALLS[name][1]
+    def _wrapper(self, wrapped: Held, variant: str, call: Call) -> Held:
+        for chosen, _ in call.keywords.get("checkpoint_impl", ()):
+            last = chosen.last if isinstance(chosen, External) else ""
+            variant = _IMPLEMENTATIONS.get(last, "unknown")
+        if "context_fn" not in call.keywords:
+            for each, when in wrapped:
+                if isinstance(each, Object):
+                    site = CheckpointSite(*self._place(call), variant, called(each))
+                    each.around.append((site, self._conditions | when))
+                    self._changes += 1
+        return wrapped
+
+    def _checkpoint(self, call: Call) -> Held:
+        variant, keywords, target = "reentrant", dict(call.keywords), call.first
         chosen = keywords.pop("use_reentrant", None)
-        if chosen is not None:
+        if chosen is not None and not any(
+            isinstance(value, Constant) and value.value is None for value, _ in chosen
+        ):
             known = truth(chosen, self._conditions)
             variant = {True: "reentrant", False: "non-reentrant", None: "unknown"}[known]
-            if any(isinstance(v, Constant) and v.value is None for v, _ in chosen):
-                variant = "reentrant"
-        first = node.args[0] if node.args else None
-        file, line = self._place(node, frame, first)
-        several = {called(value) for value, _ in arguments[0]}
+        first = call.node.args[0] if call.node.args else None
+        several = {called(value) for value, _ in target}
         around = several.pop() if len(several) == 1 else written(first) if first else ""
         rest = {k: v for k, v in keywords.items() if k not in ("preserve_rng_state", "debug")}
 
         def body() -> Held:
-            return self._call(arguments[0], arguments[1:], rest, node, frame)
+            return self._call(target, Call(call.arguments[1:], rest, call.node, call.frame))
 
         if "context_fn" in keywords:
             return body()
-        return self._inside(CheckpointSite(file, line, variant, around), NONE, body)
+        return self._inside(CheckpointSite(*self._place(call), variant, around), NONE, body)
 
-    def _applied(
-        self,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call,
-        frame: Frame,
-    ) -> Held:
-        """``apply_activation_checkpointing`` and what is like it."""
-        places = dict(zip(("model", "checkpoint_wrapper_fn", "check_fn"), arguments, strict=False))
-        wrap = keywords.get("checkpoint_wrapper_fn", places.get("checkpoint_wrapper_fn", ()))
-        policy = keywords.get("auto_wrap_policy", ())
-        check = keywords.get("check_fn", places.get("check_fn", policy))
-        model = places.get("model", keywords.get("model", ()))
-        if not check:
-            return ()
-        known = [(value, when) for value, when in model if isinstance(value, Object)]
-        for value, when in known:
-            for each in value.below():
-                chosen = self._chosen(check, each, node, frame)
+    def _applied(self, call: Call) -> Held:
+        """``apply_activation_checkpointing`` and functions like it."""
+        given = dict(
+            zip(("model", "checkpoint_wrapper_fn", "check_fn"), call.arguments, strict=False)
+        )
+        given.update(call.keywords)
+        check = given.get("check_fn", given.get("auto_wrap_policy", ()))
+        for value, when in given.get("model", ()) if check else ():
+            for each in value.below() if isinstance(value, Object) else ():
+                chosen = self._chosen(check, each, call)
                 if chosen is False:
                     continue
                 kept = self._conditions
@@ -210,22 +145,22 @@ class Checkpoints(Calls):
                 if chosen is None:
                     doubt = frozenset({f"check_fn takes {called(each)}"})
                     self._conditions |= {(doubt, True)}
-                self._wrap(each, wrap, node, frame, check)
+                self._wrap(each, given.get("checkpoint_wrapper_fn", ()), check, call)
                 self._conditions = kept
         return ()
 
-    def _chosen(self, check: Held, each: Object, node: ast.Call, frame: Frame) -> bool | None:
+    def _chosen(self, check: Held, each: Object, call: Call) -> bool | None:
         kinds = self._classes(check)
         if kinds and not any(isinstance(value, Function) for value, _ in check):
             found = {self._is(each, kind) for kind in kinds}
             return True if True in found else None if None in found else False
         if not isinstance(each.kind, Kind) and each.kind.last in ("list", "dict", "enumerate"):
             return False
-        told = self._call(check, [one(each)], {}, node, frame)
-        return truth(told, self._conditions) if all_constant(told) else None
+        answer = self._call(check, call.of(one(each)))
+        return truth(answer, self._conditions) if all_constant(answer) else None
 
     def _classes(self, held: Held, depth: int = 0) -> list[Kind | External]:
-        """The classes in a policy, whatever it is made of."""
+        """The classes anywhere in a policy."""
         found: list[Kind | External] = []
         for value, _ in held if depth < 5 else ():
             if isinstance(value, Kind) or (
@@ -241,11 +176,11 @@ class Checkpoints(Calls):
                 found += [kind for each in inner for kind in self._classes(each, depth + 1)]
         return found
 
-    def _wrap(self, each: Object, wrap: Held, node: ast.Call, frame: Frame, check: Held) -> None:
-        place = (frame.file, node.lineno)
+    def _wrap(self, each: Object, wrap: Held, check: Held, call: Call) -> None:
+        place = (call.frame.file, call.node.lineno)
         before = len(each.around)
         if wrap:
-            self._call(wrap, [one(each)], {}, node, frame)
+            self._call(wrap, call.of(one(each)))
         else:
             each.around.append((CheckpointSite(*place, "non-reentrant", ""), self._conditions))
             self._changes += 1

@@ -1,19 +1,20 @@
 """A script's statements and expressions, walked in order without running it.
 
 A name stands for objects of the classes that the files define, for functions, for constants, or for
-nothing where it is not known; of a condition that is not known both arms are walked, and what is
-met there has it. Loops are walked once.
+nothing where it is not known. Of an unknown condition both arms are walked, and everything found in
+an arm depends on the condition. Loops are walked once.
 """
 
 from __future__ import annotations
 
 import ast
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from recompute_scan.lint.values import (
     NONE,
+    CheckpointSite,
     Conditions,
     Constant,
     Enough,
@@ -40,7 +41,7 @@ from recompute_scan.lint.values import (
     written,
 )
 
-# What is true of a training.
+# Attributes that are true in a training.
 _TRAINING = {"training", "requires_grad"}
 _HANDLERS = {
     kind: f"_on_{kind.__name__.lower()}"
@@ -62,7 +63,7 @@ class Sources:
         return next((p for p in (f"{base}.py", f"{base}/__init__.py") if p in self.texts), None)
 
     def imported(self, name: str, file: str) -> Module | None:
-        """What a dotted name with its leading dots stands for in a file."""
+        """The module that a dotted name with its leading dots stands for in a file."""
         dotted = name.lstrip(".")
         parts = dotted.split(".")
         folder = posixpath.dirname(file)
@@ -84,7 +85,7 @@ class Sources:
 
 
 class Statements:
-    """One walk, from the statements of one file on.
+    """One walk, from the statements of one file on; calls are in :mod:`script_calls`.
 
     Attributes:
         sources: The files that were read.
@@ -109,31 +110,43 @@ class Statements:
         self.steps = 0
         self._file = file
 
-    # --- what calls and checkpoints add
+    # --- checkpoints
 
-    def _call(
-        self,
-        held: Held,
-        arguments: list[Held],
-        keywords: dict[str, Held],
-        node: ast.Call | None,
-        frame: Frame,
-    ) -> Held:
-        """What a call gives back."""
-        raise NotImplementedError
+    def _inside(self, site: CheckpointSite, when: Conditions, body: Callable[[], Held]) -> Held:
+        """Walk the body as the function of a checkpoint, and note a checkpoint around it."""
+        conditions = self._conditions | when
+        if self._without_gradient or contradict(conditions):
+            return body()
+        kept, self._conditions = self._conditions, conditions
+        met = None
+        if self._regions and self._regions[-1].site != site:
+            outer = self._regions[-1]
+            self._keeps(True)
+            met = Nested(outer.site, site, conditions, self._loops > outer.loops)
+            self.nested.append(met)
+        self._regions.append(Region(site, self._loops, []))
+        held = body()
+        self._regions.pop()
+        if met is not None:
+            self._regions[-1].met.append(met)
+        self._conditions = kept
+        return held
 
     def _keeps(self, anything: bool | None) -> None:
-        """What runs here keeps something for the backward pass, or may."""
-        raise NotImplementedError
+        """The code here keeps something for the backward pass, or may (``None``)."""
+        for region in self._regions:
+            for met in region.met:
+                if met.followed is not True:
+                    met.followed = anything
 
-    # --- what begins a walk
+    # --- the beginning of a walk
 
     def run(self) -> Frame:
         """Walk the file's own statements; its names."""
         return self._module(self._file, "__main__")
 
     def _forced(self, held: Held) -> Held:
-        """What imported names stand for."""
+        """The values of imported names."""
         return pooled(
             under(self._imported(value), when) if isinstance(value, Module) else ((value, when),)
             for value, when in held
@@ -249,39 +262,6 @@ class Statements:
         if file is not None:
             names = self._module(file).names.items()
             frame.names.update({name: held for name, held in names if name[0] != "_"})
-
-    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
-        frame.names[node.name] = self._function(node, frame)
-
-    _on_asyncfunctiondef = _on_functiondef
-
-    def _function(
-        self,
-        node: ast.FunctionDef | ast.AsyncFunctionDef,
-        frame: Frame,
-        kind: Kind | None = None,
-    ) -> Held:
-        decorators = [self.value(each, frame) for each in node.decorator_list]
-        names = {
-            value.last for held in decorators for value, _ in held if isinstance(value, External)
-        }
-        held = one(Function(node, frame, kind, frozenset(names)))
-        for decorator in reversed(decorators):
-            if decorator and not isinstance(decorator[0][0], External):
-                call = ast.Call(ast.Name(node.name), [], [], lineno=node.lineno)
-                held = self._call(decorator, [held], {}, call, frame) or held
-        return held
-
-    def _on_classdef(self, node: ast.ClassDef, frame: Frame) -> None:
-        bases = tuple(value for base in node.bases for value, _ in self.value(base, frame))
-        kind = Kind(node.name, {}, bases)
-        inside = Frame(frame.file, kind.names, frame)
-        for statement in node.body:
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-                kind.names[statement.name] = self._function(statement, frame, kind)
-            else:
-                self._statement(statement, inside)
-        frame.names[node.name] = one(kind)
 
     def _on_return(self, node: ast.Return, frame: Frame) -> bool:
         frame.returned.append(
@@ -411,7 +391,7 @@ class Statements:
     # --- conditions
 
     def _test(self, node: ast.expr, frame: Frame) -> tuple[bool | None, Conditions, Conditions]:
-        """Whether it is true, what is true where it is, and what is where it is not."""
+        """Whether it is true, and the conditions under which it is, and under which it is not."""
         self._step()
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             known, true, false = self._test(node.operand, frame)
@@ -445,7 +425,7 @@ class Statements:
     # --- expressions
 
     def value(self, node: ast.expr, frame: Frame) -> Held:
-        """What an expression stands for."""
+        """The values that an expression may have."""
         self._step()
         handler = getattr(self, _HANDLERS[type(node)], None)
         if handler is not None:
@@ -460,15 +440,6 @@ class Statements:
 
     def _on_name(self, node: ast.Name, frame: Frame) -> Held:
         return self._look_up(node.id, frame)
-
-    def _on_attribute(self, node: ast.Attribute, frame: Frame) -> Held:
-        held = self._attributes(self.value(node.value, frame), node.attr)
-        properties = [
-            value
-            for value, _ in held
-            if isinstance(value, Method) and value.function.decorators & {"property"}
-        ]
-        return self._call(one(properties[0]), [], {}, None, frame) if properties else held
 
     def _on_lambda(self, node: ast.Lambda, frame: Frame) -> Held:
         return one(Function(node, frame))
@@ -494,7 +465,7 @@ class Statements:
             held = self.value(part, frame)
             known = truth(held, self._conditions)
             if isinstance(part, ast.Call) and not all_constant(held):
-                known = None  # what a function gives back is not all that it says
+                known = None  # more may come back than the values that are known
             if known is isinstance(node.op, ast.Or):
                 return pooled((*found, held)) if found else held
             if known is None:
@@ -539,7 +510,7 @@ class Statements:
     _on_tuple = _on_set = _on_list
 
     def _flat(self, nodes: Iterable[ast.expr], frame: Frame) -> list[Held]:
-        """Each one's value, of one with a star each part's."""
+        """The value of each; of one with a star, the value of each part."""
         found: list[Held] = []
         for node in nodes:
             if isinstance(node, ast.Starred):

@@ -1,4 +1,4 @@
-"""What the names of a script stand for while it is followed: classes, objects, functions."""
+"""The values of names while a script is walked: classes, objects, functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-# Conditions as they are written, all of which are true, or (False) not all of which are.
+# Conditions as written that are all true, or (False) not all true.
 Condition: TypeAlias = tuple[frozenset[str], bool]
 Conditions: TypeAlias = frozenset[Condition]
-# What a name may stand for, each with the conditions under which it does; empty is not known.
+# The values that a name may have, each with its conditions; empty where nothing is known.
 Held: TypeAlias = "tuple[tuple[Value, Conditions], ...]"
 NONE: Conditions = frozenset()
 
@@ -24,7 +24,7 @@ class Constant(Struct, eq=False):
 
 
 class External(Struct, eq=False):
-    """What no file that is read defines, by its dotted name."""
+    """A name that no file that is read defines, by its dotted name."""
 
     name: str
 
@@ -35,7 +35,7 @@ class External(Struct, eq=False):
 
 
 class Module(Struct, eq=False):
-    """A file that is read, by its path, or what a name in it stands for, looked up when needed."""
+    """A file that is read, by its path, or a name in it, looked up when needed."""
 
     base: str
     name: str = ""
@@ -45,13 +45,13 @@ class Frame(Struct, eq=False):
     """The names of a module, or of one call of a function.
 
     Attributes:
-        file: Whose code it is.
-        names: What each stands for.
+        file: The file that holds the code.
+        names: The values of each name.
         outer: Where other names are looked up.
         function: The function that is called.
-        given: What it is given for each parameter, as written.
-        caller: From where, and the line there.
-        returned: What it gives back.
+        given: The argument for each parameter, as written.
+        caller: The calling frame, and the line there.
+        returned: The values of its ``return`` statements.
     """
 
     file: str
@@ -120,7 +120,7 @@ class Kind(Struct, eq=False):
         return list(found.values())
 
     def find(self, name: str, after: Kind | None = None) -> Held | None:
-        """What the class, or one behind ``after`` in its order, has under the name."""
+        """The attribute of the class, or of one behind ``after`` in its order."""
         order = [kind for kind in self.order() if isinstance(kind, Kind)]
         for kind in order[order.index(after) + 1 :] if after in order else order:
             if name in kind.names:
@@ -133,8 +133,8 @@ class Object(Struct, eq=False):
 
     Attributes:
         kind: Its class.
-        attributes: Its own, of a dictionary its entries.
-        items: What it holds in order, of a sequence.
+        attributes: Its attributes; of a dictionary its entries.
+        items: The items of a sequence.
         around: Checkpoints that are wrapped around it, innermost first.
         vague: Its fields may be anything.
     """
@@ -165,20 +165,38 @@ class Object(Struct, eq=False):
 
 
 class Parent(Struct, eq=False):
-    """``super()`` in a method: the object, and the class whose method it is."""
+    """``super()`` in a method: the object, and the class that defines the method."""
 
     owner: Object
     kind: Kind
 
 
+class Call(Struct, eq=False):
+    """One call: its arguments, its keywords (``**`` where more may be given), and its place."""
+
+    arguments: list[Held]
+    keywords: dict[str, Held]
+    node: ast.Call
+    frame: Frame
+
+    @property
+    def first(self) -> Held:
+        """The first argument."""
+        return self.arguments[0] if self.arguments else ()
+
+    def of(self, *arguments: Held) -> Call:
+        """A call in the same place with these arguments."""
+        return Call([*arguments], {}, self.node, self.frame)
+
+
 class CheckpointSite(Struct, frozen=True, order=True):
-    """Where a checkpoint is: its statement, its variant, what it is around.
+    """The place of a checkpoint: its statement, its variant, the code in it.
 
     Attributes:
         file: Where.
         line: Where in it.
         variant: Which of torch's two.
-        around: What is checkpointed, in words.
+        around: The checkpointed code, in words.
         alone: The class that a statement wraps, where it wraps nothing else.
     """
 
@@ -202,7 +220,7 @@ def one(value: Value) -> Held:
 
 
 def pooled(helds: Iterable[Held]) -> Held:
-    """What stands for any of these."""
+    """All values of any of these."""
     several = [held for held in helds if held]
     if len(several) < 2:
         return several[0] if several else ()
@@ -227,7 +245,7 @@ def sequence(items: Iterable[Held], name: str = "list") -> Held:
 
 
 def elements(held: Held) -> Held:
-    """What a loop over it gives."""
+    """The values that a loop over it gives."""
     return pooled(
         under(item, when)
         for value, when in held
@@ -250,7 +268,7 @@ def truth(held: Held, conditions: Conditions = NONE) -> bool | None:
 
 
 class Enough(Exception):
-    """More than is walked of one function."""
+    """The walk has taken all its steps."""
 
 
 class Nested(Struct, eq=False):
@@ -259,7 +277,7 @@ class Nested(Struct, eq=False):
     Attributes:
         outer: The other.
         inner: The one.
-        conditions: What must be true.
+        conditions: The conditions of the walk there.
         followed: Whether what runs behind the inner one, still in the outer, keeps anything for the
             backward pass; ``None`` where that is not known.
     """
@@ -293,7 +311,7 @@ def written(node: ast.AST) -> str:
 
 
 def called(value: Value) -> str:
-    """What a person calls it."""
+    """Its name in sentences."""
     if isinstance(value, Object):
         return value.kind.name if isinstance(value.kind, Kind) else value.kind.last
     if isinstance(value, Method):

@@ -7,9 +7,13 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
 
 from recompute_scan.frameworks.base import RUN
-from recompute_scan.lint.python import CHECKPOINTS, Script
+from recompute_scan.lint.library_calls import Script
+from recompute_scan.lint.python import CHECKPOINTS
 from recompute_scan.lint.rules import Found
 from recompute_scan.lint.script_checkpoints import Checkpoints
 from recompute_scan.lint.statements import Sources
@@ -31,14 +35,11 @@ _FILES_AROUND = 100
 _MOST_OBJECTS = 50
 
 
-class _Pair:
-    """What is known of two checkpoints, of which the second is met inside the first."""
+class _Pair(Struct):
+    """A checkpoint and another inside it, and whether torch's early stop is off."""
 
-    def __init__(self, nested: Nested) -> None:
-        self.outer, self.inner = nested.outer, nested.inner
-        self.conditions = nested.conditions
-        self.followed = nested.followed
-        self.early_stop_off = False
+    nested: Nested
+    early_stop_off: bool
 
 
 def nested_findings(
@@ -68,14 +69,13 @@ def nested_findings(
         for nested, early_stop_off in walks:
             key = (nested.outer, nested.inner)
             kept = pairs.get(key)
-            if kept is None or len(nested.conditions) < len(kept.conditions):
-                pairs[key] = pair = _Pair(nested)
-                pair.early_stop_off = early_stop_off
+            if kept is None or len(nested.conditions) < len(kept.nested.conditions):
+                pairs[key] = _Pair(nested, early_stop_off)
         left -= walks.steps
         if walks.cut:
             cut.append(names[file])
     found: dict[tuple[str, int], Found] = {}
-    for pair in sorted(pairs.values(), key=lambda p: (p.outer, p.inner)):
+    for _, pair in sorted(pairs.items(), key=lambda item: item[0]):
         finding = _finding(pair, names)
         at = (finding.file, finding.line)
         if at not in found or finding.code < found[at].code:
@@ -102,13 +102,13 @@ class _Parts:
     """The functions and methods of a file that checkpoint, or name what does.
 
     Attributes:
-        names: Of each function its name, of each method that of its class and its own.
+        nodes: Each by its name, or by the names of its class and itself.
         any: Whether there are any, or other statements that do.
     """
 
     def __init__(self, sources: Sources, file: str, words: frozenset[str]) -> None:
         self.file = file
-        self.names: list[tuple[str, ...]] = []
+        self.nodes: dict[tuple[str, ...], ast.stmt] = {}
         text = sources.texts[file]
         self.any = bool(CHECKPOINTS.search(text)) or not words.isdisjoint(_WORD.findall(text))
         if not self.any:
@@ -122,21 +122,17 @@ class _Parts:
         self.any = False
         for node in sources.tree(file).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if concerned(node):
-                    self.names.append((node.name,))
+                self.nodes |= {(node.name,): node} if concerned(node) else {}
             elif isinstance(node, ast.ClassDef):
-                self.names += [
-                    (node.name, part.name)
-                    for part in node.body
-                    if isinstance(part, ast.FunctionDef) and concerned(part)
-                ]
+                methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
+                self.nodes |= {(node.name, m.name): m for m in methods if concerned(m)}
             elif not isinstance(node, ast.Import | ast.ImportFrom):
                 self.any = self.any or concerned(node)
-        self.any = self.any or bool(self.names)
+        self.any = self.any or bool(self.nodes)
 
 
 class _Walks:
-    """All that is walked of one file: its statements, then the functions that they did not call."""
+    """The walks of one file: its statements, then the functions that they did not call."""
 
     def __init__(self, sources: Sources, parts: _Parts, most: int) -> None:
         self.sources, self.parts, self.file, self.most = sources, parts, parts.file, most
@@ -146,30 +142,13 @@ class _Walks:
 
     def __iter__(self) -> Iterator[tuple[Nested, bool]]:
         yield from self._walk(())
-        for way in self._functions():
+        for way, node in self.parts.nodes.items():
+            if id(node) in self.walked:
+                continue
             if self.steps >= self.most:
                 self.cut = True
                 return
             yield from self._walk(way)
-
-    def _functions(self) -> Iterator[tuple[str, ...]]:
-        """The names of functions and methods that were not walked."""
-        nodes = {
-            (*outer, node.name): node
-            for outer, body in (
-                ((), self.sources.tree(self.file).body),
-                *(
-                    ((kind.name,), kind.body)
-                    for kind in self.sources.tree(self.file).body
-                    if isinstance(kind, ast.ClassDef)
-                ),
-            )
-            for node in body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        for way in self.parts.names:
-            if way in nodes and id(nodes[way]) not in self.walked:
-                yield way
 
     def _walk(self, way: tuple[str, ...]) -> Iterator[tuple[Nested, bool]]:
         follower = Checkpoints(self.sources, self.file)
@@ -177,7 +156,7 @@ class _Walks:
             frame = follower.run()
             if way:
                 self._call(follower, way, frame)
-            kinds = set() if way else {names[0] for names in self.parts.names if len(names) > 1}
+            kinds = set() if way else {names[0] for names in self.parts.nodes if len(names) > 1}
             _use_what_was_made(follower, frame, kinds)
         except (Enough, RecursionError):
             self.cut = True
@@ -211,7 +190,7 @@ def _use_what_was_made(follower: Checkpoints, frame: Frame, kinds: set[str]) -> 
 
 
 def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
-    outer, inner = pair.outer, pair.inner
+    outer, inner, met = pair.nested.outer, pair.nested.inner, pair.nested
     file = names.get(outer.file, outer.file)
     where = f"line {inner.line}"
     if inner.file != outer.file:
@@ -229,52 +208,36 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
         doubt = "if either is reentrant"
     elif both and pair.early_stop_off:
         doubt = "where early stop is off"
-    elif both and pair.followed is None:
+    elif both and met.followed is None:
         doubt = "if what follows the inner one keeps anything for the backward pass"
-    if pair.conditions:
-        doubt = f"if {_words(pair.conditions)}" + (f", and {doubt}" if doubt else "")
-    if both and pair.followed is False and not doubt:
-        return Found(
-            file,
-            outer.line,
-            "RS603",
-            f"two checkpoints for one recompute: {what}, and {inside}",
-            "Both are non-reentrant, and the inner one is the last of what the outer one runs: one "
-            "recompute today. It doubles as soon as either becomes reentrant.",
-            fix,
-            "delete" if outer.alone else "",
-        )
+    if met.conditions:
+        doubt = f"if {_words(met.conditions)}" + (f", and {doubt}" if doubt else "")
+    edit: Literal["", "delete"] = "delete" if outer.alone else ""
     if doubt:
-        return Found(
-            file,
-            outer.line,
-            "RS602",
-            f"may be checkpointed twice, {doubt}: {what}, and {inside}",
-            f"The files alone do not tell. {RUN}",
-            fix,
+        code, title, edit = "RS602", f"may be checkpointed twice, {doubt}", ""
+        why = f"The files alone do not show it. {RUN}"
+    elif both and met.followed is False:
+        code, title = "RS603", "two checkpoints for one recompute"
+        why = (
+            "Both are non-reentrant, and the outer one runs nothing after the inner one: one "
+            "recompute today. It doubles as soon as either becomes reentrant."
         )
-    why = (
-        "Both are non-reentrant, and what the outer one runs behind the inner one needs it once "
-        "more: what is inside runs twice in the backward pass."
-        if both
-        else "One of the two is reentrant, so what is inside runs twice in the backward pass."
-    )
-    return Found(
-        file,
-        outer.line,
-        "RS601",
-        f"checkpointed twice: {what}, and {inside}",
-        why,
-        fix,
-        "delete" if outer.alone else "",
-    )
+    else:
+        code, title = "RS601", "checkpointed twice"
+        why = (
+            "Both are non-reentrant, and what the outer one runs behind the inner one needs it "
+            "once more: what is inside runs twice in the backward pass."
+            if both
+            else "One of the two is reentrant, so what is inside runs twice in the backward pass."
+        )
+    return Found(file, outer.line, code, f"{title}: {what}, and {inside}", why, fix, edit)
 
 
 def _words(conditions: Conditions) -> str:
     """Conditions as a person reads them."""
-    told = sorted(
+    written = sorted(
         " and ".join(sorted(texts)) if holds else f"not ({' and '.join(sorted(texts))})"
         for texts, holds in conditions
     )
-    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
-    return " and ".join(f"`{text}`" for text in told[:3]) + more
+    more = f", and {len(written) - 3} more" if len(written) > 3 else ""
+    return " and ".join(f"`{text}`" for text in written[:3]) + more

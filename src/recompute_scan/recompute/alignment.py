@@ -1,49 +1,78 @@
 """Finding the forward pass again inside the backward pass: the proof that a call is a recompute.
 
-The operators that a backward pass runs where a recompute can stand (candidates) form one sequence
-per node. Each sequence is cut, from its end, into the longest runs that stand just so (same
-names, shapes and types, in the same order) in the forward pass. Three facts say where:
+Each node's operators where a recompute can be (candidates) form one sequence. Each sequence is cut
+from its end into the longest runs that the forward pass has too: same names, shapes and types, in
+the same order. Three facts give the place:
 
 * a checkpoint function's node has the sequence number of the call in the forward pass, and
   the recompute lies within that call;
-* any other node has the sequence number of the operator whose gradient it computes, and a
+* any other node has the sequence number of the operator that it differentiates, and a
   recompute that it asked for ends there or close by;
-* identical layers are told apart by these two, never by their order alone.
+* identical layers are distinguished by these two, never by their order alone.
 
-What stands nowhere in the forward pass is no recompute and is returned as unexplained.
+Operators that fit nowhere in the forward pass are no recompute and are returned as unexplained.
 
-A checkpoint function may put its input away in another form or place before it runs its block, or
-behind it. Its node runs the block again, and that work not: so it is what the function's call holds
-directly outside what its node repeats with gradients on (:func:`find_own_work`). A checkpoint
-around the function repeats it. torch's own function does no such work: there that is the block's.
+A checkpoint function may store its input in another form or place before it runs its block, or
+after it. Its node runs the block again, but not that work: the operators directly in the function's
+call and outside what its node repeats with gradients on (:func:`find_own_work`). A checkpoint
+around the function repeats it. torch's function does no such work.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
+from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure
 from recompute_scan.recompute.sequences import (
+    NEAR,
+    SHORT_RUN,
+    Ending,
     Endings,
-    Matcher,
+    ForwardSequence,
     Reading,
-    Recompute,
-    SequenceMatch,
+    Run,
     correct,
+    passes_of,
+    until_jump,
 )
 from recompute_scan.recompute.work import Ran, Work
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Int64, Ints
 
-# What sets some sequences right can show that others were read wrongly.
-_CORRECTIONS = 6
+# Mending some readings can show that others were wrong.
+_CORRECTIONS = 2
+
+
+class Recompute(Struct, frozen=True):
+    """Forward operators in order, run again.
+
+    Attributes:
+        engine: Row of the engine range in which it ran.
+        original: Rows of the forward operators, in order.
+        again: Rows of the same operators' second run; same length.
+        ran: Whether each really ran. Where early stop cuts a recompute short, its last operator
+            is entered but does no work; selective checkpointing returns saved results.
+        inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
+            re-running a reentrant inner one.
+        by_design: A function or the model did it, for another reason than a checkpoint.
+        piece: It is a further shard of operators that ran whole, and no separate run.
+    """
+
+    engine: int
+    original: Int64
+    again: Int64
+    ran: Bool
+    inner_function: bool
+    by_design: bool = False
+    piece: bool = False
 
 
 class Alignment(Struct, frozen=True, dict=True):
@@ -54,7 +83,7 @@ class Alignment(Struct, frozen=True, dict=True):
             out.
         backwards: One entry per forward row: how many backward passes went through it, or
             through what a function or a model ran of it by design; 0 for an operator without
-            gradients, or whose backward is not in the trace.
+            gradients, or without a backward in the trace.
         passes: How many went through it or ran it again, at least 1. A pass that ends early
             (``autograd.grad`` with respect to the last weight of a block) runs all of a
             checkpoint's work again and goes through some of its nodes only.
@@ -95,7 +124,7 @@ class Alignment(Struct, frozen=True, dict=True):
 
     @cached_property
     def piece(self) -> Bool:
-        """Whether each is in a further shard of what ran whole: no run of its own."""
+        """Whether each is in a further shard of operators that ran whole, and no separate run."""
         return self._of_each([each.piece for each in self.recomputes])
 
     def _of_each(self, values: list[bool]) -> Bool:
@@ -115,8 +144,8 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     Args:
         calls: The trace's calls.
         structure: Their roles.
-        work: Their work on the device; tells operators that were entered but did nothing.
-        starts: Start of each step in ns, ascending; a recompute repeats work of its own step.
+        work: Their work on the device; shows operators that were entered but did nothing.
+        starts: Start of each step in ns, ascending; a recompute repeats work of the same step.
     """
     neutral = calls.matching(vocabulary.NEUTRAL)[calls.name]
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
@@ -125,12 +154,12 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     endings = Endings({})
     matches, unexplained = _match_all(matcher, endings)
     for _ in range(_CORRECTIONS):
-        corrected = correct(endings, _readings(matcher, calls, matches))
+        corrected = correct(endings, _readings(matcher, matches))
         if corrected == endings:
             break
         endings = corrected
         matches, unexplained = _match_all(matcher, endings)
-    recomputes = _with_work(matches, structure, Ran(calls, work, forward, neutral))
+    recomputes = _with_work(matches, structure, Ran(calls, work, neutral))
     recomputes = _without_looks(recomputes, structure, matcher)
     backwards, passes = matcher.anchors.count_passes(recomputes)
     return Alignment(
@@ -166,9 +195,9 @@ def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch],
 def _without_looks(
     recomputes: tuple[Recompute, ...], structure: Structure, matcher: Matcher
 ) -> tuple[Recompute, ...]:
-    """The recomputes without those of hooks that only look at what has a backward pass of its own.
+    """The recomputes except of hooks that look at operators with another backward pass.
 
-    Gradient caching runs forward work without gradients first, and in a hook for its backward pass.
+    Gradient caching runs forward work without gradients first, and again in a gradient hook.
     """
     hooked = {
         id(each)
@@ -188,7 +217,7 @@ def _without_looks(
 
 
 def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[SequenceMatch]:
-    """Of what a function runs of its block beside the recompute: what the same node ran again.
+    """Own work of a function that repeats operators which the same node recomputes.
 
     A reversible layer gets its input back from its output so, and then runs again with gradients.
     """
@@ -234,162 +263,383 @@ def _all_rows(matches: list[SequenceMatch]) -> tuple[Int64, Int64]:
     )
 
 
-def _readings(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> list[Reading]:
-    """What sequences with an expected end were taken for."""
-    of_engine: dict[int, list[Kept]] = defaultdict(list)
-    for kept in _kept(matcher, calls, matches):
-        of_engine[kept.engine].append(kept)
-    later = np.zeros(len(matcher.forward), np.bool_)
+def _readings(matcher: Matcher, matches: list[SequenceMatch]) -> list[Reading]:
+    """How each sequence with an expected end was read."""
+    of_engine: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for match in matches:
+        places = matcher.forward.searchsorted(match.original)
+        of_engine[match.engine].append((int(places.min()), int(places.max())))
     readings = []
-    for sequence in reversed(matcher.sequences):
-        spans = []
-        forgotten = []
-        for kept in reversed(of_engine[sequence.engine]):
-            spans.append((int(kept.places.min()), int(kept.places.max())))
-            forgotten.append(kept.forgotten(later))
-            later[kept.places] = True
+    for sequence in matcher.sequences:
+        spans = of_engine[sequence.engine]
         anchor = matcher.anchors.find(sequence.engine) if spans else None
         if anchor is not None:
-            readings.append(
-                Reading(
-                    operators=sequence.operators.codes,
-                    expected=anchor.last,
-                    recomputes=tuple(reversed(spans)),
-                    asked=not matcher.structure.checkpoint_node[sequence.engine],
-                    forgotten=max((p for p in forgotten if p is not None), default=None),
-                )
-            )
-    return readings[::-1]
+            asked = not matcher.structure.checkpoint_node[sequence.engine]
+            readings.append(Reading(sequence.codes, anchor.last, tuple(spans), asked))
+    return readings
 
 
-class Kept(Struct, frozen=True):
-    """Which operators of a recompute gave up what they save.
+class Anchor(Struct, frozen=True):
+    """Where a sequence is expected: places in the forward sequence.
 
-    A non-reentrant checkpoint that is recomputed keeps each tensor that an operator saves, detached
-    inside that operator; not those of operators in a further checkpoint within, which keeps
-    nothing but its inputs until it is recomputed itself (``torch/utils/checkpoint.py``,
-    ``_recomputation_hook``). Operators that save nothing tell nothing.
+    ``first`` and ``last`` bound the checkpointed call; ``first`` is -1 where only the expected
+    end is known.
+    """
+
+    first: int
+    last: int
+
+
+class Anchors:
+    """Finds the anchor of an engine range, and knows what has been matched so far."""
+
+    def __init__(self, calls: Calls, structure: Structure, forward: Int64, engines: Int64) -> None:
+        self._calls = calls
+        self._structure = structure
+        self._forward = forward
+        self._origin = np.full(len(calls), -1, np.int32)
+        self._origin[forward] = forward
+        numbered = structure.number >= 0
+        functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
+        functions &= structure.function == np.arange(len(calls))
+        outside = structure.engine < 0
+        rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
+        self._outer_rows = rows[structure.number[rows].argsort(kind="stable")]
+        self._outer_numbers = structure.number[self._outer_rows]
+        self._askers = self._find_askers(engines)
+
+    def remember(self, again: Int64, original: Int64) -> None:
+        """Keep which forward operator each recomputed one repeats, for sequences inside it."""
+        self._origin[again] = original
+
+    def find(self, engine: int) -> Anchor | None:
+        """Where the recomputes of an engine range are expected to end, and to begin if known."""
+        row = self._askers[engine]
+        return None if row < 0 else self._place(row, engine)
+
+    def _find_askers(self, engines: Int64) -> dict[int, int]:
+        """Row of the operator, or of the checkpoint function, that made each engine range's node.
+
+        -1 where none is known.
+        """
+        numbers = self._structure.number[engines]
+        at, rows = self._outer(numbers)
+        askers = np.full(len(engines), -1, np.int64)
+        askers[at] = rows
+        table = self._structure.evaluations
+        evaluations = table.row.searchsorted(engines)
+        nested = np.flatnonzero(table.parent[evaluations] >= 0)
+        askers[nested] = self._find_nested(evaluations[nested])
+        askers[numbers < 0] = -1
+        return dict(zip(engines.tolist(), askers.tolist(), strict=True))
+
+    def _find_nested(self, evaluations: Int64) -> Int64:
+        """The same for nodes of nested backwards: of the recompute that started each, no other."""
+        structure, table = self._structure, self._structure.evaluations
+        maker = table.maker[evaluations]
+        mine = (maker >= 0) & (table.of[maker] == table.made_in[table.parent[evaluations]])
+        top = structure.top[maker]
+        asker = np.where(AGAIN[structure.role[top]] & (top >= 0), top, maker)
+        known = AGAIN[structure.role[asker]] | (structure.role[asker] == Role.RANGE)
+        return np.where(mine & known, asker, -1)
+
+    def _place(self, row: int, engine: int) -> Anchor | None:
+        """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
+        if self._structure.function[row] == row:
+            origins = self._origin[row + 1 : row + 1 + int(self._calls.size[row])]
+            origins = origins[origins >= 0]
+            if not len(origins):
+                return None
+            whole = bool(self._structure.checkpoint_node[engine])
+            first = int(self._forward.searchsorted(origins.min())) if whole else -1
+            return Anchor(first, int(self._forward.searchsorted(origins.max())))
+        origin = int(self._origin[row])
+        return None if origin < 0 else Anchor(-1, int(self._forward.searchsorted(origin)))
+
+    def count_passes(self, recomputes: Sequence[Recompute]) -> tuple[Int64, Int64]:
+        """For each forward operator: how many backward passes went through its node; and how many
+        did or ran it again, at least 1.
+
+        A checkpoint function's node stands for all its operators, and what a function or a model
+        ran again by design went backward where that did.
+        """
+        calls, structure, forward = self._calls, self._structure, self._forward
+        table = structure.evaluations
+        root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
+        if not len(root) or not len(self._outer_rows):
+            # No sequence numbers in this trace: all that ran before a backward has one.
+            last = calls.start[table.row].max(initial=-1)
+            backwards = np.asarray(calls.start[forward] < last, np.int64)
+            return backwards, np.maximum(backwards, 1)
+        at, rows = self._outer(table.number[root])
+        owner = self._owners()
+        pairs = rows * np.int64(len(table.row)) + table.root_pass[root[at]]
+        return self._counted(np.unique(pairs), owner, recomputes)
+
+    def _counted(
+        self, pairs: Int64, owner: Int64, recomputes: Sequence[Recompute]
+    ) -> tuple[Int64, Int64]:
+        """The same, of pairs of an owner's row and a backward pass, ascending."""
+        table = self._structure.evaluations
+        many = len(table.row)
+        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
+        extra = []
+        for each in recomputes:
+            place = self._forward.searchsorted(each.original)
+            one = int(table.root_pass[table.row.searchsorted(each.engine)])
+            extra.append(2 * (place * many + one) + each.by_design)
+        if not extra:
+            return backwards, np.maximum(backwards, 1)
+        found = np.unique(np.concatenate(extra))
+        place, by_design = found // 2 // many, found % 2 > 0
+        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
+        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
+        passes = backwards + np.bincount(ran, minlength=len(backwards))
+        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
+        backwards[designed[0]] = designed[1]
+        return backwards, np.maximum(passes, 1)
+
+    def _owners(self) -> Int64:
+        """For each forward operator: its row, or the row of the outermost function around it."""
+        outermost = self._outermost_function(self._structure.function[self._forward])
+        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
+
+    def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
+        """Positions of the numbers that lead to the forward pass, and rows there."""
+        at = self._outer_numbers.searchsorted(numbers, side="right") - 1
+        known = np.flatnonzero(at >= 0)
+        return known, self._outer_rows[at[known]]
+
+    def _outermost_function(self, function: Ints) -> Ints:
+        outermost: Ints = function.copy()
+        for _ in range(64):
+            parents = np.where(outermost >= 0, self._calls.parent[outermost], -1)
+            above = np.where(parents >= 0, self._structure.function[parents], -1)
+            if not (above >= 0).any():
+                break
+            outermost = np.where(above >= 0, above, outermost)
+        return outermost
+
+
+class SequenceMatch(Struct, frozen=True):
+    """A recompute before it is known which operators really ran; see :class:`Recompute`."""
+
+    engine: int
+    original: Int64
+    again: Int64
+    inner_function: bool
+    role: int
+    piece: bool
+
+
+class NodeSequence(Struct, frozen=True):
+    """Operators that one node's engine range ran and that can be a recompute.
 
     Attributes:
-        engine: Row of the engine range in which it ran.
-        places: Places of its operators in the forward pass.
-        saving: Which of its operators save tensors.
-        lost: Which of these did not keep them.
+        engine: Row of the engine range.
+        rows: Rows of the operators.
+        codes: Their codes.
+        function: For each: the innermost checkpoint function in which it ran, -1 for none.
+        lowest: First place of the forward pass that they may repeat.
+        highest: Place behind the last.
+        role: The :class:`Role` of all of them.
     """
 
     engine: int
-    places: Int64
-    saving: Bool
-    lost: Bool
-
-    def forgotten(self, later: Bool) -> int | None:
-        """The last place that a recompute gave up for good, ``None`` for none.
-
-        Operators that save nothing share the fate of the one before them.
-
-        Args:
-            later: For each place: was it recomputed after this one?
-        """
-        lost = np.flatnonzero(self.lost & ~later[self.places])
-        if not len(lost):
-            return None
-        behind = np.flatnonzero(self.saving[lost[-1] + 1 :])
-        return int(self.places[lost[-1] + behind[0]] if len(behind) else self.places[-1])
+    rows: Int64
+    codes: Int64
+    function: Ints
+    lowest: int
+    highest: int
+    role: int
 
 
-def _kept(matcher: Matcher, calls: Calls, matches: list[SequenceMatch]) -> Iterator[Kept]:
-    """What each recompute kept."""
-    original, again = _all_rows(matches)
-    detach = np.array([name == vocabulary.DETACH for name in calls.names], np.bool_)[calls.name]
-    before = np.concatenate(([0], np.cumsum(detach, dtype=np.int32)))
-    detaches = before[again + calls.size[again] + 1] > before[again + 1]
-    saving = detaches
-    if detaches.any():
-        codes = OperatorCodes(calls)[again]
-        saving = np.isin(codes, codes[detaches])
-    places = matcher.forward.searchsorted(original)
-    lost = saving & ~detaches
-    begin = 0
-    for match in matches:
-        part = slice(begin, begin + len(match.again))
-        yield Kept(match.engine, places[part], saving[part], lost[part])
-        begin = part.stop
+class Matcher:
+    """Matches the sequences of one trace with its forward pass.
 
-
-class OwnWork(Struct, frozen=True):
-    """That work in the forward pass.
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        forward: Rows of the operators of the forward pass.
+        candidates: Rows of the operators that could be recomputes.
+        starts: Start of each step in ns, ascending.
 
     Attributes:
-        rows: Rows of its operators, in order.
-        recompute: For each: position in ``Alignment.recomputes`` of what its function ran again.
+        structure: The roles.
+        forward: Those rows.
+        sequences: The candidates of each node, in order of time.
+        anchors: Where each of them is expected.
     """
 
-    rows: Int64
-    recompute: Int64
+    def __init__(
+        self, calls: Calls, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
+    ) -> None:
+        self.forward = forward
+        self._calls = calls
+        self.structure = structure
+        code = self._code = OperatorCodes(calls)
+        self._sequence = ForwardSequence(code[forward])
+        self._one_thread = len(np.unique(calls.thread[forward])) <= 1
+        self.sequences = self._list_sequences(candidates, starts, code)
+        engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
+        self.anchors = Anchors(calls, structure, forward, engines)
+
+    def _list_sequences(
+        self, candidates: Int64, starts: Int64, code: OperatorCodes
+    ) -> list[NodeSequence]:
+        """Candidates by the engine range they ran in, in order of time."""
+        if not len(candidates):
+            return []
+        calls, structure = self._calls, self.structure
+        role = structure.role[candidates]
+        order = np.lexsort((candidates, role, calls.start[structure.engine[candidates]]))
+        rows, role = candidates[order], role[order]
+        engine: Int64 = structure.engine[rows].astype(np.int64)
+        begins = np.flatnonzero(changes(engine, role))
+        engines = engine[begins]
+        lowest, highest = self._bounds(engines, starts)
+        codes, function = code[rows], structure.function[rows]
+        ends = np.append(begins[1:], len(rows))
+        return [
+            NodeSequence(
+                engine=node,
+                rows=rows[begin:end],
+                codes=codes[begin:end],
+                function=function[begin:end],
+                lowest=low,
+                highest=high,
+                role=what,
+            )
+            for node, begin, end, low, high, what in zip(
+                *(a.tolist() for a in (engines, begins, ends, lowest, highest, role[begins])),
+                strict=True,
+            )
+        ]
+
+    def _bounds(self, engines: Int64, starts: Int64) -> tuple[Int64, Int64]:
+        """Places of the forward pass between the start of each engine range's step and its own."""
+        lowest = np.zeros(len(engines), np.int64)
+        if not self._one_thread:
+            return lowest, lowest + len(self.forward)
+        # Forward operators are in order of time.
+        times = self._calls.start[self.forward]
+        own = self._calls.start[engines]
+        begin = np.concatenate(([0], starts))[starts.searchsorted(own, side="right")]
+        return times.searchsorted(begin), times.searchsorted(own)
+
+    def match(self, node: NodeSequence, endings: Endings) -> list[SequenceMatch]:
+        """The recomputes that one sequence consists of, in order of time.
+
+        Args:
+            node: The sequence.
+            endings: The known endings. One counts unless fewer operators fit with it.
+        """
+        engine, wanted = node.engine, node.codes
+        ending = endings.of(wanted)
+        anchor = self.anchors.find(engine)
+        checkpoint_node = bool(self.structure.checkpoint_node[engine])
+        if checkpoint_node and self._goes_in_parts(engine):
+            if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
+                whole = self._once_each(node, anchor)
+                if whole:
+                    return whole
+            elif node.role == Role.RECOMPUTE and anchor is not None:
+                # An outer checkpoint's, asked for by the function's node.
+                checkpoint_node, anchor = False, Anchor(-1, anchor.last)
+        runs = self._runs(node, anchor, ending)
+        if ending is not None and _explained(runs) < len(wanted):
+            runs = max(runs, self._runs(node, anchor, None), key=_explained)
+        parts = passes_of(runs)
+        if checkpoint_node:
+            # The node's recompute of its function comes last. Before it, an outer checkpoint can
+            # have run the function, and a few operators the unpacking of the node's inputs.
+            own = parts[-1:]
+            parts = [part for part in parts[:-1] if not _unpacks(node, part)] + own
+        return [self._matched(node, part) for part in parts]
+
+    def _goes_in_parts(self, engine: int) -> bool:
+        name = vocabulary.function_of(self._calls.names[self._calls.name[engine]])
+        return name in self.structure.functions.in_parts
+
+    def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[SequenceMatch]:
+        """The operators that a function ran again part by part, in any order, each once.
+
+        Empty where its node ran more operators of a kind than its call, except a whole number of
+        shards of each.
+        """
+        codes = self._sequence.codes[anchor.first : anchor.last + 1]
+        wanted = node.codes
+        places = _turn_by_turn(wanted, codes)
+        if places is None:
+            # Its gradient may go through other parts than its call, of other shapes.
+            names = self._code.names(wanted), self._code.names(codes)
+            places = _turn_by_turn(*names, shards=True)
+        if places is None:
+            return []
+        places += anchor.first
+        cuts = [0, *(np.flatnonzero(places[1:] < places[:-1]) + 1).tolist(), len(places)]
+        return [
+            SequenceMatch(
+                engine=node.engine,
+                original=self.forward[places[begin:end]],
+                again=node.rows[begin:end],
+                inner_function=False,
+                role=node.role,
+                piece=2 * np.isin(places[begin:end], places[:begin]).sum() > end - begin,
+            )
+            for begin, end in itertools.pairwise(cuts)
+        ]
+
+    def _runs(self, node: NodeSequence, anchor: Anchor | None, ending: Ending | None) -> list[Run]:
+        """Runs of a sequence, the last first."""
+        wanted, lowest, highest = node.codes, node.lowest, node.highest
+        own: list[Run] = []
+        known: list[Run] = []
+        end = len(wanted)
+        last = anchor.last if anchor is not None else highest - 1
+        if anchor is not None and anchor.first >= 0:
+            # The checkpointed call's recompute ends the sequence and lies within the call.
+            own = until_jump(self._sequence.cut(wanted, end, anchor.first, last + 1, last))
+            end = min((run.start for run in own), default=end)
+        if anchor is not None and ending is not None:
+            ceiling = min(highest, last + ending.count + NEAR)
+            floor = max(lowest, last - ending.height)
+            begin = max(0, len(wanted) - ending.count)
+            known = self._sequence.cut(wanted, end, floor, ceiling, last, begin)
+            end = min(begin, end)
+        ceiling = min(highest, last + len(wanted) + NEAR)
+        return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
+
+    def _matched(self, node: NodeSequence, runs: list[Run]) -> SequenceMatch:
+        parts = [slice(run.start, run.start + run.length) for run in runs]
+        functions = np.concatenate([node.function[part] for part in parts])
+        return SequenceMatch(
+            engine=node.engine,
+            role=node.role,
+            piece=False,
+            original=np.concatenate([self.forward[run.place : run.stop] for run in runs]),
+            again=np.concatenate([node.rows[part] for part in parts]),
+            inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
+        )
 
 
-def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> OwnWork:
-    """That work of all functions in a trace."""
-    blocks: dict[int, tuple[int, int, int]] = {}
-    for number, recompute in enumerate(alignment.recomputes):
-        if not is_of_others(calls, structure, recompute.engine):
-            continue
-        begin = first_of_block(structure, recompute.again)
-        rows, again = recompute.original[begin:], recompute.again[begin:]
-        middle = len(rows) // 2
-        # A node runs again what its call holds, further functions' calls among that.
-        around = _calls_around(calls, structure, int(rows[middle]))
-        inside = len(_calls_around(calls, structure, int(again[middle])))
-        name = vocabulary.function_of(calls.names[calls.name[recompute.engine]])
-        if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
-            first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
-            bounds = min(first, int(rows.min())), max(last, int(rows.max()))
-            blocks[around[inside]] = *bounds, number
-    found, owners = [alignment.forward[:0]], [alignment.forward[:0]]
-    for call, (first, last, number) in blocks.items():
-        stop = call + 1 + int(calls.size[call])
-        begin, end = alignment.forward.searchsorted((call, stop)).tolist()
-        rows = alignment.forward[begin:end]
-        outside = (rows < first) | (rows > last)
-        found.append(rows[outside & (structure.function[rows] == call)])
-        owners.append(np.full(len(found[-1]), number))
-    rows, owner = np.concatenate(found), np.concatenate(owners)
-    order = rows.argsort()
-    return OwnWork(rows[order], owner[order])
+def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64 | None:
+    """Place of each of ``wanted`` in ``codes``, the n-th of a kind as the n-th; or ``None``.
 
-
-def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
-    """Is the node in this engine's range that of a checkpoint function, and not of torch's own?"""
-    if not structure.checkpoint_node[engine]:
-        return False
-    return vocabulary.function_of(calls.names[calls.name[engine]]) != vocabulary.TORCHS_FUNCTION
-
-
-def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:
-    """The alignment, in which that work has no backward pass: its function's is its block's."""
-    backwards = alignment.backwards.copy()
-    backwards[alignment.forward.searchsorted(own.rows)] = 0
-    return replace(alignment, backwards=backwards)
-
-
-def first_of_block(structure: Structure, again: Int64) -> int:
-    """Place of the first operator that autograd records, or that is another function's; 0: none.
-
-    A function's node runs its block with gradients on, and brings the input back without.
+    With ``shards`` the same again for each further shard.
     """
-    inside = (structure.number[again] >= 0) | (structure.function[again] >= 0)
-    return int(np.flatnonzero(inside)[0]) if inside.any() else 0
+    places = np.full(len(wanted), -1, np.int64)
+    for code in np.unique(wanted).tolist():
+        here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
+        if len(here) > len(there) and (not shards or not len(there) or len(here) % len(there)):
+            return None
+        places[here] = np.resize(there, len(here))
+    return places
 
 
-def _calls_around(calls: Calls, structure: Structure, row: int) -> list[int]:
-    """Rows of the calls of checkpoint functions around a call, innermost first.
+def _unpacks(node: NodeSequence, part: list[Run]) -> bool:
+    return bool(node.function[part[0].start] < 0) and _explained(part) < SHORT_RUN
 
-    In a recompute, those inside the node that runs it.
-    """
-    found = []
-    call = int(structure.function[row])
-    while call >= 0:
-        found.append(call)
-        above = int(calls.parent[call])
-        call = int(structure.function[above]) if above >= 0 else -1
-    return found
+
+def _explained(runs: list[Run]) -> int:
+    return sum(run.length for run in runs)

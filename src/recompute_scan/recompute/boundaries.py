@@ -1,12 +1,13 @@
 """Where a checkpoint begins and ends, and which checkpoints share a boundary.
 
-The checkpoints of one boundary, told apart by what their recomputes hold.
+The checkpoints of one boundary, distinguished by the calls that their recomputes hold.
 
 Checkpointed sequences of the forward pass, from annotations or from recomputes, as a forest.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -14,15 +15,210 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.annotations import IN_PARTS
+from recompute_scan.annotations import (
+    ANY_RECOMPUTE,
+    IN_PARTS,
+    REGION,
+    SELECTIVE,
+    RegionAnnotation,
+    parse_recompute,
+    parse_region,
+)
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, find_own_work
-from recompute_scan.recompute.annotated import AnnotatedCall, Annotations, unmarked_functions
-from recompute_scan.recompute.roles import Structure
-from recompute_scan.recompute.sequences import Recompute
+from recompute_scan.recompute.alignment import Alignment, Recompute
+from recompute_scan.recompute.by_design import find_own_work
+from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int32, Int64
+
+# So many operators are named that differ between a recompute and its forward pass.
+_MOST_NAMED = 3
+
+
+class AnnotatedCall(Struct, frozen=True):
+    """One checkpointed call of the forward pass.
+
+    Attributes:
+        annotation: What the wrapper wrote.
+        row: Row of the annotation.
+        first: Position of its first operator in ``Alignment.forward``.
+        last: Position of its last operator.
+        recomputes: How many recomputes of this call were marked.
+    """
+
+    annotation: RegionAnnotation
+    row: int
+    first: int
+    last: int
+    recomputes: int
+
+
+class Annotations(Struct, frozen=True):
+    """All annotations of a trace.
+
+    Attributes:
+        calls: Checkpointed calls of the forward pass that hold an operator, outermost first.
+        forward: The rows that their positions count: ``Alignment.forward``.
+        disagreeing: Recomputed operators outside every annotated recompute, and operators inside
+            one that the forward pass does not explain. 0 when both views agree.
+        recomputed: Recomputed operators found by structure and alignment, for comparison.
+        mechanisms: Those of all checkpointed calls, of calls in another's recompute too.
+        in_hooks: How many checkpointed calls ran in a backward pass and in no recompute, as
+            gradient hooks run them.
+    """
+
+    calls: tuple[AnnotatedCall, ...]
+    forward: Int64
+    disagreeing: int
+    recomputed: int
+    mechanisms: frozenset[str] = frozenset()
+    in_hooks: int = 0
+
+
+def read_annotations(
+    calls: Calls, structure: Structure, alignment: Alignment
+) -> Annotations | None:
+    """The annotations of the trace, or ``None`` where the run wrapper left none."""
+    regions = calls.named(re.compile(re.escape(REGION)))
+    recomputes = calls.named(ANY_RECOMPUTE)
+    if not len(regions):
+        return None
+    times: dict[int, int] = {}
+    for row in recomputes:
+        call = parse_recompute(calls.names[calls.name[row]])
+        if call is not None:
+            times[call] = times.get(call, 0) + 1
+    marked = []
+    for row in regions[structure.engine[regions] < 0]:
+        annotation = parse_region(calls.names[calls.name[row]])
+        first = int(alignment.forward.searchsorted(row))
+        last = int(alignment.forward.searchsorted(row + calls.size[row], side="right")) - 1
+        if annotation is not None and last >= first:
+            marked.append(
+                AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
+            )
+    matched, original = alignment.again, alignment.original
+    inside = calls.inside(recomputes)
+    # A function's annotation is around what it was given to run, and not around what it does
+    # itself.
+    beside = structure.function[original] > _innermost(calls, regions)[original]
+    unexplained = alignment.unexplained[inside[alignment.unexplained]]
+    unexplained = unexplained[structure.role[unexplained] == Role.RECOMPUTE]
+    unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
+    return Annotations(
+        calls=tuple(marked),
+        forward=alignment.forward,
+        disagreeing=int((~inside[matched] & ~beside & ~alignment.by_design).sum())
+        + len(unexplained),
+        recomputed=len(matched),
+        mechanisms=frozenset(
+            annotation.mechanism
+            for row in regions
+            if (annotation := parse_region(calls.names[calls.name[row]])) is not None
+        ),
+        in_hooks=int(np.count_nonzero((structure.engine[regions] >= 0) & ~inside[regions])),
+    )
+
+
+def recomputed_calls(
+    calls: Calls, annotations: Annotations | None, rows: Int64
+) -> list[RegionAnnotation | None]:
+    """For each row: the checkpointed call that its recompute repeats; ``None`` if unknown."""
+    known = annotations.calls if annotations is not None else ()
+    by_number = {call.annotation.call: call.annotation for call in known}
+    found = []
+    for row in rows:
+        above = int(calls.parent[row])
+        number = None
+        while above >= 0 and number is None:
+            number = parse_recompute(calls.names[calls.name[above]])
+            above = int(calls.parent[above])
+        found.append(by_number.get(number or 0))
+    return found
+
+
+def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotations) -> list[int]:
+    """Rows of the calls of checkpoint functions in the forward pass that bear no annotation of
+    their own.
+
+    A function's annotation stands directly in its call.
+    """
+    own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
+    own &= np.array([name != vocabulary.TORCHS_FUNCTION for name in calls.names])[calls.name]
+    marked = {
+        int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
+    }
+    return [row for row in np.flatnonzero(own).tolist() if row not in marked]
+
+
+class MarkedCounts(Struct, frozen=True):
+    """How often the annotations alone say that work ran again.
+
+    Attributes:
+        runs: One entry per forward operator: how often its checkpointed call was recomputed.
+        passes: Through how many backward passes that call went, at least 1.
+        differing: Names of the operators of recomputes that the forward pass has not.
+    """
+
+    runs: Int64
+    passes: Int64
+    differing: tuple[str, ...]
+
+
+def count_by_marks(
+    calls: Calls, structure: Structure, alignment: Alignment, annotations: Annotations
+) -> MarkedCounts | None:
+    """The counts of the annotations; ``None`` where they do not show them.
+
+    One annotation is one recompute of all that its call holds, unless another checkpoint is around
+    the call or within it, the call keeps some results, or a function without annotations runs work
+    again.
+    """
+    regions = calls.named(re.compile(re.escape(REGION)))
+    alone = all(call.annotation.depth == 0 for call in annotations.calls)
+    kept = any(SELECTIVE in call.annotation.options.split(",") for call in annotations.calls)
+    if not alone or kept or (structure.engine[regions] >= 0).any():
+        return None
+    if unmarked_functions(calls, structure, annotations):
+        return None
+    runs = np.zeros(len(alignment.forward), np.int64)
+    passes = alignment.passes.copy()
+    for call in annotations.calls:
+        places = slice(call.first, call.last + 1)
+        runs[places], passes[places] = call.recomputes, passes[places].max()
+    inside = calls.inside(calls.named(ANY_RECOMPUTE))
+    rows = alignment.unexplained
+    rows = rows[inside[rows] & (structure.role[rows] == Role.RECOMPUTE)]
+    names = Counter(calls.names[code] for code in calls.name[rows].tolist())
+    forward = [
+        name for name in names if vocabulary.forward_only(name) or vocabulary.light_forward(name)
+    ]
+    return MarkedCounts(runs, passes, tuple(forward or names)[:_MOST_NAMED])
+
+
+def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
+    """For each row: is it before a checkpoint function, no recomputed operator between?
+
+    A reentrant checkpoint's first run has gradients off. Within it some functions are called
+    in the recompute alone, and so is what makes their arguments (fairscale).
+    """
+    functions = np.flatnonzero(structure.function == np.arange(len(structure.function)))
+    end = len(structure.function)
+    function, recomputed = (
+        np.append(after, end)[after.searchsorted(rows)] for after in (functions, matched)
+    )
+    same = structure.engine[np.minimum(function, end - 1)] == structure.engine[rows]
+    return np.asarray((function < recomputed) & same)
+
+
+def _innermost(calls: Calls, rows: Int64) -> Int32:
+    """For each call: the innermost of ``rows`` that holds it, -1 for none."""
+    found = np.full(len(calls), -1, np.int32)
+    for row in rows.tolist():  # in order: what is in another comes after it
+        found[row + 1 : row + 1 + int(calls.size[row])] = row
+    return found
+
 
 # Two sequences that share this much of their union have the same boundary: early stop leaves
 # out the last operators of one, and not of the other.
@@ -40,7 +236,7 @@ def same_boundary(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def of_function(checkpoint: Checkpoint, name: str, in_parts: frozenset[str]) -> Checkpoint:
-    """The checkpoint as that of an autograd function of this name."""
+    """The checkpoint, as one by an autograd function of this name."""
     if name in in_parts:
         checkpoint = replace(checkpoint, options=(*checkpoint.options, IN_PARTS))
     mechanism = vocabulary.CHECKPOINT_FUNCTIONS.get(name)
@@ -62,21 +258,6 @@ def of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[R
     return recomputes[: len(recomputes) // passes]
 
 
-def asked_once(recomputes: list[Recompute], calls: Calls, structure: Structure) -> list[Recompute]:
-    """Those without what a node asks for again as a function's node evaluates it once more."""
-    evaluated: dict[tuple[int, int], int] = {}
-    found = []
-    for recompute in recomputes:
-        engine = recompute.engine
-        above = int(calls.parent[engine])
-        around = int(structure.engine[above]) if above >= 0 else -1
-        number = int(structure.number[engine])
-        first = evaluated.setdefault((around, number), engine)
-        if around < 0 or number < 0 or first == engine:
-            found.append(recompute)
-    return found
-
-
 def told_apart(
     recomputes: list[Recompute], around: FunctionsAround, in_parts: frozenset[str]
 ) -> list[Checkpoint]:
@@ -87,7 +268,7 @@ def told_apart(
     checkpoints = [Checkpoint(depth, variant) for depth, variant in enumerate(variants)]
     reentrant = [one.depth for one in checkpoints if one.variant == "reentrant"]
     if None in variants:
-        # Which is whose is not known; that there is one is.
+        # It is not known which function made which, only that there is one.
         reentrant, names = [-1], around.names(recomputes)[:1]
     for depth, name in zip(reentrant, names, strict=False):
         if name != vocabulary.TORCHS_FUNCTION:
@@ -101,7 +282,7 @@ def _variants(count: int, inside: Counter[int]) -> list[Variant | None]:
     A reentrant one calls its function wherever what it checkpoints runs, but in its own recompute.
     So the forward pass holds as many calls around these operators as there are reentrant ones, and
     a recompute as many as there are further inside than the checkpoint that asked for it. Of
-    recomputes with equally many, one is that of a reentrant checkpoint, if there are more calls in
+    recomputes with equally many, one is a reentrant checkpoint's, if there are more calls in
     the forward pass; the others are of non-reentrant ones right inside it.
 
     Args:
@@ -138,7 +319,7 @@ class FunctionsAround:
         return sum(1 for _ in self._around(rows, self._again))
 
     def names(self, recomputes: list[Recompute]) -> list[str]:
-        """Names of those that hold some first run, where they are not that of torch's own."""
+        """Names of the functions that hold some first run, except torch's."""
         functions = np.concatenate([self._function[each.original] for each in recomputes])
         rows = sorted({*functions.tolist()} - {-1})
         names = (self._calls.names[self._calls.name[row]] for row in rows)
@@ -222,7 +403,7 @@ def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
 
 
 def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
-    """One span per recomputed boundary, in forward order, with what the ranges tell of it."""
+    """One span per recomputed boundary, in forward order, with the checkpoints that ranges show."""
     if not alignment.recomputes:
         return []
     recomputes = _of_blocks(calls, structure, alignment)
@@ -243,7 +424,6 @@ def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignme
     spans = []
     for group in groups:
         recomputes = of_one_backward([recompute for _, _, recompute in group], alignment)
-        recomputes = asked_once(recomputes, calls, structure)
         spans.append(
             Span(
                 first=min(first for first, _, _ in group),
@@ -298,7 +478,7 @@ def _variant(text: str) -> Variant | None:
 
 
 def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list[Recompute]:
-    """The recomputes without what the functions inside them work out beside their blocks."""
+    """The recomputes without the own work of the functions inside them."""
     own = find_own_work(calls, structure, alignment).rows
     if not len(own):
         return list(alignment.recomputes)

@@ -4,7 +4,7 @@ An autograd function may save less than its gradient needs and run *another* fun
 again in its own backward: DeepSeek's attention function runs the norms before it again, which saves
 their outputs. Nobody left a switch on, so it is no finding; but it is forward work that runs again.
 
-What a function runs of *itself* in its own backward is its formula (chunked losses, fused
+The operators of a function *itself* in its backward are its formula (chunked losses, fused
 activations, ring exchanges), and is not listed. Nor is a function that merely is part of another
 one's gradient, as scattering is of gathering:
 
@@ -13,7 +13,7 @@ one's gradient, as scattering is of gathering:
 * the gradient that calls it does nothing else, so that it is that gradient;
 * both call each other.
 
-A function that is a checkpoint of its own kind may run its block twice in its node: once without
+A function that is a checkpoint by behavior may run its block twice in its node: once without
 gradients, and again with them for the gradient. A reversible layer does, to get back the input
 that it did not keep from its output. Only the second run is the checkpoint's; the first is what
 makes the layer reversible, and no switch can take it out.
@@ -21,7 +21,6 @@ makes the layer reversible, and no switch can take it out.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -31,15 +30,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, is_of_others
+from recompute_scan.recompute.alignment import Alignment, Recompute
 from recompute_scan.recompute.roles import Role, Structure
-from recompute_scan.recompute.sequences import Recompute
-from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.recompute.work import Work
-from recompute_scan.trace.calls import Calls, Kernels
-from recompute_scan.trace.columns import Int64, Kind, Trace
+from recompute_scan.trace.calls import Calls, Kernels, StepSpan, step_of
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
-# What moves, makes or names memory, and computes nothing.
+# Operators that move, make or name memory, and compute nothing.
 _NO_WORK = re.compile(
     r"aten::(empty|new_empty|view|_unsafe_view|_?reshape|as_strided|t|transpose|permute|numpy_T|expand"
     r"|slice|select|split|chunk|unbind|squeeze|unsqueeze|narrow|unfold|resize_|record_stream|zeros"
@@ -54,10 +51,10 @@ class DesignedRun(Struct, frozen=True):
 
     Attributes:
         function: Its name.
-        inside: The functions in whose gradients it runs again, those that do so most first.
+        inside: The functions with gradients that run it again, most calls first.
         forward: Calls outside any backward pass.
         again: Calls within the gradients of others.
-        time: Device time of what these launched, or their own on the host, ns.
+        time: Device time of their kernels, or their time on the host, ns.
         kernels: How many kernels these launched.
         rows: Rows of these calls.
     """
@@ -90,7 +87,7 @@ def find_by_design(
     explained = calls.within(matched)
     operator = calls.kind == Kind.OP
     launched = _Launched(trace, calls, kernels)
-    # Rows of calls outside any backward pass, and, by the function whose node it is, inside.
+    # Rows of calls outside any backward pass, and inside by the function that made the node.
     outside: dict[str, Int64] = {}
     inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for name in functions:
@@ -99,7 +96,7 @@ def find_by_design(
         outside[name] = rows[engine < 0]
         for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
             if around >= 0 and not explained[row]:
-                inside[name][_function_of(calls, around)].append(row)
+                inside[name][vocabulary.function_of(calls.names[calls.name[around]])].append(row)
     found = []
     for name, places in inside.items():
         others = {
@@ -108,7 +105,7 @@ def find_by_design(
             if other in functions
             and other != name
             and name not in inside.get(other, {})
-            and _in_node(calls, rows, other)
+            and structure.evaluations.in_node[rows].all()
             and not _is_the_gradient(calls, structure, launched, rows)
         }
         if not others or not len(outside[name]):
@@ -136,7 +133,7 @@ def find_by_design(
 def part_own_runs(
     calls: Calls, structure: Structure, work: Work, alignment: Alignment
 ) -> tuple[Alignment, tuple[DesignedRun, ...]]:
-    """The alignment without what functions run of their own blocks beside the recompute, and that.
+    """The alignment without the own work of functions in their nodes, and that work.
 
     Args:
         calls: The trace's calls.
@@ -156,7 +153,7 @@ def part_own_runs(
     rest = tuple(each for each in alignment.recomputes if id(each) not in mine)
     of_function: dict[str, list[Recompute]] = defaultdict(list)
     for each in own:
-        of_function[_function_of(calls, each.engine)].append(each)
+        of_function[vocabulary.function_of(calls.names[calls.name[each.engine]])].append(each)
     found = []
     for name, runs in of_function.items():
         rows = np.concatenate([each.again for each in runs])
@@ -183,24 +180,6 @@ def rows_of(found: Sequence[DesignedRun]) -> Int64:
 def left_unexplained(unexplained: Int64, found: Sequence[DesignedRun]) -> Int64:
     """The operators that no recompute explains, without those that run again by design."""
     return unexplained[~np.isin(unexplained, rows_of(found))]
-
-
-def with_design(
-    judgement: Judgement, found: Sequence[DesignedRun], forward_time: float
-) -> Judgement:
-    """The verdict with these: no checkpoint, and yet forward work that runs again, once.
-
-    Args:
-        judgement: The verdict without them.
-        found: What runs again by design.
-        forward_time: Time of all forward operators, in the unit of ``ByDesign.time``.
-    """
-    if judgement.verdict != "none" or not found:
-        return judgement
-    highest = max(max(1, math.ceil(each.again / each.forward)) for each in found)
-    again = sum(each.time for each in found)
-    share = min(1.0, again / forward_time) if forward_time > 0 else None
-    return Judgement("partial", None, float(highest), share, share)
 
 
 class _Launched:
@@ -241,34 +220,12 @@ def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
     )
 
 
-def _function_of(calls: Calls, engine: int) -> str:
-    node: str = calls.names[calls.name[engine]]
-    return node.removeprefix(vocabulary.ENGINE).removesuffix("Backward")
-
-
-def _in_node(calls: Calls, rows: Sequence[int], other: str) -> bool:
-    """Do they run in the other function's node itself, and not in a hook around it?"""
-    for row in rows:
-        above = int(calls.parent[row])
-        while above >= 0 and calls.names[calls.name[above]] != f"{other}Backward":
-            above = int(calls.parent[above])
-        if above < 0:
-            return False
-    return True
-
-
-def _node_of(calls: Calls, row: int, engine: int) -> int:
-    node = row
-    while int(calls.parent[node]) > engine:
-        node = int(calls.parent[node])
-    return node
-
-
 def _is_the_gradient(
     calls: Calls, structure: Structure, launched: _Launched, rows: Sequence[int]
 ) -> bool:
     """Does the node that holds these calls do nothing else?"""
-    nodes = {_node_of(calls, row, int(structure.engine[row])) for row in rows}
+    table = structure.evaluations
+    nodes = {int(row) for row in table.node[table.of[rows]]}
     if launched.any:
         return launched.of(sorted(nodes))[0] <= launched.of(rows)[0]
     own = _work(calls, sorted(nodes)) - _work(calls, rows)
@@ -307,3 +264,213 @@ def _forward_alone(
     if launched.any and launched.of(some)[0]:
         return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))
     return bool(set(_work(calls, some)) - set(_work(calls, nodes.tolist())))
+
+
+class OwnWork(Struct, frozen=True):
+    """Work of checkpoint functions outside their blocks, in the forward pass.
+
+    Attributes:
+        rows: Rows of its operators, in order.
+        recompute: For each: position in ``Alignment.recomputes`` of its function's recompute.
+    """
+
+    rows: Int64
+    recompute: Int64
+
+
+def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> OwnWork:
+    """The own work of all checkpoint functions in a trace."""
+    blocks: dict[int, tuple[int, int, int]] = {}
+    for number, recompute in enumerate(alignment.recomputes):
+        if not is_of_others(calls, structure, recompute.engine):
+            continue
+        begin = first_of_block(structure, recompute.again)
+        rows, again = recompute.original[begin:], recompute.again[begin:]
+        middle = len(rows) // 2
+        # A node runs again what its call holds, further functions' calls among that.
+        around = _calls_around(calls, structure, int(rows[middle]))
+        inside = len(_calls_around(calls, structure, int(again[middle])))
+        name = vocabulary.function_of(calls.names[calls.name[recompute.engine]])
+        if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
+            first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
+            bounds = min(first, int(rows.min())), max(last, int(rows.max()))
+            blocks[around[inside]] = *bounds, number
+    found, owners = [alignment.forward[:0]], [alignment.forward[:0]]
+    for call, (first, last, number) in blocks.items():
+        stop = call + 1 + int(calls.size[call])
+        begin, end = alignment.forward.searchsorted((call, stop)).tolist()
+        rows = alignment.forward[begin:end]
+        outside = (rows < first) | (rows > last)
+        found.append(rows[outside & (structure.function[rows] == call)])
+        owners.append(np.full(len(found[-1]), number))
+    rows, owner = np.concatenate(found), np.concatenate(owners)
+    order = rows.argsort()
+    return OwnWork(rows[order], owner[order])
+
+
+def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
+    """Did a checkpoint function, and not torch's, make the node in this engine's range?"""
+    if not structure.checkpoint_node[engine]:
+        return False
+    return vocabulary.function_of(calls.names[calls.name[engine]]) != vocabulary.TORCHS_FUNCTION
+
+
+def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:
+    """The alignment, in which that work has no backward pass: its function's is its block's."""
+    backwards = alignment.backwards.copy()
+    backwards[alignment.forward.searchsorted(own.rows)] = 0
+    return replace(alignment, backwards=backwards)
+
+
+def first_of_block(structure: Structure, again: Int64) -> int:
+    """Place of the first operator that autograd records, or that is another function's; 0: none.
+
+    A function's node runs its block with gradients on, and brings the input back without.
+    """
+    inside = (structure.number[again] >= 0) | (structure.function[again] >= 0)
+    return int(np.flatnonzero(inside)[0]) if inside.any() else 0
+
+
+def _calls_around(calls: Calls, structure: Structure, row: int) -> list[int]:
+    """Rows of the calls of checkpoint functions around a call, innermost first.
+
+    In a recompute, those inside the node that runs it.
+    """
+    found = []
+    call = int(structure.function[row])
+    while call >= 0:
+        found.append(call)
+        above = int(calls.parent[call])
+        call = int(structure.function[above]) if above >= 0 else -1
+    return found
+
+
+class Collectives(Struct, frozen=True):
+    """Calls of collectives, each counted once, however many ranges it is recorded in.
+
+    Attributes:
+        rows: All of them in complete steps, in order of rows.
+        repeated: Those inside a recompute.
+        gathers: Those with which FSDP gathers parameters.
+    """
+
+    rows: Int64
+    repeated: Int64
+    gathers: Int64
+
+    @property
+    def repeated_gathers(self) -> Int64:
+        """Gathers of parameters inside a recompute."""
+        return self.repeated[np.isin(self.repeated, self.gathers)]
+
+
+def find_collectives(
+    calls: Calls,
+    structure: Structure,
+    kernels: Kernels,
+    alignment: Alignment,
+    steps: Sequence[StepSpan],
+    complete: Bool,
+) -> Collectives:
+    """The collectives of a trace; see :class:`Collectives`.
+
+    Args:
+        calls: The trace's calls.
+        structure: Their roles.
+        kernels: Device work with its launches.
+        alignment: The recomputes.
+        steps: Steps, in order.
+        complete: For each step: does it count?
+    """
+    is_one = calls.matching(vocabulary.COLLECTIVE) & ~calls.matching(vocabulary.NO_COLLECTIVE)
+    rows = np.flatnonzero(is_one[calls.name])
+    parent = calls.parent[rows]
+    rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
+    step = step_of(list(steps), calls.start[rows])
+    counted = (step >= 0) & np.append(complete, False)[step]
+    rows = rows[counted & ~_only_waits(calls, kernels, rows)]
+    recomputes = alignment.recomputes if len(rows) else ()
+    inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
+    return Collectives(
+        rows=rows,
+        repeated=np.unique(np.concatenate([rows[:0], *inside])),
+        gathers=rows[_gathers_parameters(calls, rows)],
+    )
+
+
+def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
+    """Time of these calls in ns: of the kernels they launched, or on the host without any."""
+    held = kernels_of(calls, kernels, rows)
+    if held.any():
+        return float((kernels.end - kernels.start)[held].sum())
+    return float(calls.duration[rows].sum())
+
+
+def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
+    """For each piece of device work: was it launched inside one of these calls?
+
+    Args:
+        calls: The trace's calls.
+        kernels: Its device work.
+        rows: Calls, ascending, each outside the others.
+    """
+    launch = kernels.launch
+    at = rows.searchsorted(launch, side="right") - 1
+    held: Bool = (at >= 0) & (launch >= 0)
+    if len(rows):
+        held &= launch <= (rows + calls.size[rows])[np.maximum(at, 0)]
+    return held
+
+
+def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
+    """For each call: is it NCCL's record of a wait for a collective that was counted already?
+
+    It has the name of the record of the collective itself, which is inside the call of c10d
+    or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
+    """
+    bare = calls.matching(vocabulary.RECORD)[calls.name[rows]]
+    if not bare.any():
+        return bare
+    ranges = np.flatnonzero(calls.matching(vocabulary.BACKEND)[calls.name])
+    launches = np.unique(kernels.launch)
+    last = rows + calls.size[rows]
+    for work in (ranges, launches):
+        bare &= work.searchsorted(rows) == work.searchsorted(last, side="right")
+    return bare
+
+
+def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
+    """For each collective: is it a gather that FSDP started?"""
+    gather, sharding = calls.matching(vocabulary.GATHER), calls.matching(vocabulary.SHARDING)
+    found: Bool = np.zeros(len(rows), np.bool_)
+    for place in np.flatnonzero(gather[calls.name[rows]]):
+        above = int(calls.parent[rows[place]])
+        while above >= 0 and not sharding[calls.name[above]]:
+            above = int(calls.parent[above])
+        found[place] = above >= 0
+    return found
+
+
+def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
+    """Those of ``rows`` that this recompute does, gathers before its first operator included."""
+    mine: Int64
+    node = _node(calls, recompute.engine)
+    mine = rows[(rows > node) & (rows <= node + calls.size[node])]
+    mine = mine[structure.engine[mine] == recompute.engine]
+    if structure.checkpoint_node[recompute.engine]:
+        return mine  # all that the node runs itself is the recompute
+    # Later operators belong to the formula of the node that asked.
+    mine = mine[calls.start[mine] <= calls.end[recompute.again].max()]
+    return mine
+
+
+def _node(calls: Calls, engine: int) -> int:
+    """Row of the node inside an engine's range; hooks run outside it. Itself in old traces."""
+    name = calls.names[calls.name[engine]]
+    if not name.startswith(vocabulary.ENGINE):
+        return engine
+    wanted = name[len(vocabulary.ENGINE) :]
+    for row in range(engine + 1, engine + 1 + int(calls.size[engine])):
+        if calls.parent[row] == engine and calls.names[calls.name[row]] == wanted:
+            return row
+    return engine

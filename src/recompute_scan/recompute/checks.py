@@ -1,29 +1,24 @@
-"""A plain count beside the answer, and whether the trace is sound.
+"""Two checks of the answer: a plain count by name, and whether the trace is sound.
 
-The plain count: forward operators by name, inside the backward pass and outside.
+The plain count takes forward operators by name, inside the backward pass and outside. It does not
+use the match with the forward pass, shapes or order. An operator that only a forward pass has
+(attention, ``linear``, a convolution, a norm) is counted by its name, and is inside the backward
+pass where an evaluation of a node holds it. The match has to give the same two numbers. Where they
+differ, one of the two is wrong.
 
-It asks nothing of the match with the forward pass: not which call is in which, not what
-follows what, and no shapes. An operator that only a forward pass has (attention, ``linear``, a
-convolution, a norm) is counted by its name, and lies inside the backward pass where its start
-lies in the time of one of the engine's ranges on the same thread. What the match found has to
-come to the same two numbers; where it does not, one of the two is wrong.
+Operators without gradients are left out: they are no training forward pass, or belong to a formula.
+The call of an autograd function counts, since a reentrant checkpoint runs its block in one. An
+operator in an evaluation but outside its node is a gradient hook's and counted apart. A loss that
+computes its gradient in chunks runs them again in its formula: that is left out too.
 
-What runs without gradients is no training forward pass, or a formula's own, and is left out, but
-for what the call of an autograd function holds: a reentrant checkpoint runs its block so. What
-runs in the backward pass but in no node is a gradient hook's, and counted apart. A loss that works
-out its gradient in chunks runs them again in its own formula: that is left out, too.
-
-Does a trace hold together? What holds in every sound one, and how much of it fails here.
-
-Events that lost their times, names, threads or numbers, or that are missing themselves, still
-make a tree of calls, and an answer. None of this asks what was done to a trace; it compares what
-the trace says twice:
+Events that lost their times, names, threads or numbers still make a tree of calls and an answer.
+The soundness check does not ask what happened to a trace. It compares what the trace states twice:
 
 * the engine opens a range around each node (``torch/csrc/autograd/engine.cpp``,
-  ``evaluate_function``), and the node's own range, of the same name, is in it;
-* a node bears the number of an operator that ran before it, and is called after that operator
+  ``evaluate_function``), and a range with the node's name is in it;
+* a node has the number of an operator that ran before it, and is named after that operator
   (``torch/csrc/autograd/function.h``, ``sequence_nr``; ``AddmmBackward0`` after ``aten::addmm``);
-* operators of one name and of the same shapes run the same inside, as a rule;
+* operators of one name and of the same shapes run the same operators inside, as a rule;
 * where some events of a name have shapes, all have.
 
 In recorded cases of torch 2.13 not one node fails, and up to five operators in a thousand (experts
@@ -46,8 +41,7 @@ from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.roles import LOOKED_THROUGH, Role, Structure
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int64, Ints, Kind, Trace
-from recompute_scan.trace.nesting import nest_intervals
+from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 
 # Counts may differ by this share of the forward pass's, and by one operator.
 _TOLERANCE = 0.02
@@ -62,7 +56,7 @@ class Tally(Struct, frozen=True):
     Attributes:
         name: The operator.
         outside: How many ran outside any backward pass.
-        inside: How many ran inside one, those of hooks among them.
+        inside: How many ran inside one, including hooks.
         hooked: How many of these a gradient hook ran.
         forward: How many of the match's forward operators they make up.
         again: How many of those that the match says ran again.
@@ -106,43 +100,45 @@ class PlainCounts(Struct, frozen=True):
 
     @property
     def contradicting(self) -> Tally | None:
-        """The most telling name of which too much is left without an explanation."""
+        """The first name with too many calls that nothing explains."""
         return next((tally for tally in self.tallies if tally.contradicts), None)
 
 
-def count_plainly(
-    trace: Trace, calls: Calls, structure: Structure, alignment: Alignment
-) -> PlainCounts:
-    """The plain count beside that of the match; see :class:`PlainCounts`."""
-    rows = _named(trace, vocabulary.forward_only)
+def count_plainly(calls: Calls, structure: Structure, alignment: Alignment) -> PlainCounts:
+    """The plain count next to the match's; see :class:`PlainCounts`."""
+    rows = _named(calls, vocabulary.forward_only)
     if not len(rows):
-        rows = _named(trace, vocabulary.light_forward)
-    engines, nodes = _backward_ranges(trace)
+        rows = _named(calls, vocabulary.light_forward)
     losses = vocabulary.nodes_of(structure.functions.losses)
-    formula = np.array([name in losses for name in trace.names], np.bool_)
-    formulas = np.flatnonzero(formula[trace.name] & (trace.kind == Kind.OP))
-    inside = _lie_in(trace, rows, engines)
-    counted = _with_gradients(trace, rows, inside) & ~_lie_in(trace, rows, formulas)
-    rows, inside = rows[counted], inside[counted]
-    hooked = inside & ~_lie_deepest_in(trace, rows, nodes, engines)
-    forward, again = _matched(trace, calls, structure, alignment, rows)
+    formula = calls.within(_named(calls, losses.__contains__))
+    rows = rows[_with_gradients(calls, structure, rows) & ~formula[rows]]
+    table = structure.evaluations
+    inside = table.of[rows] >= 0
+    # AccumulateGrad asks for no saved tensor, and runs hooks.
+    adding = [name == vocabulary.ACCUMULATE_GRAD for name in calls.names]
+    hooking = np.append(np.array(adding, np.bool_)[calls.name[table.row]], False)
+    hooked = inside & (~table.in_node[rows] | hooking[table.of[rows]])
+    forward, again = np.zeros((2, len(calls) + 1), np.int64)
+    forward[alignment.forward] = 1
+    np.add.at(again, alignment.again, 1)
+    top = structure.top[rows]  # -1, of no operator, is the last entry
 
     def per_name(weights: Ints | Bool) -> list[int]:
-        counts = np.bincount(trace.name[rows], weights=weights, minlength=len(trace.names))
+        counts = np.bincount(calls.name[rows], weights=weights, minlength=len(calls.names))
         found: list[int] = counts.astype(np.int64).tolist()
         return found
 
-    columns = [per_name(column) for column in (~inside, inside, hooked, forward, again)]
+    columns = [per_name(column) for column in (~inside, inside, hooked, forward[top], again[top])]
     tallies = [
-        Tally(trace.names[code], *(column[code] for column in columns))
-        for code in np.unique(trace.name[rows]).tolist()
+        Tally(calls.names[code], *(column[code] for column in columns))
+        for code in np.unique(calls.name[rows]).tolist()
     ]
     return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
 
 
-def _named(trace: Trace, wanted: Callable[[str], bool]) -> Int64:
-    names = np.array([wanted(name) for name in trace.names], np.bool_)
-    return np.flatnonzero(names[trace.name] & (trace.kind == Kind.OP))
+def _named(calls: Calls, wanted: Callable[[str], bool]) -> Int64:
+    names = np.array([wanted(name) for name in calls.names], np.bool_)
+    return np.flatnonzero(names[calls.name] & (calls.kind == Kind.OP))
 
 
 def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
@@ -151,96 +147,23 @@ def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
     return not attention, inner, -tally.outside, tally.name
 
 
-def _with_gradients(trace: Trace, rows: Int64, inside: Bool) -> Bool:
+def _with_gradients(calls: Calls, structure: Structure, rows: Int64) -> Bool:
     """For each row: did it run with gradients on, or for a function that has a node?
 
-    An operator inside one with a number has none of its own: a convolution's kernels are called by
-    such a one, and by the formula of a gradient's gradient, which has no number. Under a dispatch
-    mode torch before 2.4 gives out no numbers. A name most of which has none in the forward pass is
-    taken whole.
-
-    Args:
-        trace: The trace.
-        rows: The rows.
-        inside: Whether each starts within the backward pass.
+    An operator inside one with a number has no number: a convolution's kernels are called by
+    such a one, and by the formula of a gradient's gradient, which has no number either. Torch
+    before 2.4 gives out no numbers under a dispatch mode. So all operators of a name count where
+    most of them in the forward pass have no number.
     """
-    given = rows[trace.sequence[rows] >= 0]
-    numbered = _lie_in(trace, rows, given) | _lie_in(trace, rows, _custom_calls(trace))
-    outside = ~inside
-    size = len(trace.names)
-    every = np.bincount(trace.name[rows[outside]], minlength=size)
-    known = np.bincount(trace.name[rows[outside & numbered]], minlength=size)
-    return np.asarray(numbered | (2 * known < every)[trace.name[rows]])
-
-
-def _custom_calls(trace: Trace) -> Int64:
-    """Rows of the calls of autograd functions: what has a node of its own name."""
-    names = set(trace.names)
-    custom = np.array([f"{name}Backward" in names for name in trace.names], np.bool_)
-    return np.flatnonzero(custom[trace.name] & (trace.kind == Kind.OP))
-
-
-def _backward_ranges(trace: Trace) -> tuple[Int64, Int64]:
-    """Rows of the engine's ranges, and of the nodes in them that ask for saved tensors."""
-    engine = np.array([name.startswith(vocabulary.ENGINE) for name in trace.names], np.bool_)
-    evaluated = {
-        name.removeprefix(vocabulary.ENGINE) for name in trace.names if vocabulary.ENGINE in name
-    }
-    evaluated.discard(vocabulary.ACCUMULATE_GRAD.removeprefix(vocabulary.ENGINE))
-    node = np.array([name in evaluated for name in trace.names], np.bool_)
-    if not engine.any():
-        engine = node = np.array([bool(vocabulary.BARE_NODE.match(name)) for name in trace.names])
-    operator = trace.kind == Kind.OP
-    return (
-        np.flatnonzero(engine[trace.name] & operator),
-        np.flatnonzero(node[trace.name] & operator),
-    )
-
-
-def _lie_in(trace: Trace, rows: Int64, ranges: Int64) -> Bool:
-    """For each row: does it start within one of these ranges of its thread?"""
-    inside = np.zeros(len(rows), np.bool_)
-    for thread in np.unique(trace.thread[ranges]).tolist():
-        mine = ranges[trace.thread[ranges] == thread]
-        mine = mine[trace.ts[mine].argsort(kind="stable")]
-        begin = trace.ts[mine]
-        until = np.maximum.accumulate(begin + trace.dur[mine])
-        own = np.flatnonzero(trace.thread[rows] == thread)
-        at = begin.searchsorted(trace.ts[rows[own]], side="right") - 1
-        inside[own] = (at >= 0) & (trace.ts[rows[own]] < until[np.maximum(at, 0)])
-    return inside
-
-
-def _lie_deepest_in(trace: Trace, rows: Int64, nodes: Int64, engines: Int64) -> Bool:
-    """For each row: of these ranges that hold it, is the innermost a node?"""
-    ranges = np.unique(np.concatenate([nodes, engines]))
-    events = np.concatenate([ranges, rows])
-    start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
-    end[len(ranges) :] = start[len(ranges) :]  # operators as points hold nothing
-    order = np.lexsort((np.arange(len(events)), start - end, start, trace.thread[events]))
-    _, parent, _, _ = nest_intervals(trace.thread[events[order]], start[order], end[order])
-    place = np.empty(len(events), np.int64)
-    place[order] = np.arange(len(events))
-    holder = parent[place[len(ranges) :]]
-    node = np.zeros(len(trace) + 1, np.bool_)
-    node[nodes] = True
-    return np.where(holder >= 0, node[events[order][holder]], False)
-
-
-def _matched(
-    trace: Trace, calls: Calls, structure: Structure, alignment: Alignment, rows: Int64
-) -> tuple[Int64, Int64]:
-    """For each of these events: is it part of the match's forward pass; and how often of what it
-    says ran again.
-    """
-    top = np.full(len(trace), -1, np.int64)
-    top[calls.event] = structure.top
-    tops = top[rows]
-    part = np.zeros(len(calls) + 1, np.int64)
-    part[alignment.forward] = 1
-    times = np.zeros(len(calls) + 1, np.int64)
-    np.add.at(times, alignment.again, 1)
-    return part[tops], times[tops]  # the last entry is that of no operator: -1
+    names = set(calls.names)
+    functions = _named(calls, lambda name: f"{name}Backward" in names)
+    given = rows[calls.sequence[rows] >= 0]
+    numbered = calls.within(np.union1d(given, functions))[rows]
+    outside = structure.evaluations.of[rows] < 0
+    size = len(calls.names)
+    every = np.bincount(calls.name[rows[outside]], minlength=size)
+    known = np.bincount(calls.name[rows[outside & numbered]], minlength=size)
+    return np.asarray(numbered | (2 * known < every)[calls.name[rows]])
 
 
 # Smaller shares are found in sound traces.
@@ -252,23 +175,23 @@ _SOUND = {
 }
 # Where some are found, so many are in a short trace, too: a step of Megatron's has two of 90 nodes.
 _SOUNDNESS_STRAY = 2
-# What operators run inside is compared where there are so many of a kind, and what this share
-# of them has is no exception.
+# Operators inside others are compared where there are so many of a kind. A difference in more than
+# this share of them is no exception.
 _KIND, _RULE = 4, 0.1
 # No more names than these are looked at for one number: an operator has a few inside it.
 _MOST_NAMES = 64
-# Nodes of these names have no operator in the forward pass; of an archive's aliases nobody knows.
+# Nodes of these names have no operator in the forward pass; of an archive's aliases it is unknown.
 _NO_OPERATOR = re.compile(
     r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)|[Pp]rivate_op_\d"
 )
-# It calls the node of what was done to the slice itself, without the engine.
+# It calls the node of the operation on the slice itself, without the engine.
 _COPY_SLICES = "torch::autograd::CopySlices"
-# Named by what they compute; others (TorchScript's, C++ functions') have names of their own.
+# Named by what they compute; others (TorchScript's, C++ functions') have other names.
 _NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
 
 
 def check_soundness(calls: Calls, structure: Structure) -> dict[str, int]:
-    """Counters of what does not hold together; empty for a sound trace.
+    """Counters of contradictions; empty for a sound trace.
 
     For each of ``nodes_apart``, ``numbers_astray``, ``operators_unlike`` and ``shapes_missing``
     how many there are, and under the same name with ``_of`` behind it, of how many.
@@ -330,19 +253,19 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
 
 
 def _unasked(calls: Calls, structure: Structure) -> Bool:
-    """Ranges of nodes whose result nobody asked for: opened, without a number, and empty."""
+    """Ranges of nodes with an unneeded result: opened, without a number, and empty."""
     return np.asarray((calls.size == 0) & (structure.number < 0))
 
 
 def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
-    """Nodes whose number leads to no operator before them that they are called after."""
+    """Nodes with a number that leads to no earlier operator that they are named after."""
     engines = structure.rows(Role.BACKWARD)
     names = [name.removeprefix(vocabulary.ENGINE) for name in calls.names]
     asking = np.array([_NO_OPERATOR.match(name) is None for name in names], np.bool_)
     engines = engines[asking[calls.name[engines]] & ~_unasked(calls, structure)[engines]]
     nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
     own = calls.sequence.copy()
-    own[structure.told] = structure.number[structure.told]
+    own[structure.filled] = structure.number[structure.filled]
     rows = np.flatnonzero(
         (calls.kind == Kind.OP)
         & (own >= 0)

@@ -28,17 +28,17 @@ class Counts(Struct, frozen=True):
         rows: Row of the operator in the calls.
         multiplicity: How often checkpoints ran it again per backward pass: m.
         runs: How often checkpoints ran it again, in all.
-        by_design: How often functions did, or the model, for reasons of their own.
+        by_design: How often functions or the model did, without a checkpoint.
         weight: Time that it typically takes, ns (on the device; see ``Work.time``): the median
             over forward operators of the same name, shapes and types. A single run can be
-            slow for reasons of its own: a page fault, a lazy start, another process.
+            slow for unrelated reasons: a page fault, a lazy start, another process.
         again: Time of all its recomputes, ns, gaps between recomputed operators included on a CPU.
         redundant: The part of ``again`` beyond the first recompute per backward pass, ns.
         counted: It has a backward, in a complete step.
         step: Position of its step in the list of steps, -1 outside any.
         batch: Number of its forward pass: one more after each backward pass.
         redundant_rows: Rows of the recomputed operators beyond the first per backward pass.
-        operators: Names of the operators, where they are not those of the calls: several entries
+        operators: Names of the operators, where they differ from the calls': several entries
             can be of one call, which compiled code makes of several operators.
     """
 
@@ -80,18 +80,8 @@ class Counts(Struct, frozen=True):
         return 0.0
 
     def highest_of(self, parts: Sequence[slice]) -> list[float]:
-        """The same for each of some rows of operators, none of them empty."""
-        if not parts:
-            return []
-        edges = np.array([(part.start, part.stop) for part in parts]).ravel()
-        # Of the reductions every other one lies between two of them.
-        padded = np.append(self.multiplicity, 0.0)
-        most = np.maximum.reduceat(padded, edges)[::2]
-        least = np.minimum.reduceat(padded, edges)[::2]
-        return [
-            high if high == low else self.highest(part)
-            for part, high, low in zip(parts, most.tolist(), least.tolist(), strict=True)
-        ]
+        """The same for each of several rows of operators, each with at least one."""
+        return [self.highest(part) for part in parts]
 
     def mean(self, among: Bool | Int64) -> float:
         """Time-weighted mean m of these operators."""

@@ -1,8 +1,8 @@
 """Every time the engine evaluates a node: what ran in it, and what became of the nodes made there.
 
 An evaluation is an ``autograd::engine::evaluate_function`` range (before torch 1.11, a bare node).
-An operator that runs with gradients on makes a node, and bears its number. What became of that node
-is the operator's *fate*, and it tells recomputes apart:
+An operator that runs with gradients on makes a node, and has its number. The operator's
+*fate* is what became of that node, and it shows recomputes:
 
 * a reentrant checkpoint's node runs its block and then a backward pass through it: *rebuilt*
   (``torch/utils/checkpoint.py``, ``CheckpointFunction.backward``);
@@ -10,14 +10,14 @@ is the operator's *fate*, and it tells recomputes apart:
   (``unpack_hook`` there);
 * what a forward pass makes, or the gradient of a gradient, is evaluated *later*.
 
-Numbers are those of the thread that made the node (``torch/csrc/autograd/function.h``).
+Each thread that makes nodes counts them separately (``torch/csrc/autograd/function.h``).
 
 Every operator that runs with gradients on has the number of the node that it makes, with one
 exception: before torch 2.4 none has under a Python dispatch mode (a selective checkpoint's, a
 FLOP counter's), where the key that it is first called with is no key of autograd's
 (``Dispatcher::callWithDispatchKeySlowPath``). The nodes have their numbers all the same, and in
-the order of their operators; so a node whose number no operator has belongs to one of its name
-between those of the numbers before and after it.
+the order of their operators; so a node with a number that no operator has belongs to an operator of
+its name between the operators of the numbers before and after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class Fate:
-    """What became of the nodes that a call made; of several the strongest counts."""
+    """The fate of the nodes that a call made. Of several fates the strongest counts."""
 
     NONE: Final = 0  # it made none: no gradients
     DISCARDED: Final = 1  # never evaluated
@@ -60,12 +60,12 @@ class Evaluations(Struct, frozen=True):
         engine_pass: The backward pass that it belongs to.
         root_pass: That of the outermost evaluation around it.
         nested_at: When the first backward pass inside it began, ns; ``NEVER`` for none.
-        by_hook: Whether a backward pass begins in it beside its node.
+        by_hook: Whether a backward pass begins in it outside its node.
         of: Per call: the innermost evaluation that holds it, -1 for none.
-        in_node: Whether it is in that evaluation's node, and not beside it.
+        in_node: Whether it is in that evaluation's node, and not outside it.
         special: Whether it is the engine's range or the node itself.
         fate: A :class:`Fate`.
-        through: The evaluation whose nested pass went through its nodes, or -1.
+        through: The evaluation with the nested pass that went through its nodes, or -1.
     """
 
     row: Int64
@@ -227,7 +227,7 @@ def _find_makers(
     said = calls.made_by[row]
     for number in np.unique(said[said >= 0]).tolist():
         mine = np.flatnonzero((said == number) & (best >= 0))
-        # Autograd counts threads in an order of its own: most of the numbers tell which is which.
+        # Autograd counts threads in another order. The thread with most of the numbers is the one.
         most = np.bincount(calls.thread[best[mine]], minlength=1).argmax()
         best[said == number] = -1
         for thread, ask, found in of_threads:
@@ -312,7 +312,7 @@ def _find_passes(
 def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple[Ints, Int64]:
     """The sequence number of each call, -1 for none; and rows of those that got their node's.
 
-    That of an operator without one (TorchScript) is the lowest inside it, that of an engine range
+    An operator without one (TorchScript) has the lowest inside it, an engine range
     its node's.
 
     Args:
@@ -323,7 +323,7 @@ def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple
     own = calls.sequence.copy()
     nodes = evaluations.node[evaluations.node >= 0]
     nodes = nodes[calls.sequence[nodes] >= 0]
-    told = _fill_in(calls, own, operators & (evaluations.of < 0), evaluations.of, nodes)
+    filled = _fill_in(calls, own, operators & (evaluations.of < 0), evaluations.of, nodes)
     none = np.iinfo(own.dtype).max
     lowest = np.where(own < 0, none, own)
     for rows in calls.levels_up():
@@ -331,11 +331,11 @@ def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple
     number: Ints = own.copy()
     np.copyto(number, lowest, where=operators & (own < 0) & (lowest < none))
     number[evaluations.row] = evaluations.number
-    return number, told
+    return number, filled
 
 
 def under_a_mode(calls: Calls, rows: Int64) -> Bool:
-    """For each of these operators: does it, or one inside it, hold a call of its own name?
+    """For each of these operators: does it, or one inside it, hold a call of the same name?
 
     A dispatch mode sees an operator, and calls it again.
     """
@@ -371,7 +371,7 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
         ).tolist()
         for code in np.unique(codes).tolist()
     }
-    told, place = [], 0
+    filled, place = [], 0
     found = zip(orphans.tolist(), codes.tolist(), first.tolist(), until.tolist(), strict=True)
     for node, code, begin, end in found:
         rows, place = rows_of[code], max(place, begin + 1)
@@ -380,8 +380,8 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
             maker = rows[here]
             number[maker] = number[node]
             place = maker + 1 + int(calls.size[maker])
-            told.append(maker)
-    return np.array(told, np.int64)
+            filled.append(maker)
+    return np.array(filled, np.int64)
 
 
 def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
@@ -394,3 +394,152 @@ def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
         same = np.concatenate([found.get(operator, _NO_ROWS), inside[codes == code]])
         found[operator] = np.sort(same)
     return found
+
+
+_NODE = "Backward"
+# Calls looked at for each name: one function does the same in every call.
+_ENOUGH = 8
+_PRODUCTS = frozenset({"aten::matmul", "aten::mm", "aten::bmm"})
+
+
+class CheckpointFunctions(Struct, frozen=True):
+    """The autograd functions in one trace, and which of them are checkpoints.
+
+    Attributes:
+        names: All of them, those known by name among them.
+        in_parts: Functions with a node that goes back and forth: it runs a part again, and its
+            backward pass, then the next. A model's own design, such as a reversible chain, and no
+            switch that somebody left on.
+        losses: Functions that do so and end the forward pass, such as a head with its loss in
+            chunks. They run again their formula: they are no checkpoints, and not
+            among ``names``.
+        called: The code of each function by the code of its node's name, except checkpoints
+            that are known by name.
+    """
+
+    names: frozenset[str]
+    in_parts: frozenset[str]
+    losses: frozenset[str]
+    called: dict[int, int]
+
+
+def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> CheckpointFunctions:
+    """The checkpoint functions of a trace."""
+    known = frozenset(vocabulary.CHECKPOINT_FUNCTIONS)
+    functions = _called_functions(calls)
+    going = _own_nodes(calls, evaluations, functions)
+    rows = np.flatnonzero(evaluations.through >= 0)
+    goes = evaluations.through[rows]
+    rows, goes = rows[going[goes] >= 0], goes[going[goes] >= 0]
+    found = np.array(
+        [
+            function
+            for function in np.unique(going[goes]).tolist()
+            if _go_through_all(calls, evaluations, rows, goes, going == function)
+        ],
+        np.int64,
+    )
+    again = (evaluations.of[rows] == goes) & (calls.start[rows] >= evaluations.nested_at[goes])
+    in_parts = np.unique(going[goes[again & np.isin(going[goes], found)]])
+    losses = [
+        function
+        for function in in_parts.tolist()
+        if _are_losses(calls, evaluations, np.flatnonzero(going == function))
+    ]
+    names = {calls.names[code] for code in found.tolist() if code not in losses}
+    return CheckpointFunctions(
+        names=known | names,
+        in_parts=frozenset(calls.names[code] for code in in_parts.tolist() if code not in losses),
+        losses=frozenset(calls.names[code] for code in losses),
+        called=functions,
+    )
+
+
+def _go_through_all(
+    calls: Calls, evaluations: Evaluations, rows: Int64, goes: Int32, mine: Bool
+) -> bool:
+    """Do most of a function's nodes go through the last heavy work of their calls?
+
+    A backward pass begins where the call's result was made; a function may run less than that for
+    its formula.
+    """
+    order = goes.argsort(kind="stable")
+    judged = []
+    for one in np.unique(goes[mine[goes]])[:_ENOUGH].tolist():
+        first, stop = goes[order].searchsorted([one, one + 1])
+        last = _last_work(calls, int(evaluations.maker[one]))
+        judged.append(last is None or _hold(calls, rows[order[first:stop]], last))
+    return 2 * sum(judged) > len(judged)
+
+
+def _hold(calls: Calls, rows: Int64, name: int) -> bool:
+    """Is one of these calls, in order, or one inside them, of this name?"""
+    end = -1
+    for row in rows.tolist():
+        if row < end:
+            continue
+        end = row + 1 + int(calls.size[row])
+        if (calls.name[row:end] == name).any():
+            return True
+    return False
+
+
+def _last_work(calls: Calls, own: int) -> int | None:
+    """Name of the last operator in a call that is heavy work of a forward pass, if any is."""
+    inside = np.arange(own + 1, own + 1 + calls.size[own])
+    for row in inside[calls.kind[inside] == Kind.OP][::-1].tolist():
+        name = calls.names[calls.name[row]]
+        if vocabulary.forward_only(name) or name in _PRODUCTS:
+            return int(calls.name[row])
+    return None
+
+
+def _called_functions(calls: Calls) -> dict[int, int]:
+    """Codes of the autograd functions that are no known checkpoints, by their node's name.
+
+    Compiled code is no function that somebody wrote.
+    """
+    codes = {name: code for code, name in enumerate(calls.names)}
+    return {
+        codes[f"{name}{_NODE}"]: code
+        for name, code in codes.items()
+        if name not in vocabulary.CHECKPOINT_FUNCTIONS
+        and f"{name}{_NODE}" in codes
+        and not vocabulary.COMPILED_CALL.match(name)
+    }
+
+
+def _own_nodes(calls: Calls, evaluations: Evaluations, functions: dict[int, int]) -> Int64:
+    """For each evaluation the code of the function that made its node; -1 for none."""
+    of_name = np.full(len(calls.names), -1, np.int64)
+    codes = {name: code for code, name in enumerate(calls.names)}
+    for node, function in functions.items():
+        of_name[node] = function
+        if (engine := codes.get(f"{vocabulary.ENGINE}{calls.names[node]}")) is not None:
+            of_name[engine] = function
+    found = of_name[calls.name[evaluations.row]]
+    maker = evaluations.maker
+    own = (maker >= 0) & (calls.name[np.maximum(maker, 0)] == found)
+    return np.where(own, found, -1)
+
+
+def _are_losses(calls: Calls, evaluations: Evaluations, nodes: Int64) -> bool:
+    """Did the forward pass end with each of these nodes' calls: nothing heavy after, or to reduce?
+
+    A backward pass begins at one number, so either the call made it, or something after it did.
+    """
+    roots = nodes[evaluations.of[evaluations.maker[nodes]] < 0][:_ENOUGH]
+    return bool(len(roots)) and all(
+        _is_loss(calls, int(evaluations.maker[one]), int(evaluations.row[one]))
+        for one in roots.tolist()
+    )
+
+
+def _is_loss(calls: Calls, own: int, node: int) -> bool:
+    after: Bool = calls.start >= calls.end[own]
+    after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
+    rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
+    names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
+    return not any(
+        vocabulary.forward_only(name) or vocabulary.REDUCES.match(name) for name in names
+    )

@@ -1,9 +1,9 @@
-"""What the Python frames of a trace tell: the names of blocks, and checkpoint call sites.
+"""Names of blocks and checkpoint call sites, by the Python frames of a trace.
 
-The profiler records each Python call as a range named ``file(line): function``, where the line is
-that of the function's ``def``, or ``nn.Module: Class_number`` for a module's call
+The profiler records each Python call as a range named ``file(line): function``, where the line
+is the one of the function's ``def``, or ``nn.Module: Class_number`` for a module's call
 (``with_stack=True`` or ``with_modules=True``). The frame of a checkpoint function holds the call's
-first run; the frames around it tell the call site.
+first run; the frames around it show the call site.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SLACK_NS = 1000
 def name_blocks(
     trace: Trace, calls: Calls, counts: Counts, blocks: Sequence[Block]
 ) -> tuple[Block, ...]:
-    """The blocks, each with the module whose call holds all of it and nothing of another block.
+    """The blocks, each with the module that holds all of it and nothing of another block.
 
     Of several such modules, one inside the other, the innermost names it. Blocks that have a
     name keep it; where the trace has no module frames, all stay as they are.
@@ -186,7 +186,7 @@ def _is_hook(place: _Place) -> bool:
 
 
 def _outer(frames: Calls, places: list[_Place | None], row: int) -> int:
-    """The module's call whose hook this frame is in: hooks end before the module runs."""
+    """The call of the module with the hook that this frame is in. Hooks end before it runs."""
     while row >= 0 and not _MODULE.match(frames.names[frames.name[row]]):
         row = int(frames.parent[row])
     return row

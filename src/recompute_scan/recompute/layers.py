@@ -6,13 +6,10 @@ A block is a checkpointed sequence, or a sequence of the same forward pass that 
 and was not recomputed. Where checkpoints nest with different boundaries (the whole model round
 its layers, a layer around its halves), the blocks are the outermost sequences that repeat.
 
-What looks like a checkpointed block, and what repeats where nothing is checkpointed.
-
-Layers of another kind than the checkpointed blocks: those of a decoder behind an encoder.
-
-What looks like no block is no lookalike of one. It is a layer all the same where the forward pass
-has it again and again; it has a stem and a head once, however long they are. What is much shorter
-than a block may be one of several heads, unless it attends.
+Layers can also differ from the checkpointed blocks, as a decoder's from an encoder's. Operators
+that look like no block are a layer where the forward pass repeats them. It has a stem and a head
+once, however long they are. A much shorter sequence may be one of several heads, unless it
+attends.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64
 
-# Sequences shorter than this look like too much else, unless they stand in a row with blocks.
+# Many operators that are no layer look like a shorter sequence, except in a row with blocks.
 SHORTEST_LOOKALIKE = 3
-# One operator alone is like too many even there.
+# Even there too much looks like one operator alone.
 _SHORTEST_IN_ROW = 2
 # A repeated pattern must make up this much of a forward pass to be its layers.
 REPEATS_COVER = 0.5
@@ -147,8 +144,8 @@ class Block(Struct, frozen=True):
         span: Its operators and the checkpoints with its boundary.
         checkpoints: All checkpoints around it, outermost first; empty when there is none.
         batch: The forward pass it belongs to (``Counts.batch``).
-        parts: What checkpoints inside it enclose, with all that are around that; what is in
-            another comes after it.
+        parts: The sequences in checkpoints inside it, with all checkpoints around each. An inner
+            one comes after its outer one.
     """
 
     span: Span
@@ -220,7 +217,7 @@ def forward_passes(counts: Counts) -> dict[int, Int64]:
 
 
 def _enclosed(blocks: Sequence[Block], around: Sequence[Block]) -> Iterator[Block]:
-    """The blocks, with the checkpoints of those of ``around`` that hold them; none overlap."""
+    """The blocks, with the checkpoints in ``around`` that hold them; no two overlap."""
     waiting = sorted(around, key=lambda wide: (-wide.span.first, wide.span.last))
     holding: list[Block] = []
     for block in sorted(blocks, key=lambda block: block.span.first):
@@ -333,7 +330,7 @@ def operators_of(calls: Calls, counts: Counts, block: Block) -> str:
 
 
 def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
-    """The blocks apart where one step shows them to be those of several layers.
+    """The blocks, separated where one step shows that they are several layers.
 
     Two models can have modules of one name: their checkpoints were asked for elsewhere, or run
     differently often in one step.
@@ -352,7 +349,7 @@ def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
 
 # As much of a block's operators in a row is a layer, or most of one.
 _PART = 0.5
-# What takes less of a forward pass is no layer.
+# A sequence that takes less of a forward pass is no layer.
 _SHARE = 0.05
 # One alone may be what a head pools by.
 _ATTENTIONS = 2
@@ -360,9 +357,9 @@ _PRODUCT_OF_TWO = re.compile(r"aten::(matmul|bmm|baddbmm|einsum)$")
 
 
 def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool:
-    """Are there layers that look like none of the blocks?"""
+    """Are there layers that look like no block?"""
     code = OperatorCodes(calls)[counts.rows]
-    # What returns without a product is a loss's, or a sum of several, and no layer.
+    # A repeated sequence without a product is a loss's, or a sum, and no layer.
     products = np.array([vocabulary.multiplies(name) for name in counts.names(calls, slice(None))])
     blocks_of = by_pass(blocks)
     seen = set[bytes]()

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.attention.evidence import KernelEvidence
+from recompute_scan.recompute.attention_kernels import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, numbered, operators_of
 from recompute_scan.recompute.roles import Role
@@ -31,7 +31,7 @@ class _Tally(Struct):
 def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, ...]:
     """Families of the forward operators that have a backward, per complete step.
 
-    Those whose recomputes take longest come first. ``backward_per_step`` counts autograd nodes.
+    The longest recomputes come first. ``backward_per_step`` counts autograd nodes.
 
     Args:
         facts: What ran again.
@@ -85,7 +85,7 @@ def attention_of(families: tuple[Family, ...]) -> Attention | None:
 def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
     """Families by their main kernels, per step that holds a backward of them.
 
-    Their times are those of the main kernels alone.
+    Their times count the main kernels only.
     """
     steps = max(1, len(evidence.steps))
     return tuple(
@@ -104,7 +104,7 @@ def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
 def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[str, str]], Int64]:
     """Families in order of appearance, and the position there of each operator's.
 
-    Attention's is that of the kernel-level operator inside the wrapper.
+    Attention has the family of the kernel-level operator inside the wrapper.
     """
     calls = facts.calls
     by_name = [vocabulary.family_of(name) for name in calls.names]

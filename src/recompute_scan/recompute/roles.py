@@ -1,4 +1,4 @@
-"""What each outermost operator is: forward work, a recompute, or work of the backward pass.
+"""The role of each outermost operator: forward work, a recompute, or backward work.
 
 One ordered table of rules (:data:`RULES`) decides, by where an operator ran among the evaluations
 of autograd nodes and by what became of the nodes that it made
@@ -15,11 +15,12 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.checkpoints import CheckpointFunctions, find_checkpoint_functions
 from recompute_scan.recompute.evaluations import (
     NEVER,
+    CheckpointFunctions,
     Evaluations,
     Fate,
+    find_checkpoint_functions,
     find_evaluations,
     numbers_of,
     under_a_mode,
@@ -32,7 +33,7 @@ _ADJOINT = 3
 
 
 class Role:
-    """What a call is. Plain numbers: NumPy compares with an enumeration's five times as slowly."""
+    """The role of a call. Plain numbers: NumPy compares an enumeration's more slowly."""
 
     INNER: Final = 0  # inside a call that has a role
     FORWARD: Final = 1  # forward work
@@ -43,7 +44,7 @@ class Role:
     OPTIMIZER: Final = 6
     PLUMBING: Final = 7  # communication and resharding
     BY_DESIGN: Final = 8  # forward work again, as a function or a model is made
-    OWN_WORK: Final = 9  # what a checkpoint function works out beside its block
+    OWN_WORK: Final = 9  # work of a checkpoint function outside its block
 
 
 def table(*roles: int) -> Bool:
@@ -65,7 +66,7 @@ class Structure(Struct, frozen=True):
     Attributes:
         role: A :class:`Role`.
         engine: Row of the innermost engine range that holds the call (itself for one), or -1.
-        top: Row of the outermost operator with a role of its own that holds the call, or -1.
+        top: Row of the outermost operator with a role that holds the call, or -1.
         function: Row of the innermost checkpoint function *inside the same engine range* that
             holds the call, or -1.
         checkpoint_node: For engine ranges: is its node a checkpoint function's?
@@ -73,8 +74,7 @@ class Structure(Struct, frozen=True):
         number: Autograd's sequence number of the call; for an outermost operator without one
             (TorchScript), the lowest inside it; for an engine range, its node's; -1 for none.
         roots: Rows of the engine ranges that are in no other, in order.
-        told: Rows of the operators whose number is that of the node that they made: they have
-            none of their own.
+        filled: Rows of the operators without a number: ``number`` has the one of their node.
         evaluations: The evaluations of autograd nodes.
     """
 
@@ -86,7 +86,7 @@ class Structure(Struct, frozen=True):
     functions: CheckpointFunctions
     number: Ints
     roots: Int64
-    told: Int64
+    filled: Int64
     evaluations: Evaluations
 
     def rows(self, role: int) -> Int64:
@@ -124,7 +124,7 @@ class Operators:
         self.moded = moded[rows]
         self.home = table.of[rows]
         self.begin = calls.start[rows]
-        # What a function's call holds has no nodes of its own: it shares the fate of the call.
+        # Operators in a function's call make no nodes: they share the fate of the call.
         self.fate = table.fate[np.where(call[rows] >= 0, call[rows], rows)]
         self.graded = self.fate > Fate.NONE
         # With gradients on, what makes no node bears the number of the next that does.
@@ -147,13 +147,13 @@ class Operators:
 
     @cached_property
     def held_beside(self) -> Bool:
-        """Is it beside a node, and not behind the last that a nested pass goes through?"""
+        """Is it outside a node, and not behind the last that a nested pass goes through?"""
         last = self.last(self.beside & (self.fate >= Fate.HELD))
         return np.asarray(self.beside & (self.begin <= last))
 
     @cached_property
     def by_hook(self) -> Bool:
-        """Does a backward pass begin in its evaluation beside the node?"""
+        """Does a backward pass begin in its evaluation outside the node?"""
         return np.append(self.table.by_hook, False)[self.home]
 
     @cached_property
@@ -182,9 +182,10 @@ class Operators:
     def asked(self) -> Bool:
         """Did it begin no later than the last operator that a saved tensor was asked of?
 
-        A recompute comes before the formula that asked for it, and makes nodes that nobody
-        evaluates. In a pass that keeps its graph formulas make such nodes too, and what a recompute
-        is asked for it keeps, detached inside the operator that saves it.
+        A recompute comes before the formula that asked for it, and makes nodes that are
+        never evaluated. In a pass that keeps its graph formulas make such nodes too, and there a
+        recompute keeps each tensor that a node asks for, detached inside the operator that saves
+        it.
         """
         asked = (self.fate == Fate.DISCARDED) | (self.fate == Fate.HELD)
         table = self.table
@@ -199,10 +200,10 @@ class Operators:
     def _of_gradient(self) -> Bool:
         """Is it what a function's own gradient runs again of other functions?
 
-        A checkpoint whose saved tensor a node asks for holds the call that saved it. So where the
-        node of a function that somebody wrote does not run its own call, no checkpoint asked for
-        what it runs; where it does, a checkpoint's recompute ends with that, but for work that its
-        call does not hold.
+        Where a node asks a checkpoint for a tensor, the checkpoint holds the call that saved it. So
+        if the node of a function that somebody wrote does not run its own call, no checkpoint asked
+        for the operators that it runs. Where it does, a checkpoint's recompute ends with that, but
+        for work that its call does not hold.
         """
         calls, table = self.calls, self.table
         codes = {name: code for code, name in enumerate(calls.names)}
@@ -285,7 +286,7 @@ RULES: Final = (
     # Or it runs what the node behind it goes through (``call_tensor_pre_hooks``, engine.cpp).
     Rule("3 hook before a node", Role.RECOMPUTE, lambda o: o.held_beside, "hooked_block"),
     # Else hooks ask for no saved tensor, nor does the sum of a parameter's gradients.
-    Rule("3 beside a node", Role.FORMULA, lambda o: o.beside, "hook_before_recompute"),
+    Rule("3 outside a node", Role.FORMULA, lambda o: o.beside, "hook_before_recompute"),
     # A function that goes back and forth runs each part again for its own gradient.
     Rule(
         "4 in parts",
@@ -300,7 +301,7 @@ RULES: Final = (
         lambda o: o.in_checkpoint & (o.graded | (o.numbered & o.before_nested)),
         "stash",
     ),
-    # What of a block has no gradients at all is between what has, and before the nested pass.
+    # Operators of a block without gradients are between others, and before the nested pass.
     Rule(
         "4 ungraded",
         Role.RECOMPUTE,
@@ -323,11 +324,11 @@ def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
     forest = _find_outermost(calls, evaluations, functions, closures, optimizer)
     _add_updates(calls, evaluations, closures, optimizer)
     operator = forest.top & (calls.kind == Kind.OP) & ~optimizer
-    number, told = numbers_of(calls, operator, evaluations)
+    number, filled = numbers_of(calls, operator, evaluations)
     rows = np.flatnonzero(forest.top)
     moded = np.zeros(len(calls), np.bool_)
-    if len(told):
-        asking = np.append(np.isin(evaluations.number, number[told].astype(np.int64)), False)
+    if len(filled):
+        asking = np.append(np.isin(evaluations.number, number[filled].astype(np.int64)), False)
         some = rows[asking[evaluations.of[rows]] & (calls.sequence[rows] < 0)]
         moded[some] = under_a_mode(calls, some)
     operators = Operators(
@@ -348,7 +349,7 @@ def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
         functions=functions,
         number=number,
         roots=evaluations.row[evaluations.parent < 0],
-        told=told,
+        filled=filled,
         evaluations=evaluations,
     )
 
@@ -416,7 +417,7 @@ def _optimizers(calls: Calls) -> tuple[Int64, Bool]:
     """Rows of optimizer ranges that hold forward work; and for each call: is it another such range?
 
     ``optimizer.step(closure)`` holds it; Lightning steps so by default. An update itself runs
-    without gradients, so that none of its operators has a sequence number.
+    without gradients, so its operators have no sequence numbers.
     """
     optimizer = calls.matching(vocabulary.OPTIMIZER)[calls.name]
     ranges = np.flatnonzero(optimizer)
@@ -456,7 +457,7 @@ def _holding_backward(calls: Calls, evaluations: Evaluations) -> Bool:
 def _broken_regions(calls: Calls) -> Bool:
     """For each call: is it a compiled region that a graph break divides, or that runs in Python?
 
-    It holds other regions, or operators with numbers of their own outside compiled functions. All
+    It holds other regions, or operators with numbers outside compiled functions. All
     versions of its code are looked through, so that a recompute looks like its forward.
     """
     names = [vocabulary.COMPILED_REGION.match(name) for name in calls.names]
@@ -468,8 +469,8 @@ def _broken_regions(calls: Calls) -> Bool:
     compiled = calls.matching(vocabulary.COMPILED_FUNCTION)[calls.name]
     hidden = calls.within(np.flatnonzero(compiled))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
-    told = np.append(0, np.cumsum(own | region[calls.name]))
-    divided = rows[told[rows + 1 + calls.size[rows]] > told[rows + 1]]
+    before = np.append(0, np.cumsum(own | region[calls.name]))
+    divided = rows[before[rows + 1 + calls.size[rows]] > before[rows + 1]]
     frames = {match[1] for code in np.unique(calls.name[divided]) if (match := names[code])}
     same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
     return np.asarray(same[calls.name], np.bool_)
@@ -478,7 +479,7 @@ def _broken_regions(calls: Calls) -> Bool:
 class OperatorCodes:
     """One number per call, equal for calls of equal (or alike) name, shapes and types.
 
-    ``codes[rows]`` are those of some rows; they are not kept.
+    ``codes[rows]`` computes the codes of some rows; they are not kept.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -491,7 +492,7 @@ class OperatorCodes:
         return codes
 
     def names(self, codes: Int64) -> Int64:
-        """One number per code, equal for those of equal (or alike) names."""
+        """One number per code, equal for equal (or alike) names."""
         return codes // self._signatures
 
 

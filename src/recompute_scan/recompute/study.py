@@ -12,30 +12,32 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import (
-    Alignment,
-    align,
-    find_own_work,
-    without_gradients,
-)
-from recompute_scan.recompute.annotated import Annotations, count_by_marks, read_annotations
-from recompute_scan.recompute.attention.evidence import (
+from recompute_scan.recompute.alignment import Alignment, align
+from recompute_scan.recompute.attention_kernels import (
     KernelEvidence,
     hides_backward,
     read_kernels,
     settle,
 )
-from recompute_scan.recompute.boundaries import spans_from_annotations, spans_from_recomputes
+from recompute_scan.recompute.boundaries import (
+    Annotations,
+    count_by_marks,
+    read_annotations,
+    spans_from_annotations,
+    spans_from_recomputes,
+)
 from recompute_scan.recompute.by_design import (
+    Collectives,
     DesignedRun,
     find_by_design,
+    find_collectives,
+    find_own_work,
     left_unexplained,
     part_own_runs,
     rows_of,
-    with_design,
+    without_gradients,
 )
 from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
-from recompute_scan.recompute.collectives import Collectives, find_collectives
 from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.frames import (
     Recognise,
@@ -48,12 +50,14 @@ from recompute_scan.recompute.layers import Block, find_blocks, group_blocks
 from recompute_scan.recompute.roles import Role, Structure, classify
 from recompute_scan.recompute.verdict import (
     HIDDEN_BY_COMPILER,
+    HIDDEN_BY_GRAPHS,
     MOSTLY_COMPILED,
     Compiled,
     Judgement,
     as_designed,
     find_compiled_backward,
     judge,
+    with_design,
     with_marks,
 )
 from recompute_scan.recompute.work import Work, measure
@@ -63,7 +67,7 @@ from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 
 class RecomputeFacts(Struct, frozen=True, dict=True):
-    """What ran again in one trace.
+    """The recomputes of one trace, and the evidence for them.
 
     Attributes:
         trace: The trace.
@@ -83,7 +87,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         compiled: The compiled part of the backward pass; ``None`` where nothing of it is compiled.
         attention: What attention's kernels say, where operators alone could not answer; the
             verdict rests on it only where ``level`` is ``kernels``.
-        framed: Whether Python frames told the checkpoint call sites.
+        framed: Whether Python frames gave the checkpoint call sites.
         by_design: What runs again in other functions' gradients, without a checkpoint.
     """
 
@@ -134,7 +138,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         return bool(len(self.calls.named(vocabulary.SHARDING)))
 
     def ran_again(self, pattern: re.Pattern[str]) -> int:
-        """How many calls whose name matches from its beginning were recomputed."""
+        """How many calls with a name that matches from its beginning were recomputed."""
         named = self.calls.matching(pattern)[self.calls.name]
         return sum(int(named[each.again[each.ran]].sum()) for each in self.alignment.recomputes)
 
@@ -145,7 +149,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     Args:
         trace: The trace.
         recognise: Names the mechanism that asks from a place in code; with it, Python frames in
-            a trace without annotations tell each checkpoint's call site.
+            a trace without annotations give each checkpoint's call site.
     """
     calls = nest(trace)
     structure = classify(calls)
@@ -170,35 +174,8 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         framed = spans_from_frames(trace, calls, alignment, recognise)
         spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
-    plain = count_plainly(trace, calls, structure, alignment)
-    compiled = find_compiled_backward(calls, structure)
-    by_design = find_by_design(trace, calls, structure, kernels, alignment.again)
-    rest = replace(alignment, unexplained=left_unexplained(alignment.unexplained, by_design))
-    any_kernel = bool((trace.kind[kernels.event] == Kind.KERNEL).any())
-    marked = None
-    if annotations is not None:
-        marked = count_by_marks(calls, structure, alignment, annotations)
-    in_hooks = annotations.in_hooks if annotations is not None else 0
-    judgement = judge(
-        calls, structure, counts, blocks, rest, plain, compiled, any_kernel, marked, in_hooks
-    )
-    if marked is not None and judgement.by_marks:
-        counts = with_marks(counts, marked)
-    if judgement.by_design:
-        counts = as_designed(counts, alignment)
-    by_design = (*by_design, *own_runs)
-    judgement = with_design(judgement, by_design, float(counts.weight[counts.counted].sum()))
-    hidden = hides_backward(trace, calls, structure, kernels)
-    attention = None
-    if hidden or judgement.verdict == "inconclusive":
-        attention = _count_kernels(trace, calls, kernels)
-    by_operators: EvidenceLevel = "annotated" if annotations is not None else "autograd"
-    if hidden and attention is not None and not attention.judgement.highest:
-        # Graphs of compiled code: attention clears them no more than without graphs.
-        hidden = compiled is None or compiled.share < MOSTLY_COMPILED
-        judgement = judgement if hidden else Judgement("inconclusive", HIDDEN_BY_COMPILER)
-    level, judgement = _weigh(by_operators, judgement, attention, hidden, calls, structure)
-    return RecomputeFacts(
+    by_design = (*find_by_design(trace, calls, structure, kernels, alignment.again), *own_runs)
+    facts = RecomputeFacts(
         trace=trace,
         calls=calls,
         structure=structure,
@@ -210,51 +187,79 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         counts=counts,
         annotations=annotations,
         blocks=blocks,
-        plain=plain,
-        judgement=judgement,
-        level=level,
-        compiled=compiled,
-        attention=attention,
+        plain=count_plainly(calls, structure, alignment),
+        judgement=Judgement("inconclusive"),
+        level="annotated" if annotations is not None else "autograd",
+        compiled=find_compiled_backward(calls, structure),
+        attention=None,
         framed=bool(framed),
         by_design=by_design,
     )
+    return _decided(facts)
 
 
-def _count_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
-    """What attention's kernels say, as far as the kernels around them bear it out."""
-    attention = read_kernels(trace, calls, kernels)
-    return attention and settle(trace, kernels, attention)
+def _decided(facts: RecomputeFacts) -> RecomputeFacts:
+    """The facts with their verdict: by operators, or by attention's kernels where these show more.
 
-
-def _weigh(
-    by_operators: EvidenceLevel,
-    judgement: Judgement,
-    attention: KernelEvidence | None,
-    hidden: bool,
-    calls: Calls,
-    structure: Structure,
-) -> tuple[EvidenceLevel, Judgement]:
-    """The verdict by operators, or by attention's kernels where operators do not show the work.
-
-    Beside a backward pass that operators show in part, attention that does not run again proves
-    nothing: a compiler, like a selective checkpoint, may recompute all but attention.
+    Nothing else sets ``judgement`` and ``level``, nor the counts that annotations or design give.
     """
-    nothing_else = not len(structure.rows(Role.BACKWARD))
-    if not (calls.kind == Kind.OP).any():
-        by_operators = "kernels"
+    trace, calls, structure = facts.trace, facts.calls, facts.structure
+    counts, annotations, marked, in_hooks = facts.counts, facts.annotations, None, 0
+    if annotations is not None:
+        marked = count_by_marks(calls, structure, facts.alignment, annotations)
+        in_hooks = annotations.in_hooks
+    unexplained = left_unexplained(facts.alignment.unexplained, facts.by_design)
+    judgement = judge(
+        calls,
+        structure,
+        counts,
+        facts.blocks,
+        replace(facts.alignment, unexplained=unexplained),
+        facts.plain,
+        facts.compiled,
+        bool((trace.kind[facts.kernels.event] == Kind.KERNEL).any()),
+        marked,
+        in_hooks,
+    )
+    if marked is not None and judgement.by_marks:
+        counts = with_marks(counts, marked)
+    if judgement.by_design:
+        counts = as_designed(counts, facts.alignment)
+    forward_time = float(counts.weight[counts.counted].sum())
+    judgement = with_design(judgement, facts.by_design, forward_time)
+    hidden = hides_backward(trace, calls, structure, facts.kernels)
+    attention = None
+    if hidden or judgement.verdict == "inconclusive":
+        attention = read_kernels(trace, calls, facts.kernels)
+        attention = attention and settle(trace, facts.kernels, attention)
+    seen = _by_kernels(facts, judgement, attention, hidden)
+    level: EvidenceLevel = facts.level if (calls.kind == Kind.OP).any() else "kernels"
+    if attention is not None and seen is attention.judgement:
+        level = "kernels"
+    return replace(facts, counts=counts, judgement=seen, level=level, attention=attention)
+
+
+def _by_kernels(
+    facts: RecomputeFacts, judgement: Judgement, attention: KernelEvidence | None, hidden: bool
+) -> Judgement:
+    """The verdict by operators, or attention's where operators do not show the backward pass.
+
+    Where operators show a part of it, attention that does not run again proves nothing: a compiler,
+    like a selective checkpoint, may recompute all but attention.
+    """
+    compiled = facts.compiled is not None and facts.compiled.share >= MOSTLY_COMPILED
+    if attention is None:
+        hides = hidden and judgement.verdict != "doubled"
+        return Judgement("inconclusive", HIDDEN_BY_GRAPHS) if hides else judgement
+    seen = attention.judgement
+    if hidden and not seen.highest and compiled:
+        # Graphs of compiled code: attention clears them no more than without graphs.
+        return Judgement("inconclusive", HIDDEN_BY_COMPILER)
     if hidden and judgement.verdict != "doubled":
-        if attention is None or attention.judgement.verdict == "inconclusive":
-            return by_operators, Judgement(
-                "inconclusive",
-                "Most of the backward pass runs in graph launches, whose operators are not in "
-                "the trace.",
-            )
-        return "kernels", attention.judgement
-    if judgement.verdict != "inconclusive" or attention is None:
-        return by_operators, judgement
-    if nothing_else or attention.judgement.highest:
-        return "kernels", attention.judgement
-    return by_operators, judgement
+        unknown = seen.verdict == "inconclusive"
+        return Judgement("inconclusive", HIDDEN_BY_GRAPHS) if unknown else seen
+    alone = not len(facts.structure.rows(Role.BACKWARD))
+    return seen if judgement.verdict == "inconclusive" and (seen.highest or alone) else judgement
 
 
 def highest_of_steps(facts: RecomputeFacts) -> dict[int, float | None]:
@@ -275,7 +280,7 @@ def highest_of_steps(facts: RecomputeFacts) -> dict[int, float | None]:
 
 
 def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
-    """The steps whose highest multiplicity is not the commonest one, with theirs."""
+    """The highest multiplicity of each step where it is not the commonest one."""
     found = highest_of_steps(facts)
     if not found:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,8 @@ from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
-from recompute_scan.recompute.annotated import MarkedCounts
+from recompute_scan.recompute.boundaries import MarkedCounts
+from recompute_scan.recompute.by_design import DesignedRun
 from recompute_scan.recompute.checks import PlainCounts
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
@@ -70,8 +72,11 @@ HIDDEN_BY_COMPILER = (
     "The backward pass is compiled, and a trace of operators does not show what the compiler "
     "recomputes in it."
 )
+HIDDEN_BY_GRAPHS = (
+    "Most of the backward pass runs in graph launches, and the trace does not hold their operators."
+)
 NO_BACKWARD_OF_ITS_OWN = (
-    "Most of what runs again repeats forward work without a backward pass in the trace."
+    "Most recomputed operators repeat forward work without a backward pass in the trace."
 )
 
 
@@ -125,7 +130,7 @@ def judge(
         plain: The count by name.
         compiled: The compiled part of the backward pass.
         any_kernel: Whether the trace holds kernels.
-        marked: What the annotations of recorded checkpoints count, where they can tell.
+        marked: The counts of recorded checkpoints' annotations, where they show them.
         in_hooks: How many checkpointed calls gradient hooks ran.
     """
     counted = counts.counted
@@ -136,12 +141,11 @@ def judge(
     reason = _reason(calls, structure, counts, recomputed, compiled, any_kernel)
     if reason == NO_BACKWARD_OF_ITS_OWN and in_hooks:
         reason = (
-            f"{in_hooks} checkpointed calls ran in gradient hooks, which begin backward passes of "
-            "their own: their forward pass is part of a backward pass, and is not told from "
-            "recomputes there."
+            f"{in_hooks} checkpointed calls ran in gradient hooks, which begin other backward "
+            "passes: their forward pass is part of a backward pass and looks like a recompute."
         )
     marked = marked if compiled is None else None
-    # What no match explains is a reason that annotations can do away with.
+    # Annotations can explain operators that no match explains.
     unmatched = _lost(structure, alignment.unexplained) if not recomputed else None
     unmatched = unmatched or _contradiction(plain)
     if reason is None and unmatched is not None and marked is not None:
@@ -153,7 +157,7 @@ def judge(
         reason = _lost(structure, alignment.unexplained)
     highest = counts.highest(counted)
     if reason is None and highest < 2 and compiled is not None and compiled.recomputes:
-        # What operators outside show is then no more than a lower bound.
+        # The operators outside it then give a lower bound only.
         reason = (
             "The compiled backward pass runs forward work again; how often, and where, a trace "
             "of operators does not show."
@@ -187,7 +191,7 @@ def judge(
 def _without_others(
     found: Judgement, calls: Calls, counts: Counts, blocks: Sequence[Block]
 ) -> Judgement:
-    """The verdict, but not `full` where there are layers that are none of the blocks."""
+    """The verdict, but not `full` where some layers are no blocks."""
     if found.verdict == "full" and leaves_layers(calls, counts, blocks):
         return replace(found, verdict="partial")
     return found
@@ -197,7 +201,7 @@ def _ran_otherwise(structure: Structure, alignment: Alignment) -> Bool:
     """For each forward operator: did its checkpoint function take another way past it?
 
     A checkpoint function keeps no results of its block. So where its node ran operators that the
-    forward pass has not, the recompute ran those in place of what is not found again.
+    forward pass has not, the recompute ran them in place of the operators that are not found again.
     """
     found = np.zeros(len(alignment.forward), np.bool_)
     engines = {*structure.engine[alignment.unexplained].tolist()}
@@ -209,7 +213,7 @@ def _ran_otherwise(structure: Structure, alignment: Alignment) -> Bool:
 
 
 def as_designed(counts: Counts, alignment: Alignment) -> Counts:
-    """The counts of what functions and the model ran again for reasons of their own."""
+    """The counts of operators that functions and the model ran again by design."""
     runs = counts.designed
     return replace(counts, runs=runs, multiplicity=runs / alignment.passes)
 
@@ -233,8 +237,8 @@ def weigh(
     Args:
         counts: The counts.
         blocks: The blocks of all forward passes.
-        names: Names of the operators counted; none where they are those of graphs.
-        otherwise: Those in whose place a recompute ran others; none by default.
+        names: Names of the operators counted; empty where the operators are a graph's.
+        otherwise: Operators that a recompute replaced by others; none by default.
     """
     known = {name: vocabulary.forward_only(name) for name in {*names}}
     heavy = np.zeros(len(counts.rows), np.bool_)
@@ -280,8 +284,8 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
     """The reason not to say `none`: a checkpoint function's node exists to recompute."""
     if structure.checkpoint_node[structure.engine[unexplained]].any():
         return (
-            "A checkpoint ran work in the backward pass that could not be found in the forward "
-            "pass, so it cannot be said how often anything ran again."
+            "A checkpoint ran work in the backward pass that was not found in the forward "
+            "pass, so it is unknown how often anything ran again."
         )
     return None
 
@@ -292,9 +296,8 @@ def _contradiction(plain: PlainCounts) -> str | None:
     if tally is None:
         return None
     return (
-        f"{tally.inside} calls of {tally.name} are inside the backward pass, beside "
-        f"{tally.outside} outside, and {tally.again} of them could be matched with the forward "
-        "pass."
+        f"{tally.inside} calls of {tally.name} are inside the backward pass and "
+        f"{tally.outside} outside, and {tally.again} of them were matched with the forward pass."
     )
 
 
@@ -310,7 +313,7 @@ def _reason(
         if not any_kernel:
             return "The trace has neither operators nor kernels."
         return (
-            "The trace has no operators, only kernels, of which none is known as the backward of "
+            "The trace has no operators, only kernels, and no kernel is known as the backward of "
             "attention."
         )
     if not len(structure.rows(Role.BACKWARD)):
@@ -326,3 +329,21 @@ def _reason(
     if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
         return HIDDEN_BY_COMPILER
     return None
+
+
+def with_design(
+    judgement: Judgement, found: Sequence[DesignedRun], forward_time: float
+) -> Judgement:
+    """The verdict with these: no checkpoint, and yet forward work that runs again, once.
+
+    Args:
+        judgement: The verdict without them.
+        found: What runs again by design.
+        forward_time: Time of all forward operators, in the unit of ``ByDesign.time``.
+    """
+    if judgement.verdict != "none" or not found:
+        return judgement
+    highest = max(max(1, math.ceil(each.again / each.forward)) for each in found)
+    again = sum(each.time for each in found)
+    share = min(1.0, again / forward_time) if forward_time > 0 else None
+    return Judgement("partial", None, float(highest), share, share)

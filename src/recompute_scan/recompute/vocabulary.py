@@ -1,4 +1,4 @@
-"""What operator and range names mean, in one table each, with where the names come from."""
+"""Meanings of operator and range names, one table each, with the sources of the names."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ENGINE = "autograd::engine::evaluate_function: "
 # Traces of torch 1.8 to 1.10 have the nodes themselves only.
 BARE_NODE = re.compile(r"[A-Z_]\w*Backward\d*$")
 
-# Checkpoint functions whose forward holds the block and whose backward runs it again, with the
-# mechanism that the name alone tells. Each is a torch.autograd.Function, so the profiler names
+# Checkpoint functions: their forward holds the block and their backward runs it again. With the
+# mechanism that the name alone gives. Each is a torch.autograd.Function, so the profiler names
 # its node after it. Torch's name is also DeepSpeed's, Megatron-core's, fairscale's, and others'.
 TORCHS_FUNCTION = "CheckpointFunction"
 CHECKPOINT_FUNCTIONS = {
     TORCHS_FUNCTION: None,
     **{name: mechanism.name for mechanism in MECHANISMS for name in mechanism.functions},
 }
-# The mechanism of a function that none of these names is.
+# The mechanism of a function with another name.
 OWN_FUNCTION = "own-function"
 
 
@@ -35,13 +35,13 @@ def nodes_of(functions: Iterable[str]) -> frozenset[str]:
 
 
 def function_of(name: str) -> str:
-    """Name of the autograd function whose node, or engine range around it, has this name."""
+    """Name of the autograd function, by the name of its node or of the engine range around it."""
     return name.removeprefix(ENGINE).removesuffix("Backward")
 
 
 CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
 
-# Python frames, `path:function`, that hold the first run of what they checkpoint; and, of the
+# Python frames, `path:function`, that hold the first run of a checkpointed function; for the
 # composable checkpoint, the hook before it.
 CHECKPOINT_FILE = "torch/utils/checkpoint.py"
 COMPOSABLE_HOOK = "torch/distributed/_composable/checkpoint_activation.py:forward_pre_hook"
@@ -81,8 +81,8 @@ COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 NO_COLLECTIVE = re.compile(r".*::(wait_tensor|barrier|monitored_barrier_)$")
 GATHER = re.compile(r".*::_?all_?gather")
 
-# What c10d hands to a backend, which names both sides; and the ranges in which the backends say
-# once more what they take, NCCL around its launches, gloo on a thread of its own.
+# Calls that c10d hands to a backend, which names both sides; and the ranges in which the backends
+# record them again, NCCL around its launches, gloo on another thread.
 DISPATCHED = re.compile(r"c10d::|_c10d_functional::")
 GLOO = re.compile(r"gloo:")
 RECORD = re.compile(r"record_param_comms$")
@@ -98,7 +98,7 @@ TALKS = re.compile(
 # Ranges of FSDP1 and FSDP2 (torch/distributed/fsdp).
 SHARDING = re.compile(r"FullyShardedDataParallel\.|FSDP::")
 
-# What makes one number of many, as the last operators of a forward pass do.
+# Operators that reduce many numbers to one, as the last of a forward pass do.
 REDUCES = re.compile(
     r"aten::(mean|sum|nansum|nanmean|prod|dot|vdot|logsumexp|norm|linalg_\w*norm|amax|amin|max|min"
     r"|\w*loss\w*|cross_entropy\w*|binary_cross_entropy\w*|kl_div|cosine_embedding_loss)$"
@@ -110,15 +110,8 @@ NEUTRAL = re.compile(
     r"|TorchDynamo Cache Lookup$"
 )
 
-# torch's non-reentrant checkpoint keeps its inputs by it (torch/utils/checkpoint.py, from torch
-# 2.1 to 2.12), when its function is about to run; not when it runs again.
-INPUT_SAVER = "_NoopSaveInputs"
-
 # By it a non-reentrant checkpoint that is recomputed keeps what operators save.
 DETACH = "aten::detach"
-
-# What brings a saved tensor back to its device (`torch.autograd.graph.save_on_cpu`).
-BRINGS_BACK = re.compile(r"aten::(to|_to_copy|copy_)$")
 
 # Compiled code number `frame/version`. A reentrant checkpoint runs its block without gradients
 # first and with them in the recompute: two versions of one frame.
@@ -170,7 +163,7 @@ _FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
 # `flash_attn_3::bwd` is a backward operator as much as `aten::convolution_backward`.
 _BACKWARD = re.compile(r"bwd|backward", re.I)
 OTHER_FAMILY = ("other", "other")
-# The same few names come up again and again, in one trace and in those of other ranks.
+# The same few names come up again and again, in one trace and in the traces of other ranks.
 _remembered = lru_cache(maxsize=4096)
 
 

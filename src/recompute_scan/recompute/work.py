@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.numpy_tools import median
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import OperatorCodes, Structure
+from recompute_scan.recompute.roles import Structure
 from recompute_scan.trace.calls import Calls, Kernels
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
 
@@ -32,7 +31,7 @@ class Work(Struct, frozen=True):
 
 
 def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
-    """The work of every call that is the top of its own (see ``Structure.top``)."""
+    """The work of every call that is a top (see ``Structure.top``)."""
     launched = kernels.launch >= 0
     unlaunched, queued = int((~launched).sum()), int(kernels.queued.sum())
     if not launched.any():
@@ -57,19 +56,14 @@ class Ran:
     Args:
         calls: The trace's calls.
         work: Their work on the device.
-        forward: Rows of the forward operators.
         neutral: Per call, bookkeeping that costs nothing.
     """
 
-    def __init__(self, calls: Calls, work: Work, forward: Int64, neutral: Bool) -> None:
+    def __init__(self, calls: Calls, work: Work, neutral: Bool) -> None:
         self._calls = calls
         self._work = work
-        self._forward = forward
         self._neutral = neutral
         self._twins_before = _twins_before(calls, neutral)
-        self._code = OperatorCodes(calls)
-        self._codes = self._code[forward]
-        self._typical: dict[int, float] = {}
 
     def of(self, original: Int64, again: Int64, ends: Int64, whole: Bool) -> Bool:
         """For each operator of all recomputes: did it?
@@ -91,28 +85,13 @@ class Ran:
         return ran
 
     def _ended(self, last: int, first_run: int) -> bool:
-        """Did the last operator of a recompute do its work, by what is inside it or by its time?"""
-        inside, inside_first = self._operators_inside(last), self._operators_inside(first_run)
-        if inside < inside_first:
-            return False
-        if inside == inside_first == 0:
-            duration = int(self._calls.end[last] - self._calls.start[last])
-            return 4 * duration >= self._typical_duration(first_run)
-        return True
+        """Did the last operator of a recompute run all the operators inside it?"""
+        return self._operators_inside(last) >= self._operators_inside(first_run)
 
     def _operators_inside(self, row: int) -> int:
         """A recompute detaches, inside its operators, what it recomputed: that does not count."""
         within = slice(row + 1, row + 1 + int(self._calls.size[row]))
         return int(np.count_nonzero(~self._neutral[within]))
-
-    def _typical_duration(self, row: int) -> float:
-        """Median of all first runs of equal operators: one alone may have been held up."""
-        code = int(self._code[np.array([row])][0])
-        if code not in self._typical:
-            equals = self._forward[self._codes == code]
-            durations = self._calls.end[equals] - self._calls.start[equals]
-            self._typical[code] = median(durations)
-        return self._typical[code]
 
     def _twins(self, rows: Int64) -> Int32:
         """For each call: how many operators inside it stand directly in one of the same name."""
@@ -125,7 +104,7 @@ def _twins_before(calls: Calls, neutral: Bool) -> Int32:
     """Operators before each row, and before the end, that are in one of the same name.
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
-    the other (since torch 2.13 with a range between); one whose saved result is returned has
+    the other (since torch 2.13 with a range between); one that returns a saved result has
     no inner one. Bookkeeping differs between first run and recompute and is left out.
     """
     mode = np.array([name == vocabulary.DISPATCH_MODE for name in calls.names], np.bool_)[

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 
 
 class _Callable(ModuleType):
-    """A package whose name is also that of a function."""
+    """A package that can be called, since a function has its name too."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from recompute_scan.record.recording import record  # noqa: PLC0415 - not for `run`

@@ -4,7 +4,7 @@ A module gets its checkpoint around ``forward``, as torch's ``checkpoint_wrapper
 what sharding hangs on the module stays outside. Checkpoints of the script that cover no module of
 their own stay where they are.
 
-Which modules can have a checkpoint of their own: those that have one, repeated blocks, and the
+These modules can get a checkpoint: those that have one, repeated blocks, and the
 parts of both, such as a layer's attention and its MLP.
 """
 
@@ -105,13 +105,13 @@ def _parts_of(found: Sequence[Chosen], today: set[int], index: ModuleIndex) -> l
 
 
 def _of_one_name(found: Sequence[Chosen]) -> list[Chosen]:
-    """Those whose name is theirs alone."""
+    """The modules that have a name that no other has."""
     names = Counter(one.name for one in found)
     return [one for one in found if one.name and names[one.name] == 1]
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    """What it is made of, where that is a few modules that are made of others themselves."""
+    """Its parts, where they are a few modules that have parts themselves."""
     found: list[nn.Module] = []
     for child in module._modules.values():
         each = child._modules.values() if isinstance(child, _LISTS) else (child,)
@@ -123,7 +123,7 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost blocks of which a list of the model, or the model itself, has several alike."""
+    """The outermost blocks that a list of the model, or the model itself, has several alike of."""
     parts = [part for part in module._modules.values() if part is not None]
     kinds: Counter[str] = Counter()
     if isinstance(module, _REPEATED_IN):
@@ -137,7 +137,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Is it made of several layers? One alone saves little beside what a checkpoint keeps."""
+    """Is it made of several layers? One alone saves little more than a checkpoint keeps."""
     if isinstance(module, _LISTS):
         return False
     layers = sum(1 for part in module.modules() if not part._modules)
@@ -186,7 +186,7 @@ def heavy_operators(names: Iterable[str]) -> list[Any]:
 
 
 class _Heavy(TorchDispatchMode):
-    """Tells what heavy operators make, and takes those from the list that draw random numbers: a
+    """Notes the results of heavy operators, and drops operators that draw random numbers: a
     recompute that leaves one out would draw others behind it than the forward did.
     """
 
@@ -218,9 +218,9 @@ class Arranging(Bypass):
     Attributes:
         covered: Modules that the script's own checkpoints cover, until :meth:`take_over`.
         recomputed: Places of the candidates that have a checkpoint, where ``active``.
-        selective: Those of them whose checkpoints keep the results of heavy operators.
-        offloaded: Places of others whose saved tensors go to the host.
-        heavy: Operators whose results selective checkpoints keep.
+        selective: The recomputed ones that keep the results of heavy operators.
+        offloaded: Places of candidates that save their tensors on the host.
+        heavy: Operators with results that selective checkpoints keep.
         met: Those of them that ran in the step that was looked at.
         saved: What looks at the saved tensors of this step, if anything does.
     """
@@ -263,7 +263,7 @@ class Arranging(Bypass):
         super().remove()
 
     def look(self, saved: SavedTensors | None) -> None:
-        """A step begins of which the saved tensors are looked at, or are not."""
+        """A step begins; its saved tensors are looked at, or are not."""
         self.saved = saved
         self._runs = []
 
@@ -328,7 +328,7 @@ class Arranging(Bypass):
                 finally:
                     self._thread.ours = False
             if self.active and place in self.offloaded:
-                # What is not pinned is copied twice; without a GPU nothing can be.
+                # Memory that is not pinned is copied twice; without a GPU nothing can be pinned.
                 with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
                     return call(*args, **kwargs)
             if self.saved is not None:
@@ -377,7 +377,7 @@ class Arranging(Bypass):
         return _selective_contexts(self.heavy)
 
     def _timed(self, place: int, original: Any) -> Any:
-        """The function of a checkpoint, whose run in the backward pass is timed.
+        """The function of a checkpoint; its run in the backward pass is timed.
 
         It may end with an exception of torch's, once all that is needed is there.
         """

@@ -1,50 +1,43 @@
-"""Whose code a call comes from: mechanism, module and line.
+"""The owner of the code of a call, its line, and the place where a setting was given.
 
-Where a file lies says most of it. What lies under ``site-packages``, or in any folder to which pip
-installed something, is a library's, but for the package that the program itself was started from:
-who installs a project and runs ``python -m project.train`` wrote that project. What lies elsewhere
-is the user's, but for copies of other projects that are kept in the tree.
+The place of a file says most of it. A file under ``site-packages``, or in any folder to which pip
+installed something, belongs to a library, unless the program itself was started from that package:
+whoever installs a project and runs ``python -m project.train`` wrote that project. Any other file
+is the user's, except for copies of other projects in the user's tree.
 
-torch's checkpoint wrapper, composable checkpoint and the libraries' enable methods are switched
-on once and act later, in library code; others read a settings object that the script made. The
-entry points are wrapped right after their module is imported; nothing is imported here for
-their sake.
+Reading a frame's variables changes nothing for the script. Before Python 3.13 a function's frame
+has one dictionary for its variables, which each read fills again (PEP 667): code that called
+``locals()`` there holds the same dictionary, and its values stay alive.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
+import inspect
 import linecache
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from hashlib import sha256
 from importlib.util import decode_source
 from pathlib import Path
+from textwrap import dedent
 from types import FrameType, ModuleType
-from typing import Any
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
-from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
-from recompute_scan.fidelity.state import named_parts
 from recompute_scan.files import content
-from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.base import Mechanism
-from recompute_scan.frameworks.registry import MECHANISMS, framework_files, matches, recognise
-from recompute_scan.record.configuration import Made, SourceLine, given_at, variables
+from recompute_scan.frameworks.registry import framework_files
 from recompute_scan.record.execute import run_program
-from recompute_scan.record.isolation import Call, Guard, Patches, after_import
-from recompute_scan.record.modules import unwrapped
-from recompute_scan.result.run_record import Source, SwitchedOn, source_lines
+from recompute_scan.result.run_record import Source, source_lines
 
 # How IPython names cells at a terminal; in Jupyter they have names of files.
 _IPYTHON = "<ipython-input-"
@@ -63,7 +56,7 @@ _COPIES = frozenset(
 
 
 class Owner(IntEnum):
-    """Whose code it is; of several frames on a stack, one of the highest is shown."""
+    """The owner of code; of several frames on a stack, one of the highest owner is shown."""
 
     NOBODY = 0
     LIBRARY = 1
@@ -72,7 +65,7 @@ class Owner(IntEnum):
 
 
 class Ownership:
-    """Tells whose code a frame runs, and remembers it by file.
+    """Finds the owner of the code that a frame runs, and remembers it by file.
 
     Args:
         start: The folder that the program was started in.
@@ -84,7 +77,7 @@ class Ownership:
         self._main: object = None
 
     def of(self, frame: FrameType) -> Owner:
-        """Whose code this frame runs."""
+        """The owner of the code that this frame runs."""
         main = sys.modules.get("__main__")
         if main is not self._main:  # the program has begun since
             self._main = main
@@ -156,7 +149,7 @@ def _installed_in(folder: Path) -> frozenset[str]:
 
 @cache
 def _is_framework(package: str, file: str) -> bool:
-    """Is the file a framework's, as the files beside it say, wherever it is kept?"""
+    """Whether the file is a framework's, as the files next to it show, wherever it is kept."""
     files = framework_files(package)
     root, found, _ = file.rpartition(f"{os.sep}{package}{os.sep}")
     return bool(found) and any(Path(root, path).exists() for path in files)
@@ -347,8 +340,8 @@ class CallSites:
     def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
         """The highest owner on the stack, its innermost frame, and the outermost of a library.
 
-        Beyond the start of a backward pass nobody asked for what a recompute calls again, and
-        beyond that of the script all is ours.
+        Frames beyond the start of a backward pass did not ask for a recompute's calls, and
+        frames beyond the start of the script are ours.
         """
         best: tuple[Owner, FrameType] | None = None
         outermost = None
@@ -442,221 +435,159 @@ def _cell(file: str) -> str | None:
     return str(found[1]) if found else None
 
 
-WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
-COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
+# A function that names one of these in its code may hold that dictionary.
+_HOLDERS = frozenset({"locals", "vars", "f_locals"})
 
 
-class Switched(Struct, frozen=True):
-    """Where checkpointing was switched on; empty where that is not known.
+def variables(frame: FrameType) -> dict[str, object]:
+    """The frame's variables by name; none where a look could be noticed."""
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return dict(frame.f_locals)
+    if frame.f_trace is not None or not _HOLDERS.isdisjoint(frame.f_code.co_names):
+        return {}
+    found = frame.f_locals
+    shown = dict(found)
+    found.clear()
+    return shown
+
+
+_OFF = frozenset({"false", "0", "no", "off", "none", "null"})
+_CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"})
+_MOST_BYTES = 1_000_000
+
+
+class Made(Struct, frozen=True, eq=False):
+    """A settings object at the moment when it was made.
 
     Attributes:
-        site: The line, as shown to a person.
-        places: ``path:function`` of the frames that led there, innermost first.
-        asks: Where the checkpoint will be called from; patterns of the mechanism's.
+        site: The line that made it, ``file:line``.
+        kind: Its class.
+        arguments: The program's arguments then.
+        environment: The environment then.
     """
 
-    site: str = ""
-    places: tuple[str, ...] = ()
-    asks: tuple[str, ...] = ()
+    site: str
+    kind: type
+    arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv[1:]))
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
-NOWHERE = Switched()
-_ByModule = MutableMapping[nn.Module, Switched]
-_ByPart = MutableMapping[nn.Module, dict[str, Switched]]
-# What the libraries call the flag by which a model knows that it checkpoints.
-_FLAGS = ("gradient_checkpointing", "grad_checkpointing")
+class SourceLine(Struct, frozen=True):
+    """A line of a file."""
+
+    file: str
+    number: int
 
 
-class Switches:
-    """By module: each wrapper, each module with a composable checkpoint, each whole model."""
+def given_at(
+    made: Made, names: Collection[str], variables: Collection[str], statement: str | None
+) -> str | SourceLine | None:
+    """Where the setting has its value from; ``None`` for the statement that made the object.
 
-    def __init__(self, sites: CallSites, guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
-        self._sites = sites
-        self._wrappers: _ByModule = WeakIdKeyDictionary()
-        self._composable: _ByModule = WeakIdKeyDictionary()
-        self._models: _ByModule = WeakIdKeyDictionary()
-        self._parts: _ByPart = WeakIdKeyDictionary()  # of models, once looked up
-        self._settings: dict[str, Made] = {}
-        self._given: dict[tuple[str, Made], str] = {}
-        self._patches = Patches()
-        self._active = False
-        self.warnings: list[str] = []
+    An option of the command line is given as it was written there, without its value; a variable
+    of the environment by its name.
 
-    def install(self) -> None:
-        """Watch the entry points, those of modules imported already too."""
-        self._active = True
-        self._after_import(WRAPPER_MODULE, self._watch_wrapper)
-        self._after_import(COMPOSABLE_MODULE, self._watch_composable)
-        # The last that has an entry point is the least specific.
-        for entry, asks in {e: m.asks for m in MECHANISMS for e in m.switches}.items():
-            self._watch_entry(entry, functools.partial(self._model_switched, asks))
-        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
-            self._watch_entry(entry, functools.partial(self._set, entry))
+    Args:
+        made: The object that holds it.
+        names: What the setting is called.
+        variables: Variables of the environment that set it too.
+        statement: Source of the statement that made the object, where it is known.
+    """
+    spelled = _spelled(statement, names) if statement else None
+    if spelled is not None:
+        return _option(made.arguments, spelled)  # the line itself where the value is from nowhere
+    return (
+        _option(made.arguments, names)
+        or _in_files(made.arguments, names)
+        or _default(made.kind, names)
+        or next((name for name in variables if _is_on(made.environment.get(name))), None)
+    )
 
-    def remove(self) -> None:
-        """Remember nothing more. What was imported by name meanwhile passes calls through."""
-        self._active = False
-        self._patches.undo()
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is switched on in the body is not remembered."""
-        active, self._active = self._active, False
+def _spelled(statement: str, names: Collection[str]) -> set[str] | None:
+    """Names in the value that the statement gives the setting; ``None`` where it gives none."""
+    try:
+        tree = ast.parse(dedent(statement))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for node in ast.walk(tree):
+        values: list[ast.expr] = []
+        if isinstance(node, ast.keyword) and node.arg in names:
+            values = [node.value]
+        elif isinstance(node, ast.Dict):
+            keys = zip(node.keys, node.values, strict=True)
+            values = [v for key, v in keys if isinstance(key, ast.Constant) and key.value in names]
+        if values:
+            return set(_identifiers(values[0]))
+    return None
+
+
+def _identifiers(value: ast.expr) -> Iterator[str]:
+    """Names that options may have: ``a.b["c"]`` is the option ``c``."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.Attribute):
+        yield value.attr
+    elif isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
+        yield str(value.slice.value)
+    else:
+        for child in ast.iter_child_nodes(value):
+            if isinstance(child, ast.expr):
+                yield from _identifiers(child)
+
+
+def _option(arguments: Sequence[str], names: Collection[str]) -> str | None:
+    """The argument that sets one of these: ``--a-b``, ``--x.a_b=1``, ``x.a_b=true``; the last."""
+    found = None
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.lstrip("+").partition("=")
+        if not (equals or option.startswith("-")):
+            continue
+        name = option.lstrip("-").rpartition(".")[2].replace("-", "_")
+        if name in names:
+            following = arguments[place + 1] if not equals and place + 1 < len(arguments) else value
+            found = option if following.lower() not in _OFF else None
+    return found
+
+
+def _in_files(arguments: Sequence[str], names: Collection[str]) -> SourceLine | None:
+    """The line of a configuration file named on the command line that has one of these."""
+    words = "|".join(map(re.escape, names))
+    entry = re.compile(rf"""(?:^|[\s{{,])["']?(?:{words})["']?\s*[:=]\s*["']?(?P<value>\w+)""")
+    for argument in arguments:
+        path = Path(argument.rpartition("=")[2])
         try:
-            yield
-        finally:
-            self._active = active
-
-    def of_wrapper(self, wrapper: object) -> Switched:
-        """Where this ``CheckpointWrapper`` was made."""
-        return _get(self._wrappers, wrapper)
-
-    def of_composable(self, module: object) -> Switched:
-        """Where composable ``checkpoint`` was applied to this module."""
-        return _get(self._composable, module)
-
-    def of_model_with(self, module: object, asking: str) -> Switched:
-        """Where the model that holds this module was told to checkpoint, by the way that calls the
-        checkpoint from this place.
-        """
-        if not isinstance(module, nn.Module) or not self._models:
-            return NOWHERE
-        known = self._parts.setdefault(module, {})
-        if asking not in known:
-            holding = (
-                switched
-                for model, switched in self._models.items()
-                if matches(switched.asks, (asking,))
-                and any(unwrapped(part) is module for _, part in named_parts(model))
-            )
-            known[asking] = next(holding, NOWHERE)
-        return known[asking]
-
-    def of_settings(self, mechanism: Mechanism) -> str:
-        """Where the mechanism's setting was last given; empty where nothing holds it."""
-        entry = next((entry for entry in mechanism.settings if entry in self._settings), None)
-        if entry is None:
-            return ""
-        made = self._settings[entry]
-        if (mechanism.name, made) not in self._given:
-            self._given[mechanism.name, made] = self._sites.given_at(made, mechanism)
-        return self._given[mechanism.name, made]
-
-    def still_on(self) -> tuple[SwitchedOn, ...]:
-        """What was switched on and is not off again, each switch once."""
-        on = [
-            *self._wrappers.values(),
-            *self._composable.values(),
-            *(switched for model, switched in self._models.items() if _is_on(model)),
-        ]
-        found = {}
-        for switched in on:
-            mechanism = recognise(switched.asks[0], switched.places)
-            site = self.of_settings(mechanism) or switched.site
-            found[mechanism.name, site] = SwitchedOn(mechanism.name, site)
-        return tuple(found.values())
-
-    def _after_import(self, name: str, watch: Callable[[ModuleType], None]) -> None:
-        def hook(module: ModuleType) -> None:
-            try:
-                watch(module)
-            except Exception as error:  # an import of the user's must not fail because of us
-                self.warnings.append(
-                    f"Call sites of {module.__name__} are not known in this version: {error}"
-                )
-
-        self._patches.add(after_import(name, self._guard.aside(hook)))
-
-    def _watch_wrapper(self, module: ModuleType) -> None:
-        kind = module.CheckpointWrapper
-        original = kind.__init__
-
-        def init(call: Call, wrapper: Any, *args: Any, **kwargs: Any) -> None:
-            call(wrapper, *args, **kwargs)
-            self._remember(self._wrappers, wrapper, pytorch.WRAPPER.asks)
-
-        self._patches.replace(kind, "__init__", self._guard.around(original, init))
-
-    def _watch_composable(self, module: ModuleType) -> None:
-        original = module.checkpoint
-
-        def ours(call: Call, target: Any, *args: Any, **kwargs: Any) -> Any:
-            result = call(target, *args, **kwargs)
-            self._remember(self._composable, target, pytorch.COMPOSABLE.asks)
-            return result
-
-        checkpoint = self._guard.around(original, ours)  # with `.state`, which its hooks look up
-        self._patches.replace(module, "checkpoint", checkpoint)
-        parent = sys.modules.get(module.__name__.rpartition(".")[0])
-        if parent is not None and getattr(parent, "checkpoint", None) is original:
-            self._patches.replace(parent, "checkpoint", checkpoint)
-
-    def _watch_entry(self, entry: str, called: Callable[[object], None]) -> None:
-        """Watch ``module:Class.method``, ``module:function``, or ``package:*.method``: that of each
-        class in the package's modules.
-        """
-        name, _, path = entry.partition(":")
-        owner, _, function = path.rpartition(".")
-
-        def watch(module: ModuleType) -> None:
-            if not owner:
-                owners: list[Any] = [module]
-            elif owner == "*":
-                owners = _classes_below(module)
-            else:
-                owners = [getattr(module, owner)]
-            for one in owners:
-                self._watch_function(one, function, called)
-
-        self._after_import(name, watch)
-
-    def _watch_function(self, owner: Any, name: str, called: Callable[[object], None]) -> None:
-        original = vars(owner).get(name)
-        if original is None:  # under another name in this version
-            return
-
-        def watched(call: Call, *args: Any, **kwargs: Any) -> Any:
-            with self._guard.part("A call site is not known"):
-                called(next(iter((*args, *kwargs.values())), None))
-            return call(*args, **kwargs)
-
-        self._patches.replace(owner, name, self._guard.around(original, watched))
-
-    def _model_switched(self, asks: tuple[str, ...], model: object) -> None:
-        self._remember(self._models, model, asks)
-
-    def _set(self, entry: str, holder: object) -> None:
-        if self._active:
-            site = self._sites.switched_on_at(sys._getframe(3))
-            self._settings[entry] = Made(site, type(holder))
-
-    def _remember(self, where: _ByModule, module: object, asks: tuple[str, ...]) -> None:
-        if self._active and isinstance(module, nn.Module):
-            frame = sys._getframe(1)
-            where[module] = Switched(
-                self._sites.switched_on_at(frame), tuple(places_of(frame)), asks
-            )
-            self._parts.clear()
+            if path.suffix not in _CONFIGURATIONS:
+                continue
+            lines = source_lines(content(path, _MOST_BYTES).decode(errors="replace"))
+        except (OSError, ValueError):
+            continue
+        for number, line in enumerate(lines, 1):
+            found = entry.search(line)
+            if found and not line.lstrip().startswith(("#", "//")) and _is_on(found["value"]):
+                return SourceLine(str(path.absolute()), number)
+    return None
 
 
-def _classes_below(package: ModuleType) -> list[type]:
-    """The classes that the package's imported modules define."""
-    inside = f"{package.__name__}."
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith(inside)]
-    return [
-        value
-        for module in modules
-        for value in list(vars(module).values())
-        if isinstance(value, type) and value.__module__ == module.__name__
-    ]
+def _default(kind: type, names: Collection[str]) -> SourceLine | None:
+    """The line of a class, derived from the settings' own, that sets another default."""
+    for base in kind.__mro__[:-1]:
+        if not names & vars(base).keys():
+            continue
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        try:
+            tree = ast.parse(content(Path(file or "")))
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name == base.__name__:
+                for line in node.body:
+                    target = line.target if isinstance(line, ast.AnnAssign) else None
+                    if isinstance(target, ast.Name) and target.id in names:
+                        return SourceLine(str(file), line.lineno)
+        return None
+    return None
 
 
-def _is_on(model: nn.Module) -> bool:
-    """Does a part of the model have its flag set, or was the model itself wrapped?"""
-    flags = [getattr(part, flag, None) for _, part in named_parts(model) for flag in _FLAGS]
-    return True in flags or not any(flag is False for flag in flags)
-
-
-def _get(known: Mapping[nn.Module, Switched], module: object) -> Switched:
-    return known.get(module, NOWHERE) if isinstance(module, nn.Module) else NOWHERE
+def _is_on(value: str | None) -> bool:
+    return bool(value) and str(value).lower() not in _OFF

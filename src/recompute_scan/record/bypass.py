@@ -1,7 +1,7 @@
 """Takes checkpoints out in memory: their function is called directly, as if never wrapped.
 
-Only calls that go through ``torch.utils.checkpoint`` can be taken out. What else the call that
-switched them on did (``use_cache``, hooks on the inputs) stays as it is.
+Only calls that go through ``torch.utils.checkpoint`` can be taken out. Other effects of the call
+that switched them on (``use_cache``, hooks on the inputs) stay.
 
 Where it can be done from step to step, steps with the fix and without alternate in one process.
 """
@@ -39,7 +39,7 @@ _NOBODY = Origin()
 
 
 class Askers(Protocol):
-    """Who can say what a checkpoint call is."""
+    """Knows the origin of a checkpoint call."""
 
     def asker(
         self,
@@ -48,11 +48,11 @@ class Askers(Protocol):
         frame: FrameType | None,
         options: Sequence[str],
     ) -> Origin:
-        """Module, mechanism and site of the call whose innermost frame this is."""
+        """Module, mechanism and site of the call with this innermost frame."""
 
 
 class Bypass:
-    """Takes out what it is told to, from :meth:`install` on.
+    """Takes the chosen checkpoints out, from :meth:`install` on.
 
     Attributes:
         calls: How many checkpoint calls were taken out, those in recomputes of others included.
@@ -77,7 +77,7 @@ class Bypass:
         self.active = True
 
     def install(self) -> None:
-        """Begin; after the probe, whose annotations then show only what stays."""
+        """Begin; after the probe, so that its annotations show only the checkpoints that stay."""
         if reentrant_function() is not None:
             self._catch_reentrant(reentrant_function())
         if generator_function() is not None:
@@ -118,14 +118,14 @@ class Bypass:
         replace_generator(self._guard.around(original, generator), self._patches)
 
     def _passes(self) -> bool:
-        """Whether a call is none of ours to look at."""
+        """Whether a call passes without a look at it."""
         return False
 
     def _asker(
         self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
     ) -> Origin:
-        """Module, mechanism and site of a call; in a recompute mechanism and site may be those of
-        what is recomputed.
+        """Module, mechanism and site of a call; in a recompute, mechanism and site may come from
+        the recomputed checkpoint.
         """
         if self._everything:
             return _NOBODY
@@ -149,7 +149,7 @@ class Bypass:
             yield
 
     def _always_inside(self, function: Callable[..., Any], asker: Origin) -> Callable[..., Any]:
-        """The function of a checkpoint that stays, which knows in recomputes too whose it is."""
+        """The function of a checkpoint that stays; its recomputes know their origin too."""
 
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             with self._inside(asker):
@@ -159,7 +159,7 @@ class Bypass:
 
     @contextmanager
     def _inside(self, asker: Origin) -> Iterator[None]:
-        """One checkpoint deeper, and inside that of this asker."""
+        """One checkpoint deeper, and inside the one of this origin."""
         thread = self._thread
         depth, enclosing = getattr(thread, "depth", 0), getattr(thread, "asker", _NOBODY)
         thread.depth, thread.asker = depth + 1, asker
@@ -205,7 +205,7 @@ class PlainFunctions:
     what their forward computes is differentiated by autograd.
 
     Attributes:
-        names: Those of which that could be done, by name.
+        names: Names of the functions that could be run so.
     """
 
     def __init__(self, bypass: Bypass, guard: Guard) -> None:
@@ -217,7 +217,7 @@ class PlainFunctions:
 
     @property
     def whole(self) -> bool:
-        """Whether all that were called run plainly; what is cut off from its inputs does not."""
+        """Whether all of them that were called ran plainly, connected to their inputs."""
         return all(self._taken.values())
 
     @property
@@ -250,7 +250,7 @@ class PlainFunctions:
         self._patches.undo()
 
     def _stay_on(self, call: Call, *args: Any, **kwargs: Any) -> Any:
-        """What switches gradients off does not, in the forward of such a function itself."""
+        """Keep gradients on in the forward of such a function, whatever switches them off."""
         result = call(*args, **kwargs)
         if getattr(self._thread, "inside", False):
             torch._C._set_grad_enabled(True)
@@ -285,7 +285,7 @@ def needs_gradient(values: Sequence[Any]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def runs_again(kind: Any) -> bool:
-    """Is it a function of the script's whose backward runs a forward again?"""
+    """Whether it is a function of the script that runs a forward again in its backward."""
     home = str(kind.__module__).partition(".")[0]
     split = kind.setup_context is not torch.autograd.Function.setup_context
     return home != "torch" and not split and recomputes(kind.backward)

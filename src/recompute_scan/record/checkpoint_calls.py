@@ -1,13 +1,18 @@
 """Calls of both checkpoint variants, each given its region.
 
-Checkpoints are caught where :mod:`recompute_scan.record.origins` says, and those of other
-libraries like torch's own reentrant one. What is wrapped around the forward's run and around the
-recomputes is for :class:`~recompute_scan.record.region_ranges.Regions` to say; what is computed
-never changes.
+Checkpoints are caught where :mod:`recompute_scan.record.origins` says, and other
+libraries' like torch's own reentrant one. Regions (:mod:`recompute_scan.record.region_ranges`) wrap
+the forward's run and the recomputes; the computation never changes.
 
-A checkpoint's backward turns gradients on, runs something again and starts a backward pass of its
-own. That shows in what the code of its ``backward`` names; whether it does run anything again is
-for the trace to tell.
+A checkpoint's backward turns gradients on, runs something again and starts a backward pass. The
+names in the code of its ``backward`` show that; the trace shows whether it does run anything again.
+
+Private names of torch are replaced. A version that keeps such a name and calls another would leave
+its checkpoints without annotations, and missing annotations mislead: switches would seem to do
+nothing, and recomputes to have no cause. So before the script runs, torch is asked for one
+checkpoint of each kind, which ends where ours would begin: no operator runs, no random number is
+drawn, no thread is started, and no device is looked for. Where a kind is not caught, nothing is
+annotated at all, and the trace is read as any other is.
 """
 
 from __future__ import annotations
@@ -22,13 +27,14 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Method
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as torch_checkpoint
 import wrapt
 from torch import nn
 
 from recompute_scan.annotations import RANDOM_STATE_LEFT
-from recompute_scan.fidelity.passing import Application
+from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.frameworks.registry import MECHANISMS
-from recompute_scan.record.attribution import CallSites, Switches, site_folder
+from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import (
     Call,
     Guard,
@@ -40,9 +46,11 @@ from recompute_scan.record.isolation import (
 )
 from recompute_scan.record.modules import ModuleIndex, Untrained
 from recompute_scan.record.origins import (
+    WRAPPER_MODULE,
     Arguments,
     Origin,
     Origins,
+    Switches,
     Variant,
     generator_function,
     reentrant_function,
@@ -65,7 +73,7 @@ from recompute_scan.work import Ledger, StepWatch
 
 _TURNS_ON = frozenset({"enable_grad", "set_grad_enabled"})
 _DEEPEST = 2
-# What can be called and has no other use to speak of.
+# Types that have hardly any use but to be called.
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 
 
@@ -74,7 +82,7 @@ class CheckpointCalls:
 
     Attributes:
         entered: Calls of checkpointed regions so far, by variant.
-        functions: Line that calls each checkpoint function whose runs get no region, by name.
+        functions: By name, the line that calls each checkpoint function that gets no regions.
         watched: Autograd functions of the reentrant kind that are watched.
         untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
@@ -123,9 +131,9 @@ class CheckpointCalls:
         return True
 
     def watch_others(self, entry: str) -> None:
-        """Watch a library's own checkpoint function, ``module:name``, once it is imported.
+        """Watch a library's checkpoint function, ``module:name``, once it is imported.
 
-        The name is that of its autograd function, if it has one; else of the function itself.
+        The name is its autograd function's, if it has one; else its own.
         """
         name, _, attribute = entry.partition(":")
 
@@ -148,8 +156,8 @@ class CheckpointCalls:
         """Give a region to what an autograd function of the reentrant kind runs.
 
         Its forward takes the checkpointed function as the first argument that can be called,
-        and keeps it for the recompute. A function of the script's own may do anything else with it
-        too: what takes its place there looks like it in every other respect, and a module,
+        and keeps it for the recompute. A function of the script may do anything else with it
+        too: its replacement there looks like it in every other respect, and a module,
         which is compared, searched and trained, stays.
         """
         original = function.forward
@@ -205,7 +213,7 @@ class CheckpointCalls:
         """Give a region to what a function of the non-reentrant kind runs: its first argument.
 
         The region is made when that runs first, inside the library's function, so that its
-        frame is among those that tell the call site.
+        frame is one that the call site is read from.
         """
 
         def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -237,8 +245,8 @@ class CheckpointCalls:
         return self._guard.around(function, run, named=False)
 
     def _both_runs(self, function: Any, region: RangedRegion, runs: _Runs) -> Callable[..., Any]:
-        """The function, whose runs inside the checkpoint function are the forward's, one or, of a
-        function that cuts what it gets into parts, several; and whose later ones are recomputes.
+        """The function: its runs inside the checkpoint function are the forward's, one or, for a
+        function that cuts its input into parts, several; its later runs are recomputes.
         """
 
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +271,7 @@ class CheckpointCalls:
         self.entered[variant] = self.entered.get(variant, 0) + 1
 
     def _note(self, function: str, frame: FrameType | None) -> None:
-        """Where a function is called whose runs get no region, such as a reversible block."""
+        """Note where a function is called that gets no regions, such as a reversible block."""
         if function in self.functions:
             return
         with self._guard.part(UNNAMED):
@@ -292,7 +300,7 @@ class _Runs:
 
 
 def _disguised(function: Callable[..., Any], original: Any) -> Any:
-    """The function, with everything but its calls that of the original."""
+    """The function, which looks like the original in everything but its calls."""
 
     def called(_: Any, __: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
@@ -301,7 +309,7 @@ def _disguised(function: Callable[..., Any], original: Any) -> Any:
 
 
 def own_functions() -> Iterator[Any]:
-    """The classes in this process that define a forward, but those of torch."""
+    """The classes in this process that define a forward, without torch's."""
     for function in _below(torch.autograd.Function):
         home = str(getattr(function, "__module__", "")).partition(".")[0]
         own = home != "torch" and "forward" in vars(function)
@@ -335,7 +343,7 @@ def _below(kind: type) -> Iterator[type]:
 
 
 def _names(function: object, depth: int) -> Iterator[str]:
-    """What a function's code refers to, and what the functions beside it do that it calls."""
+    """Names in a function's code, and in the code of functions of its module that it calls."""
     if not isinstance(function, FunctionType):
         return
     for name in _named_in(function.__code__):
@@ -360,8 +368,8 @@ class Probe:
         warnings: What could not be watched in this version of torch.
         switched_on: Ways of checkpointing that were on when recording last began.
         entered: Calls of checkpointed regions so far, by variant.
-        functions: Line that calls each checkpoint function whose runs are not annotated, by name.
-        comparison: The step whose recomputes are compared with their forward.
+        functions: By name, the line that calls each checkpoint function that is not annotated.
+        comparison: Compares the recomputes of one step with their forward.
         policies: The step in which policies of selective checkpoints are seen deciding.
         untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
@@ -387,7 +395,7 @@ class Probe:
 
     @property
     def warnings(self) -> list[str]:
-        """What could not be watched, one sentence each."""
+        """The kinds of checkpoints that could not be watched, one sentence each."""
         return [*self._warnings, *self._switches.warnings, *self._guard.left_out]
 
     def install(self) -> None:
@@ -427,7 +435,7 @@ class Probe:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What the body switches on is not the script's."""
+        """Ignore the switches of the body, which are not the script's."""
         with self._switches.aside():
             yield
 
@@ -453,7 +461,7 @@ class Probe:
         frame: FrameType | None,
         options: Sequence[str] = (),
     ) -> Origin:
-        """Module, mechanism and site of the checkpoint call whose innermost frame this is, as
+        """Module, mechanism and site of the checkpoint call with this innermost frame, as
         annotated.
         """
         found = [Origin()]
@@ -475,3 +483,126 @@ class Probe:
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.append(text)
+
+
+Checkpoint = Callable[[object], Any]
+
+
+class _Caught(BaseException):
+    """The checkpoint has come to where it is caught."""
+
+
+def install_self_test(probe: Probe) -> None:
+    """Install the probe if this torch's checkpoints are caught; else say so in its warnings.
+
+    FSDP's wrapper is tried once the script has imported it.
+    """
+
+    def wrapper_imported(module: ModuleType) -> None:
+        with probe.aside():
+            missed = uncaught(_wrappers(module))
+        if missed:
+            _leave_out(probe, missed)
+
+    if missed := uncaught(_direct()):
+        _leave_out(probe, missed)
+        return
+    probe.install()
+    probe.at_removal(after_import(WRAPPER_MODULE, wrapper_imported))
+
+
+def uncaught(kinds: dict[str, Checkpoint]) -> tuple[str, ...]:
+    """Which of these kinds of checkpoint do not come to where they are caught.
+
+    None, where a profiler of the script's runs: it would see the attempt.
+
+    Args:
+        kinds: By name, what calls a checkpoint with the argument that it gets.
+    """
+    recording = getattr(torch._C._autograd, "_profiler_enabled", None)
+    if recording is not None and recording():
+        return ()
+    return tuple(name for name, checkpoint in kinds.items() if not _is_caught(checkpoint))
+
+
+def _is_caught(checkpoint: Checkpoint) -> bool:
+    ours = object()
+    patches = Patches()
+    try:
+        _wait_for(ours, patches)
+        checkpoint(ours)
+    except _Caught:
+        return True
+    except Exception:  # what it wants is not what it is given here, nor what the hooks expect
+        return False
+    finally:
+        patches.undo()
+    return False
+
+
+def _wait_for(ours: object, patches: Patches) -> None:
+    """Stop the checkpoint that has this argument; other threads' pass."""
+    function, generator = reentrant_function(), generator_function()
+    forward = getattr(function, "forward", None)
+    if forward is not None:
+
+        @functools.wraps(forward)
+        def watched_forward(ctx: Any, *args: Any) -> Any:
+            if any(arg is ours for arg in args) and any(map(callable, args)):
+                raise _Caught
+            return forward(ctx, *args)
+
+        patches.replace(function, "forward", staticmethod(watched_forward))
+    if generator is not None:
+
+        @functools.wraps(generator)
+        def watched_generator(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(arg is ours for arg in inputs(args)) and callable(function):
+                raise _Caught
+            return generator(function, *args, **kwargs)
+
+        replace_generator(watched_generator, patches)
+
+
+def _leave_out(probe: Probe, missed: tuple[str, ...]) -> None:
+    probe.leave_out(
+        f"In this version of torch ({torch.__version__}) checkpoints of this kind cannot be seen "
+        f"when they are called: {', '.join(missed)}. So none bears an annotation: what runs again "
+        "is read off the operators, and the call sites are not known."
+    )
+
+
+def _direct() -> dict[str, Checkpoint]:
+    function = _without_compiler(torch_checkpoint.checkpoint)
+    return {
+        "reentrant": lambda x: function(_nothing, x, use_reentrant=True),
+        "non-reentrant": lambda x: function(_nothing, x, use_reentrant=False),
+    }
+
+
+def _wrappers(module: ModuleType) -> dict[str, Checkpoint]:
+    return {
+        f"FSDP's checkpoint_wrapper, {one.name}": functools.partial(_wrapped, module, one)
+        for one in module.CheckpointImpl
+    }
+
+
+def _wrapped(module: ModuleType, implementation: object, x: object) -> None:
+    # The class: the function warns of the reentrant kind in 2.6, and the script did not ask.
+    wrapper = module.CheckpointWrapper(nn.Identity(), implementation)
+    asked = wrapper.checkpoint_fn
+    if not str(_without_compiler(asked.func).__module__).startswith("torch."):
+        raise _Caught  # the script's own is in torch's place, and is not ours to call
+    wrapper.checkpoint_fn = functools.partial(
+        _without_compiler(asked.func), *asked.args, **asked.keywords
+    )
+    wrapper.forward(x)  # a call would run the hooks that the script has for all modules
+
+
+def _nothing(x: object) -> object:
+    return x
+
+
+def _without_compiler(function: Any) -> Any:
+    """The function below the decorator that imports the compiler in order to keep it out."""
+    return inspect.unwrap(function)

@@ -1,27 +1,38 @@
-"""Record the user's script, unchanged: in this process, and in those that it starts.
+"""Record the user's script, unchanged: in this process, in those that it starts, and in others.
 
-Those are recorded as ranks of their own, whoever starts them: ``torch.multiprocessing.spawn``, its
-``start_processes`` (Lightning's and accelerate's way too) or plain ``multiprocessing.Process``, by
-spawn, fork or forkserver. Processes whose target is a library's, such as data-loader workers and
-pools, run on as they are.
+Processes that the script starts are recorded as further ranks, whoever starts them:
+``torch.multiprocessing.spawn``, its ``start_processes`` (as Lightning and accelerate do) or plain
+``multiprocessing.Process``, by spawn, fork or forkserver. Processes with a target from a
+library, such as data-loader workers and pools, run on as they are.
+
+:func:`run_trial` records the script in processes of ours (``python -m recompute_scan --trial N
+JSON``), so that nothing of one trial (GPU memory, caches, random states, process groups) is left
+for the next.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from msgspec.structs import replace
 
-from recompute_scan.files import make_new
+from recompute_scan.errors import ScanError
+from recompute_scan.files import made, make_new
 from recompute_scan.record.attribution import is_library
 from recompute_scan.record.execute import StopRecording, run_call, run_program
 from recompute_scan.record.isolation import Call, Guard, Patches
-from recompute_scan.record.launch import rank_facts, started_as
+from recompute_scan.record.launch import launch, rank_facts, started_as
 from recompute_scan.record.options import (
     RunOptions,
     check_device,
@@ -30,10 +41,10 @@ from recompute_scan.record.options import (
     encode,
     prepare,
 )
-from recompute_scan.record.session import forget_parent, observe
+from recompute_scan.record.session import Host, Session, forget_parent, trained
 from recompute_scan.record.steps import chosen
 from recompute_scan.result.run_record import STOPPED, RunInfo, accept_so_far, run_records_in
-from recompute_scan.startup import Recorded
+from recompute_scan.startup import MAIN, Recorded
 
 
 def record(
@@ -44,7 +55,7 @@ def record(
     """This rank's run record of the run, as it was also written to ``run-rank<N>.json``.
 
     Where the script trains only in processes that it starts itself, those leave the run records,
-    and what is returned tells how the script ended and how many ranks there are.
+    and the returned one shows how the script ended and how many ranks there are.
 
     Returns normally whatever the script does: its failure is in ``exit_status`` and ``end``. Only
     a script that hangs cannot be returned from: then the run record is written, ``on_hang`` is
@@ -62,23 +73,14 @@ def record(
     folder = options.output.absolute()  # the script may change the current directory
     prepare(folder)
     guard = Guard()
-    children = _Children(replace(options, output=folder), guard)
-    guard.run(children.install, otherwise=None)
+    host = _Host(replace(options, output=folder), guard, on_hang, on_exit)
+    guard.run(host.install, otherwise=None)
     try:
-        info = observe(
-            options,
-            folder,
-            partial(run_program, options.target, options.is_module, options.args),
-            on_hang=on_hang,
-            on_exit=on_exit,
-            keep=lambda info: trained(info) or not _records_of_children(folder),
-            waits=children.running,
-            is_left=children.stopped,
-            guard=guard,
-            removes=children.remove,
-        )
+        session = Session(options, folder, host, guard)
+        program = partial(run_program, options.target, options.is_module, options.args)
+        info = session.run(program)
     finally:
-        children.remove()
+        host.remove()
     if trained(info) or info.bug is not None:
         return info
     worlds = [one.world_size for one in _records_of_children(folder)]
@@ -90,19 +92,44 @@ def _records_of_children(folder: Path) -> tuple[RunInfo, ...]:
     return run_records_in(folder)
 
 
-class _Children:
-    """Has the processes that this one starts take part, from :meth:`install` to :meth:`remove`.
+class _Host(Host):
+    """Records the processes that this one starts too, from :meth:`install` to :meth:`remove`.
 
     Args:
         options: How this process records, with the folder's absolute path.
+        guard: Separates this from the script.
+        on_hang: As for :func:`record`.
+        on_exit: Likewise.
     """
 
-    def __init__(self, options: RunOptions, guard: Guard) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        guard: Guard,
+        on_hang: Callable[[RunInfo], None],
+        on_exit: Callable[[RunInfo], None] | None,
+    ) -> None:
+        self.reports = on_exit is not None
         self._guard = guard
         self._options = options
+        self._on_hang = on_hang
+        self._on_exit = on_exit
         self._numbers = itertools.count()
         self._started: list[BaseProcess] = []
         self._patches = Patches()
+
+    def hung(self, info: RunInfo) -> None:
+        """This process hangs, and ends after this call."""
+        self._on_hang(info)
+
+    def left(self, info: RunInfo) -> None:
+        """This process is about to end."""
+        if self._on_exit is not None:
+            self._on_exit(info)
+
+    def keeps(self, info: RunInfo) -> bool:
+        """Whether this process has trained, or no other has."""
+        return trained(info) or not _records_of_children(self._options.output)
 
     def install(self) -> None:
         """Begin to watch; not below a launcher, which starts the ranks itself."""
@@ -116,13 +143,13 @@ class _Children:
         """Start and join as before."""
         self._patches.undo()
 
-    def running(self) -> bool:
-        """Does a process that takes part still run?"""
+    def waits(self) -> bool:
+        """Whether a process that takes part still runs."""
         return any(process.pid is not None and process.is_alive() for process in self._started)
 
-    def stopped(self) -> bool:
-        """Has one of them been stopped, and is none left?"""
-        return (self._options.output / STOPPED).exists() and not self.running()
+    def is_left(self) -> bool:
+        """Whether one of them has been stopped, and none runs any more."""
+        return (self._options.output / STOPPED).exists() and not self.waits()
 
     def _start(self, call: Call, process: Any) -> None:
         kept = process._target, process._args
@@ -139,7 +166,7 @@ class _Children:
         if target is None:
             return
         if _is_spawn_of_torch(target):
-            # What it raises is caught in there, so ours goes inside.
+            # It catches the function's exceptions, so our wrapper goes inside.
             function, *others = process._args
             process._args = (self._recorded(function), *others)
         elif not is_library(*_code_of(target)):
@@ -165,9 +192,9 @@ def run_here(
     text: str,
     number: int,
 ) -> Any:
-    """What the target returns, called in this process under the recorder.
+    """The target's return value; it is called in this process, under the recorder.
 
-    What it raises is raised again once all is written. It returns early, with ``None``, when
+    Its exception is raised again once all is written. It returns early, with ``None``, when
     everything is recorded. A target that makes no step leaves nothing.
     """
     options = decode(text, RunOptions)
@@ -176,17 +203,12 @@ def run_here(
     returned: list[Any] = []
     raised: list[BaseException] = []
     call = partial(run_call, partial(target, *args, **kwargs), returned, raised)
-    info = observe(options, options.output, call, keep=trained)
+    info = Session(options, options.output, Host(), Guard()).run(call)
     if raised:
         raise raised[0]
     if not returned and info.exit_status == 0:
         make_new(options.output / STOPPED)
     return returned[0] if returned else None
-
-
-def trained(info: RunInfo) -> bool:
-    """Is this process one of those that train? Others are none of the report's business."""
-    return info.world_size > 1 or info.warmup_steps > 0 or info.trace is not None
 
 
 def _is_spawn_of_torch(target: Any) -> bool:
@@ -197,10 +219,79 @@ def _is_spawn_of_torch(target: Any) -> bool:
 
 
 def _code_of(target: Any) -> tuple[str, str]:
-    """Module and file of what a process is to call."""
+    """Module and file of a process's target."""
     while isinstance(target, partial):
         target = target.func
     target = getattr(target, "__func__", target)
     code = getattr(target, "__code__", None)
     module = getattr(target, "__module__", None) or ""
     return module, code.co_filename if code is not None else ""
+
+
+# How long a trial that was asked to end may take for it.
+_GRACE_S = 20.0
+
+
+def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | None) -> int:
+    """Exit status of the script, run with these options; its traces and run records lie in
+    ``options.output``.
+
+    Args:
+        options: What to run and what to record.
+        nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
+        output: File for what the script prints; ``None`` lets it print here.
+    """
+    command = [sys.executable, MAIN, "--trial", str(nproc_per_node or 0), encode(options)]
+    # Sets of names are walked in an order that this decides.
+    environment = {"PYTHONHASHSEED": "0", **os.environ}
+    if output is None:
+        return _wait(command, environment, None)
+    with made(output) as file:
+        return _wait(command, environment, file)
+
+
+def run_trial_here(argv: Sequence[str]) -> int:
+    """Record as the options say, here or in N processes."""
+    nproc_per_node, text = int(argv[0]), argv[1]
+    if nproc_per_node:
+        return launch(nproc_per_node, ["--trial", "0", text])
+    options = decode(text, RunOptions)
+    try:
+        return record(options).exit_status
+    except ScanError as error:
+        print(f"recompute-scan: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _wait(command: Sequence[str], environment: dict[str, str], output: Any) -> int:
+    errors = subprocess.STDOUT if output is not None else None
+    with (
+        _ending_on_sigterm(),
+        subprocess.Popen(  # noqa: S603 - this interpreter, this package
+            command, env=environment, stdout=output, stderr=errors
+        ) as process,
+    ):
+        try:
+            status = process.wait()
+        except BaseException:  # interrupted: so is the trial, as a rule, by the same terminal
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    return 128 - status if status < 0 else status
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """A request to end reaches the trial too, since it turns into an exception here."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,7 @@
 """Run a script or module in this process as the interpreter itself would.
 
-What Python sets up before it runs a file or ``-m`` module (the command line's documentation,
-``Doc/using/cmdline.rst``, and ``runpy``) is set up here: a real ``__main__`` module,
+The state that Python sets up before it runs a file or ``-m`` module (the command line's
+documentation, ``Doc/using/cmdline.rst``, and ``runpy``) is set up here: a real ``__main__`` module,
 ``sys.argv``, ``sys.path[0]``, ``__file__``, ``__spec__`` and ``__package__``.
 """
 
@@ -21,14 +21,14 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from recompute_scan.errors import UsageError
 
-OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
+_OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class StopRecording(SystemExit):
@@ -136,7 +136,7 @@ def _follows_stop(error: BaseException) -> bool:
         if isinstance(link, StopRecording):
             return True
         seen.add(id(link))
-        link = link.__context__  # also of what is raised `from` something else
+        link = link.__context__  # also of errors that are raised `from` another
     return False
 
 
@@ -146,7 +146,7 @@ def run_call(
     raised: list[BaseException],
     on_failure: Callable[[BaseException], None],
 ) -> Exit:
-    """How the call ended. What it returned or raised is added to a list, for whoever made it;
+    """How the call ended. Its result or its exception is added to a list of the caller's;
     nothing is printed. ``on_failure`` as for :func:`run_program`.
     """
     try:
@@ -278,8 +278,8 @@ def _interpreter_state() -> Iterator[None]:
         yield
     finally:
         _stop_timers()
-        # What we import and write from here on is not the script's to refuse; what it has left for
-        # the interpreter's end finds its own again.
+        # The script may not refuse our imports and files from here on. Functions that it has left
+        # for the interpreter's end find its hooks again.
         if sys.meta_path != finders:
             changed = list(sys.meta_path)
             atexit.register(sys.meta_path.__setitem__, slice(None), changed)
@@ -288,7 +288,7 @@ def _interpreter_state() -> Iterator[None]:
             atexit.register(setattr, builtins, "open", builtins.open)
             builtins.open = plain_open
         if sys.modules.get("__main__") is not main:
-            # What the script has left for the interpreter's end is called behind this.
+            # Functions that the script has left for the interpreter's end are called after this.
             atexit.register(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = main
         sys.argv[:] = argv
@@ -296,7 +296,7 @@ def _interpreter_state() -> Iterator[None]:
 
 
 def _stop_timers() -> None:
-    """What is to interrupt the script finds no script any more."""
+    """Stop timers that would interrupt the script, which is over."""
     faulthandler.cancel_dump_traceback_later()
     for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"):
         if hasattr(signal, name):
@@ -325,7 +325,7 @@ def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:
         return
     seen.add(id(error))
     trace = error.__traceback__
-    # What our own code raised hides nothing; compiling the script is none of our code.
+    # Errors that our code raises keep their frames; a syntax error of the script is not one.
     if trace is not None and (isinstance(error, SyntaxError) or not _ends_in_own_frame(trace)):
         error.__traceback__ = _without_own_frames(trace)
     for chained in (error.__cause__, error.__context__):
@@ -336,13 +336,13 @@ def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:
 def _ends_in_own_frame(trace: TracebackType) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return _is_own(trace)
+    return is_own(trace.tb_frame)
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     links = []
     while trace is not None:  # a loop: this may be the trace of a RecursionError
-        if not _is_own(trace):
+        if not is_own(trace.tb_frame):
             links.append(trace)
         trace = trace.tb_next
     kept: TracebackType | None = None
@@ -351,5 +351,6 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
-def _is_own(link: TracebackType) -> bool:
-    return link.tb_frame.f_code.co_filename.startswith(OWN_FOLDER)
+def is_own(frame: FrameType) -> bool:
+    """Whether the frame runs code of this package."""
+    return frame.f_code.co_filename.startswith(_OWN_FOLDER)

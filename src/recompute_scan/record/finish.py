@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from recompute_scan.cost.flops import UNKNOWN_MACHINE, Machine
 from recompute_scan.errors import RunError, ScanError, UsageError
-from recompute_scan.record.children import record
+from recompute_scan.record.children import record, run_trial
 from recompute_scan.record.launch import launch, launch_with, rank_facts, wait_for_ranks
 from recompute_scan.record.options import (
     RunOptions,
@@ -29,7 +29,6 @@ from recompute_scan.record.options import (
 )
 from recompute_scan.record.shutdown import ends_with
 from recompute_scan.record.steps import chosen
-from recompute_scan.record.trial import run_trial
 from recompute_scan.result.run_record import (
     CLAIM,
     NextCommand,
@@ -41,7 +40,7 @@ from recompute_scan.result.run_record import (
 
 if TYPE_CHECKING:
     from recompute_scan.analysis.ranks import Ends
-    from recompute_scan.record.proof import Asked
+    from recompute_scan.record.verify import Asked
     from recompute_scan.result import Result
 
 
@@ -60,13 +59,13 @@ class Reporting(Struct, frozen=True):
         takes_place_of: The folder of an earlier result, as in
             :class:`~recompute_scan.record.options.RunOptions`.
         machine: What a person says of the device.
-        after: The commands that come next; ``None`` where only the result tells some.
-        arguments: How commands end that give the script its arguments. What is written leaves them
+        after: The commands that come next; ``None`` where only the result names some.
+        arguments: How commands end that give the script its arguments. Files leave them
             out: they may hold secrets.
         root: Where the recording began.
         launched: Whether a process of ours started the ranks, and reports when all have ended.
         show: Gets the folder, a result and the commands that come next.
-        tell: Gets what else the person should know.
+        tell: Gets further lines for the person.
         progress: Gets what goes on.
         leaving: Gets the exit status where the process is about to end behind everyone's back.
     """
@@ -88,7 +87,7 @@ class Reporting(Struct, frozen=True):
 
         Args:
             info: Its run record.
-            at_once: Whether nobody is left to catch an error.
+            at_once: Whether no caller is left to catch an error.
 
         Raises:
             ScanError: There can be no report of a script that succeeded.
@@ -104,13 +103,13 @@ class Reporting(Struct, frozen=True):
         except (ScanError, OSError) as error:
             if not (at_once or info.exit_status):
                 raise
-            # A script that failed keeps its own status.
+            # A script that failed keeps its exit status.
             told = str(error) if isinstance(error, ScanError) else f"no report: {error.strerror}"
             self.tell(f"recompute-scan: {told}")
             self.stays()
 
     def conclude_at_once(self, info: RunInfo) -> None:
-        """The same where nobody is left to catch an error."""
+        """The same where no caller is left to catch an error."""
         try:
             self.conclude(info, at_once=True)
         finally:
@@ -124,7 +123,7 @@ class Reporting(Struct, frozen=True):
             self.leaving(info.exit_status)
 
     def failure(self) -> None:
-        """Report on a run of which this rank, or another, failed; one rank does it for all.
+        """Report on a run in which this rank, or another, failed; one rank reports for all.
 
         The first that fails does it at once, since a launcher ends the others when one ends. Under
         our own launcher none does: it reports when all have ended (:meth:`failed_ranks`).
@@ -155,11 +154,11 @@ class Reporting(Struct, frozen=True):
             self.stays()
 
     def see_that_some_took_part(self, began: float, status: int) -> None:
-        """Refuse a launcher none of whose processes has left a run record (``E319``).
+        """Refuse a launcher if no process that it started has left a run record (``E319``).
 
         Args:
             began: When it was started, seconds since the epoch.
-            status: Its exit status; what it has failed with itself comes first.
+            status: Its exit status; where that is not 0, the error is only printed.
         """
         records = [
             record
@@ -181,7 +180,7 @@ class Reporting(Struct, frozen=True):
         self.tell(f"recompute-scan: {error}")
 
     def result(self, info: RunInfo) -> Result | None:
-        """What the run's traces show; ``None`` where a failed script left nothing to tell.
+        """The result of the run's traces; ``None`` where a failed script left nothing to report.
 
         Raises:
             RunError: There is no trace although the script ended well (``E309``).
@@ -221,7 +220,7 @@ class Reporting(Struct, frozen=True):
         try:
             self._store(result)
             came_to_an_end(self.takes_place_of or self.folder, well=False)
-        finally:  # a full disk keeps nobody from reading it here
+        finally:  # also where the disk is full
             self.show(self.folder, result, None)
             self.stays()
 
@@ -240,7 +239,7 @@ class Reporting(Struct, frozen=True):
         try:
             self._store(result)
         except ScanError:
-            self.show(self.folder, result, self.after)  # a full disk keeps nobody from reading it
+            self.show(self.folder, result, self.after)  # also where the disk is full
             raise
 
     def _store(self, result: Result) -> None:
@@ -265,15 +264,15 @@ class Reporting(Struct, frozen=True):
             self.stays()
 
     def stays(self) -> None:
-        """There is no new result: an earlier one stays, and it is said where this run's is."""
+        """There is no new result: an earlier one stays; print where this run's files are."""
         if self.takes_place_of is None or self.launched or not self.folder.exists():
             return
         with suppress(OSError):
             self.folder.rmdir()  # of a run that has left nothing
             return
         self.tell(
-            f"recompute-scan: {self.takes_place_of} keeps the result of an earlier run; what this "
-            f"one left is in {self.folder}"
+            f"recompute-scan: {self.takes_place_of} keeps the result of an earlier run; the "
+            f"files of this one are in {self.folder}"
         )
 
 
@@ -328,7 +327,7 @@ class Way(Struct, frozen=True):
         if number is not None and number < 1:
             raise UsageError("E207", f"--nproc-per-node {number} starts no process.")
         if not chosen(ranks, number or 1) and number is not None:
-            raise UsageError("E224", f"--ranks {ranks} names none of {number} processes.")
+            raise UsageError("E224", f"--ranks {ranks} names no rank of {number} processes.")
         if self.without_checkpointing and not self.verify:
             raise UsageError(
                 "E220", "--without-checkpointing measures only together with --verify."
@@ -336,10 +335,10 @@ class Way(Struct, frozen=True):
 
 
 class Handed(Struct, frozen=True):
-    """What a process below a launcher is told by the one that started the launcher.
+    """The options that a process below a launcher gets from the one that started the launcher.
 
     Attributes:
-        options: What to record; the target and its arguments are the process's own.
+        options: What to record; the process adds the target and its arguments.
         machine: What a person says of the device.
         after: The commands that come next, for whoever reports.
     """
@@ -390,7 +389,7 @@ def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[st
 
 
 def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
-    """Record in processes of their own, report, then measure with the fix and report again."""
+    """Record in new processes, report, then measure with the fix and report again."""
     # It brings the analysis, which no script that is recorded here is to find imported.
     from recompute_scan.record.verify import verify  # noqa: PLC0415
 
@@ -419,7 +418,7 @@ def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: 
         UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
         RunError: There is no plan (``E331``, ``E332`` or ``E333``).
     """
-    from recompute_scan.record.proof import add_plan  # noqa: PLC0415 - as above
+    from recompute_scan.record.verify import add_plan  # noqa: PLC0415 - as above
 
     def planned(result: Result) -> Result:
         return add_plan(
@@ -436,7 +435,7 @@ def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: 
 def _and_more(
     what: str, more: Callable[[Result], Result], way: Way, options: RunOptions, reporting: Reporting
 ) -> int:
-    """Record in processes of their own, report, then find out more and report again."""
+    """Record in new processes, report, then find out more and report again."""
     if rank_facts().world_size > 1:
         raise UsageError(
             "E221",
@@ -449,7 +448,7 @@ def _and_more(
     run_record = options.output / run_info_name(0)
     if status == UsageError.exit_status and not run_record.exists():
         reporting.stays()
-        return status  # it has said why
+        return status  # it has printed why
     info = read_run_info(run_record)
     result = reporting.result(info)
     if result is None:

@@ -1,13 +1,13 @@
 """Isolation: an exception in our hooks never reaches the script.
 
 Every function that a recording puts into the process (in place of another, as a hook, in a thread)
-is made by :meth:`Guard.around` or :meth:`Guard.aside`. An exception of our own that gets as far is
-a bug of ours: it is kept, the recording ends, and from there on calls go straight through. What the
-script's functions raise passes as it is, and each of them is called once, whatever fails around it.
+is made by :meth:`Guard.around` or :meth:`Guard.aside`. An exception of ours that gets as far is
+a bug of ours: it is kept, the recording ends, and from there on calls go straight through. An
+exception of the script's functions passes as it is, and each function is called once, whatever
+fails around it.
 
 Functions that wait for the import of a module can stop waiting. wrapt's hooks cannot be taken back,
-so it gets one for each module that anybody ever waited for; with nobody waiting that one does
-nothing, once.
+so each module that was ever waited for gets one hook, which calls the functions that still wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import wrapt
 from msgspec import Struct
 
 from recompute_scan.errors import ScanError
-from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.execute import StopRecording, is_own
 from recompute_scan.record.torch_versions import (
     compile_frames_by,
     is_compiling,
@@ -41,8 +41,8 @@ _T = TypeVar("_T")
 class Call:
     """A call of the script's function, for ours that is around it.
 
-    Calling this calls the function, and keeps what comes of it, so that nobody has to call it a
-    second time if ours fails behind it. It is compiled as it would be without us, by ``compiler``.
+    Calling this calls the function, and keeps its outcome, so that it need not be called a
+    second time if ours fails after it. It is compiled as it would be without us, by ``compiler``.
     """
 
     __slots__ = ("_compiler", "_function", "error", "made", "result")
@@ -81,12 +81,12 @@ class Call:
         return self.result
 
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
-        """What came of it; it is called now if it was not."""
+        """Its outcome; it is called now if it was not."""
         if not self.made:
             return self._function(*args, **kwargs)
         if self.error is None:
             return self.result
-        # An exception that is kept by a frame of its own traceback keeps all that the frames hold.
+        # An exception kept by a frame of its traceback would keep all that the frames hold.
         error, self.error = self.error, None
         try:
             raise error
@@ -95,12 +95,12 @@ class Call:
 
 
 class Guard:
-    """What is between one recording and the script.
+    """Separates one recording from the script.
 
     Attributes:
         failure: What has ended the recording, in one sentence; ``None`` while nothing has.
-        is_bug: Whether that is a bug of ours. Else the GPU has failed, of which torch tells whoever
-            asks it next: us, and then the script.
+        is_bug: Whether that is a bug of ours. Else the GPU has failed, which torch reports to
+            its next callers: to us, and then to the script.
         on_failure: What ends the recording; called once, in whatever thread the bug showed.
         settle: What is still to be done in another thread, or later; called now and then.
         left_out: What could not be recorded because of something unforeseen, one sentence each.
@@ -122,7 +122,7 @@ class Guard:
         named: bool = True,
         vital: bool = False,
     ) -> Callable[..., Any]:
-        """A function to put in the place of the original, whose calls go through ours.
+        """A function to put in the place of the original; its calls go through ours.
 
         Args:
             original: The script's function, or torch's.
@@ -147,6 +147,7 @@ class Guard:
             except BaseException as raised:
                 if raised is call.error or not self._met(raised):
                     call.error = None
+                    hide_own_frames(raised)
                     raise
                 failed = True
             finally:
@@ -161,7 +162,7 @@ class Guard:
         return functools.wraps(original)(around) if named else around
 
     def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
-        """A function to be called back at an event, which nobody waits for an answer of."""
+        """A function to be called back at an event that takes no answer."""
 
         @functools.wraps(ours)
         def aside(*args: Any, **kwargs: Any) -> None:
@@ -172,6 +173,7 @@ class Guard:
                 ours(*args, **kwargs)
             except BaseException as error:
                 if not self._met(error):
+                    hide_own_frames(error)
                     raise
             finally:
                 if compiler is not None:
@@ -181,7 +183,7 @@ class Guard:
         return aside
 
     def run(self, ours: Callable[[], _T], otherwise: _T) -> _T:
-        """What ours returns, or, if it fails, the other value."""
+        """The return value of ours, or, if it fails, the other value."""
         compiler = compile_frames_by(None)
         try:
             return ours()
@@ -197,7 +199,7 @@ class Guard:
     def part(self, what: str) -> Iterator[None]:
         """The body records something that the recording can do without, such as names.
 
-        What fails there may be the script's: modules and paths are looked at that are its own.
+        The failure may be the script's, since its modules and paths are looked at.
 
         Args:
             what: What is missing then, as the beginning of a sentence.
@@ -274,6 +276,19 @@ def within(
         yield
 
 
+def hide_own_frames(error: BaseException) -> None:
+    """Take this package's frames off the beginning of a traceback; to be followed by ``raise``.
+
+    The script sees the traceback that it would have without us. A ``raise`` without an exception
+    adds no frame, and from Python 3.11 on the interpreter takes the traceback from the exception.
+    On 3.10 the outermost frame stays.
+    """
+    trace = error.__traceback__
+    while trace is not None and is_own(trace.tb_frame):
+        trace = trace.tb_next
+    BaseException.with_traceback(error, trace)  # a class of the script's may refuse attributes
+
+
 def _is_scripts(error: BaseException) -> bool:
     """Is it to be passed on: an interrupt, an exit, a word to the person, the script's own?"""
     if not isinstance(error, Exception) or isinstance(error, (StopRecording, ScanError)):
@@ -327,13 +342,13 @@ _REPLACED: list[_Replaced] = []
 
 
 class Patches:
-    """What was replaced so far; :meth:`undo` puts all of it back, the last one first."""
+    """The replacements so far; :meth:`undo` puts all of them back, the last one first."""
 
     def __init__(self) -> None:
         self._undo: list[Undo] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute; what :meth:`undo` restores is the owner's own entry, or none.
+        """Set an attribute; :meth:`undo` restores the owner's entry, or its absence.
 
         Whoever replaces it again while ours is there keeps theirs, with ours inside.
         """
@@ -398,7 +413,7 @@ def let_forked_processes_end() -> None:
     """To be called before the first profiler starts.
 
     Kineto then has a thread that waits for ever. In a forked process that thread is not there, and
-    the destructor of what it waits for (``ConfigLoader``) waits for it at the process's end, behind
+    the destructor of ``ConfigLoader`` waits for that thread at the process's end, after
     all that Python does there. So such a process ends before the destructors of libraries.
     """
     libc = ctypes.CDLL(None)
@@ -410,6 +425,6 @@ def let_forked_processes_end() -> None:
 
 def _leave_early(on_exit: Callable[..., object], leave: object, flush: object) -> None:
     with suppress(Exception):
-        # What is registered last is called first; the exit status is given to each.
+        # The function that is registered last is called first; each gets the exit status.
         on_exit(leave, None)
         on_exit(flush, None)

@@ -1,8 +1,8 @@
 """Launchers and ranks, and the files that ranks leave.
 
-Nothing here is a collective, so that nothing can get between those of the script. A rank without
-a process group, or whose store has gone, has nobody to ask and goes by what it knows itself. What
-ranks recorded on other file systems comes into rank 0's folder through that store, in pieces, once
+Nothing here is a collective, so that nothing can get between the script's. A rank without
+a process group, or without its store, cannot ask and goes by what it knows itself. Files that
+ranks wrote to other file systems come into rank 0's folder through that store, in pieces, once
 the script has ended, without a port, an address or a login.
 """
 
@@ -64,8 +64,8 @@ def rank_facts() -> RankFacts:
     else 0 of 1, or its number of 1 in a process that the script started.
 
     torchrun, accelerate and deepspeed set ``RANK`` and ``WORLD_SIZE`` before the script starts,
-    Open MPI and launchers of the PMI kind their own; scripts under others tell torch only when they
-    make their process group.
+    Open MPI and launchers of the PMI kind set others; under any other launcher the rank is known
+    once the script has made its process group.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
@@ -85,7 +85,7 @@ def started_as(number: int) -> None:
 def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
     """Exit status of N processes of ``recompute-scan ARGV…`` on this machine.
 
-    0 when all of them end with 0, else that of the first that failed (128 + N for signal N),
+    0 when all of them end with 0, else the status of the first that failed (128 + N for signal N),
     128 + N when signal N ends this process, 130 thus when interrupted. They meet on the loopback
     interface at a port that is free.
 
@@ -118,13 +118,13 @@ def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
 
 
 def launch_with(command: Sequence[str], handed: str) -> int:
-    """Exit status of a launcher whose Python processes take part by themselves.
+    """Exit status of a launcher; the Python processes that it starts take part by themselves.
 
     See :mod:`recompute_scan.startup` for which do. 128 + N where signal N ended the launcher.
 
     Args:
         command: The launcher with all its arguments.
-        handed: What each process is told, encoded.
+        handed: The options for each process, encoded.
     """
     environment = os.environ | {VARIABLE: handed}
     with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
@@ -150,8 +150,8 @@ def _wait(launcher: subprocess.Popen[bytes]) -> int:
 
 
 def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]:
-    """Ranks whose run record lies complete in the folder, ascending; all of them, or those there
-    after the timeout. Only files are looked at: a rank that died must not hang the others.
+    """Ranks that have a complete run record in the folder, ascending: all, or those that have
+    one after the timeout. Only files are looked at: a rank that died must not hang the others.
 
     A rank leaves a file when it starts to record. One without any after some seconds does not take
     part: the variables of a launcher outlive it in some shells.
@@ -184,7 +184,7 @@ _PIECE = 1 << 20
 # A store is not made for bulk: larger traces stay where they are.
 MOST_BYTES = 64 << 20
 _TIMEOUT_S = 60.0
-# What the store raises when the rank or agent that held it has gone.
+# Errors of the store when the rank or agent that held it has gone.
 _GONE = (RuntimeError, ValueError)
 
 
@@ -198,7 +198,7 @@ def mark_folder(folder: Path, store: Any, rank: int) -> None:
 
 
 def send(folder: Path, store: Any, info: RunInfo) -> None:
-    """What a rank other than 0 does at its end: send its files where rank 0 cannot see them.
+    """At the end of a rank other than 0, send its files where rank 0 cannot see them.
 
     Args:
         folder: This rank's folder.
@@ -229,12 +229,12 @@ def send(folder: Path, store: Any, info: RunInfo) -> None:
 
 
 def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
-    """What rank 0 does at its end: take what the others sent into its folder.
+    """At the end of rank 0, take the files that the others sent into its folder.
 
     Waits for each rank's word, or its run record in this folder, for a minute at most.
 
     Returns:
-        A sentence for each rank whose traces were too large to send.
+        A sentence for each rank that had traces too large to send.
     """
     said = []
     waited = set(range(1, world_size))
@@ -258,7 +258,7 @@ def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
 
 
 def _shares(folder: Path, store: Any) -> bool:
-    # Without a word from rank 0 nobody collects: as good as shared.
+    # Without a word from rank 0 no rank collects files: as good as shared.
     if not holds(store, "word"):
         return True
     try:
@@ -322,7 +322,7 @@ class Membership:
         record.
 
         Returns:
-            What is to be said where the ranks that were asked for are none of the run's.
+            A warning where the run has no rank of those that were asked for.
         """
         self.ranks = rank_facts()  # now, because the script may leave its group before it ends
         self.store = _store_of_group()
@@ -337,7 +337,7 @@ class Membership:
         recording = chosen(self._recording_ranks, self.ranks.world_size)
         if not recording:
             warning = (
-                f"--ranks {self._recording_ranks} names none of the {self.ranks.world_size} ranks "
+                f"--ranks {self._recording_ranks} names no rank of the {self.ranks.world_size} "
                 "of this run; the first and the last were recorded."
             )
             recording = chosen(DEFAULT, self.ranks.world_size)
@@ -391,7 +391,7 @@ def _store_of_group() -> Any | None:
 class LastStep:
     """After which step every rank stops, so that none waits for one that has stopped before.
 
-    By itself this is the planned step, the same everywhere, and nobody needs to be asked. A rank
+    By itself this is the planned step, the same everywhere, without any question. A rank
     that cannot record yet, because the script's own profiler runs or because the first rank times
     as many steps as it needs, asks all for more steps and says later how many: :meth:`wait`, then
     :meth:`settle`. The others look when they would stop. Ranks without a common store make all the
@@ -424,7 +424,7 @@ class LastStep:
         self._last = planned
 
     def wait(self, made: int) -> bool:
-        """Ask that nobody stops until more is said; ``False`` where it is too late for that."""
+        """Ask all ranks to go on until :meth:`settle`; ``False`` where it is too late for that."""
         if self._open:
             return True
         near = made > self._last - self.NOTICE and not self._is_awaited()
@@ -435,7 +435,7 @@ class LastStep:
         return True
 
     def settle(self, made: int, needed: int) -> None:
-        """What was waited for is over, and so many more steps are needed from here."""
+        """The wait is over, and so many more steps are needed from here."""
         if not self._open:
             return
         self._open = False
@@ -443,13 +443,13 @@ class LastStep:
         self._ask(lambda store: store.set(f"wait{self._number}", str(self._last)), None)
 
     def passed(self, made: int) -> bool:
-        """Has the last step been made, as far as any rank has said?"""
+        """Whether the last step has been made, as far as any rank has announced."""
         if self._open or made < self._last:
             return False
         return not self._is_awaited() and made >= self._last
 
     def _is_awaited(self) -> bool:
-        """Does some rank still ask for more? What others have asked for is taken in."""
+        """Whether some rank still asks for more steps; takes in the requests of the others."""
         for number in range(1, self._ask(lambda store: store.add("waits", 0), 0) + 1):
             key = f"wait{number}"
             said = self._ask(lambda store, key=key: holds(store, key) and store.get(key), b"0")

@@ -1,4 +1,4 @@
-"""Losses, gradients and memory measured beside step times.
+"""Losses, gradients and memory, measured together with step times.
 
 ``Tensor.backward`` calls ``torch.autograd.backward`` by that name, so one function is watched.
 Values are copied on their device and read when the run is over, so that no step waits for them.
@@ -124,7 +124,7 @@ class PeakMemory:
 
 
 def kernel_bytes(file: str, field: str) -> int | None:
-    """What a file of ``/proc`` gives in kB, in bytes; ``None`` where there is no such file."""
+    """A field in kB of a file of ``/proc``, in bytes; ``None`` where there is no such file."""
     with suppress(OSError):
         found = re.search(rf"\n{field}:\s+(\d+) kB".encode(), b"\n" + content(Path("/proc", file)))
         return int(found[1]) * 1024 if found else None
@@ -182,8 +182,8 @@ class Gauges:
     """Losses, memory, and the same seeds at the start of every run.
 
     Attributes:
-        memory: To be told when the timed steps begin and end.
-        gradients: To be told when the first step has ended.
+        memory: Its ``begin`` and ``end`` are called around the timed steps.
+        gradients: Its ``look`` is called when the first step has ended.
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
@@ -208,7 +208,7 @@ class Gauges:
     def measurements(
         self, bypassed_calls: int, bypassed_functions: tuple[str, ...] = ()
     ) -> Measurements:
-        """What was measured; waits for the GPU."""
+        """The measurements; waits for the GPU."""
         peaks = self.memory.peaks
         return Measurements(
             losses=self._losses.values(),
@@ -226,7 +226,7 @@ try:
 except ImportError:  # no Unix
     resource = None  # type: ignore[assignment]
 
-# Only Linux tells this of a thread.
+# Only Linux counts this for a thread.
 _THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
 # A page that is got anew is a minor fault, and takes the system's time. From this share of a step
 # on it is worth a word.
@@ -242,7 +242,7 @@ def thread_usage() -> Any:
 
 
 class Heap:
-    """What this thread's steps had to get from the system, by arrangement."""
+    """Memory that this thread's steps had to get from the system, by arrangement."""
 
     def __init__(self) -> None:
         self._began = 0, 0.0

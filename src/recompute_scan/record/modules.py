@@ -20,7 +20,7 @@ from msgspec import Struct
 from torch import nn
 
 from recompute_scan.fidelity.state import named_parts, weights
-from recompute_scan.record.configuration import variables
+from recompute_scan.record.attribution import variables
 
 # Attributes under which wrappers keep the layer they wrap: FSDP1, the checkpoint and offload
 # wrappers, torch.compile.
@@ -31,7 +31,7 @@ _DEEPEST_CLOSURE = 3
 class ModuleName(Struct, frozen=True):
     """Name below the root model and class name, wrappers left out; empty where unknown.
 
-    Where two models that are trained share names, that of the model comes before.
+    Where two trained models share names, the model's name comes first.
     """
 
     name: str = ""
@@ -83,7 +83,7 @@ class ModuleIndex:
 
 
 def _labels(roots: list[nn.Module]) -> dict[int, str]:
-    """What to put before the names in each model, by its id, where two that are trained share
+    """Prefixes for the names in each model, by its id, where two trained models share
     names, as a generator and a discriminator may. A model that is trained has gradients.
     """
     with torch._C.DisableTorchFunction():  # no mode or subclass of the script's sees this look
@@ -175,7 +175,7 @@ def covered_modules(
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The layer inside FSDP, checkpoint and compile wrappers."""
-    while not isinstance(module, torch.jit.ScriptModule):  # whose parts are in no dictionary
+    while not isinstance(module, torch.jit.ScriptModule):  # its parts are in no dictionary
         for attribute in _WRAPPED_UNDER:
             inner = vars(module).get("_modules", {}).get(attribute)
             if inner is not None:
@@ -257,8 +257,8 @@ class Untrained:
 
     Attributes:
         suspected: Whether there was such a region at all, in training mode.
-        names: Modules whose weights are trainable and have no gradient after a backward pass, in
-            a model of which other weights have one.
+        names: Modules with trainable weights that have no gradient after a backward pass, in
+            a model with other weights that have one.
     """
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ class Untrained:
         self._looked: set[int] = set()
 
     def entered(self, function: object, args: Iterable[object]) -> None:
-        """A reentrant region is entered with these arguments, of which none needs a gradient."""
+        """A reentrant region is entered with these arguments; no argument needs a gradient."""
         for module in covered_modules(function, args):
             if module.training and any(p.requires_grad for p in weights(module)):
                 self.suspected = True

@@ -1,8 +1,8 @@
-"""What a run is asked to do, the folder that it writes to, and its run record.
+"""The options of a run, the folder that it writes to, and its run record.
 
 Processes that the script starts get the options as text, and decode it where they have imported
 torch. A run that fails replaces no result of one that succeeded: where the folder holds one, a run
-records beside it, and what it left takes the place of the earlier once there is a new result.
+records next to it, and its files take the place of the earlier ones once there is a new result.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 
 
 class RemovalOptions(Struct, frozen=True):
-    """Which checkpoint calls to take out: those of one mechanism, call site and variant,
+    """Which checkpoint calls to take out: the ones with this mechanism, call site and variant,
     around all modules or some.
 
     Attributes:
@@ -84,7 +84,7 @@ class RemovalOptions(Struct, frozen=True):
 
 
 class RunOptions(Struct, frozen=True):
-    """What to run and how much of it to record.
+    """The script to run, and how much of it to record.
 
     Attributes:
         target: Path of the script, or name of the module.
@@ -108,7 +108,7 @@ class RunOptions(Struct, frozen=True):
         ranks: The ranks to record, as :func:`recompute_scan.record.steps.chosen` reads them; the
             others count and time their steps, and stop with them.
         fidelity: Whether to compare the recomputes of one more step with their forward.
-        events: File that is told what happens; empty for none.
+        events: File that gets an event for each step and phase; empty for none.
         stacks: Whether to profile one more step with Python stacks.
         work: Whether to watch two more steps for unused work.
         fewest: As for :class:`recompute_scan.record.steps.Plan`; ignored in runs that measure a
@@ -175,7 +175,7 @@ def decode(text: str, kind: type[_T]) -> _T:
     return msgspec.convert(json.loads(text), kind, dec_hook=lambda kind, value: kind(value))
 
 
-# What ranks leave there, and the folders of further runs.
+# Kinds of files that ranks leave there, and the folders of further runs.
 _KINDS = (
     *("trace", "stacks", "flight", "compiled", "where", "run", "so-far"),
     *("gradients", "rehearsal"),
@@ -184,8 +184,8 @@ _BELOW = ("verify", "plan")
 
 
 def check_plan(plan: Plan, *, measuring: bool = False) -> None:
-    """Refuse impossible step counts (``E204``); who measures steps, or compares one, may do
-    without profiled ones.
+    """Refuse impossible step counts (``E204``); a run that measures steps, or compares one, may
+    do without profiled ones.
     """
     fewest = 0 if plan.only_compares or (measuring and plan.timing) else 1
     if plan.steps < fewest or plan.warmup < 1 or plan.timing < 0:
@@ -215,7 +215,7 @@ def prepare(folder: Path) -> None:
     facts = rank_facts()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # What an earlier run left must not pass for this one's.
+        # Files of an earlier run must not pass for this one's.
         _take_out(folder, _files(facts.rank))
         if facts.rank == 0:
             _take_out(folder, (CLAIM, STOPPED, WORD))
@@ -232,8 +232,8 @@ def prepare(folder: Path) -> None:
 
 
 def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
-    """Where to record, and the folder whose place that takes at the end; ``None`` where it is
-    that folder.
+    """Where to record, and the folder that it replaces at the end; ``None`` where it is that
+    folder.
 
     It is the folder itself unless a result is in it, else a sibling with ``-failed`` behind its
     name, which it keeps if there is no new result. Where there can be none, such as above a volume,
@@ -297,7 +297,7 @@ def _result_in(folder: Path) -> dict[str, Any] | None:
 
 
 def take_place(recorded: Path, folder: Path) -> None:
-    """There is a new result: what was recorded beside the folder takes the place of what an earlier
+    """There is a new result: the files recorded next to the folder replace those that an earlier
     run has left in it.
 
     Raises:

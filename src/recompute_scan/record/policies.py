@@ -1,10 +1,10 @@
 """Selective policies as they decide.
 
 torch asks a policy from inside a dispatch mode that it makes for each call of the checkpoint, and
-recomputes through a second one. For that step the two modes' classes carry wrappers; whoever made
-the modes, and whatever the policy is, they pass there. The step's times are never used, so that
-looking costs no figure anything. A policy gets the arguments that torch gives it, once, and what
-it returns or raises goes on unchanged.
+recomputes through a second one. For that step the two modes' classes carry wrappers; every
+policy is called there, whoever made the modes. The step's times are never used, so that looking
+costs no figure anything. A policy gets the arguments that torch gives it, once, and its result or
+exception goes on unchanged.
 
 Nothing of the script's is called: closures, globals, defaults and attributes are read, and the
 bytecode is searched for operators that it spells out, such as ``torch.ops.aten.mm``.
@@ -38,7 +38,7 @@ from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.region_ranges import Within
 from recompute_scan.record.torch_versions import compiled_something
-from recompute_scan.result.decisions import (
+from recompute_scan.result.fidelity import (
     DecidedOperator,
     EntryKind,
     Policies,
@@ -96,7 +96,7 @@ def named(operator: object) -> str:
 
 
 def describe_policy(policy: Any) -> EntriesOfPolicy:
-    """What can be known of a policy without calling it."""
+    """A description of a policy, made without calling it."""
     function, given = _unwrapped(policy)
     code = _code(function)
     name = getattr(function, "__qualname__", None)
@@ -315,7 +315,7 @@ def will_serve(mode: Any, func: Any, rest: Any) -> bool | None:
         entry = entries.get(counter[key]) if counter is not None else None
         recompute = getattr(torch_checkpoint, "_RECOMPUTE", None)
         return None if entry is None else entry is not recompute
-    return bool(entries)  # up to 2.12 a list of what was kept, in order
+    return bool(entries)  # up to 2.12 a list of the kept results, in order
 
 
 _UNSEEN = "A policy's decisions could not be seen"
@@ -365,7 +365,7 @@ class DecisionWatch:
     def end(self) -> Policies | None:
         """The step has ended: what was decided. Nothing is left in the process.
 
-        ``None`` where this torch has no policies, or nobody looked.
+        ``None`` where this torch has no policies, or no step was watched.
         """
         self._patches.undo()
         if not self._on:
@@ -398,7 +398,7 @@ class DecisionWatch:
         return call(mode, *args, **kwargs)
 
     def _described(self, policy_fn: Any) -> EntriesOfPolicy:
-        # The function is kept beside, so that its number means no other.
+        # The function is kept too, so that no other gets its address.
         known = self._policies.get(id(policy_fn))
         if known is None:
             known = self._policies[id(policy_fn)] = policy_fn, describe_policy(policy_fn)

@@ -1,4 +1,4 @@
-"""One window of torch's profiler: open ranges, and Kineto's lines kept off the terminal.
+"""Profiler windows, and the graphs that the compiler makes: the files that torch writes for us.
 
 A range of ``record_function`` keeps a pointer into the memory of the profiler under which it was
 opened. torch frees that memory when the profiler ends, and writes to it when the range closes, if
@@ -6,12 +6,15 @@ any other profiler runs in its thread by then (``onFunctionExit`` in profiler_ki
 ``RecordFunction::end`` in record_function.cpp, the same in 2.1 to 2.13): scripts die of it, at once
 or much later. With no profiler running it writes nothing, and a range that has been ended twice is
 as one ended once. So what a profiler leaves open is ended while none runs. Ranges that cannot be
-got hold of (those of compiled code, of torch's operators called directly) leave the process
+got hold of (in compiled code, or of torch's operators called directly) leave the process
 unsafe for another profiler.
 
 Some versions' Kineto writes lines to file descriptor 2 whenever a profiler starts or stops; no
 setting turns them off. The descriptor is redirected only while our own calls into
 the profiler last, and everything else that was written meanwhile is passed on.
+
+The compiler writes every graph to the logger behind ``TORCH_TRACE``, from a warm cache too. Graphs
+are read from there until recording is over; a timed step compiles nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import _thread
 import errno
 import gc
+import logging
 import os
 import re
 import shutil
@@ -40,13 +44,15 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recompute_scan.files import made, make_new, opened
+from recompute_scan.compiled.logs import wanted_name, write_record
+from recompute_scan.files import made, make_new, opened, write_whole
 from recompute_scan.record.isolation import Call, Guard, Patches, let_forked_processes_end
 from recompute_scan.record.steps import wait_for_gpus
 from recompute_scan.record.torch_versions import PROFILER_LINE, import_ahead
+from recompute_scan.result.run_record import compiled_name
 from recompute_scan.terminal import fresh_line, without_lines
 
-# Names of ranges that nobody could end, of profilers that have ended in this process.
+# Names of ranges that could not be ended, of profilers that have ended in this process.
 _left: Counter[str] = Counter()
 
 
@@ -59,8 +65,8 @@ def end_left_open(results: Any) -> None:
     """A profiler has ended: end the ranges that it leaves open.
 
     Args:
-        results: What torch's compiled part gave at its end, ``kineto_results``; ``None`` where it
-            gives nothing, as for ``emit_nvtx``: then every open range is ended.
+        results: The profiler's ``kineto_results``; ``None`` where there are none, as for
+            ``emit_nvtx``: then every open range is ended.
     """
     unfinished = None
     if results is not None:
@@ -82,7 +88,7 @@ def end_left_open(results: Any) -> None:
 
 
 def _end(handles: list[Any]) -> None:
-    """End ranges where no profiler runs and no mode of dispatch is on: in a thread of their own."""
+    """End ranges where no profiler runs and no mode of dispatch is on: in a new thread."""
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -99,7 +105,7 @@ def _end(handles: list[Any]) -> None:
 
 
 _GRAD = re.compile(r"The \.grad attribute of a Tensor")
-# The modules whose lines warn in calls of ours.
+# The modules that warn in calls of ours.
 _OURS = re.compile(r"torch(\.|$)|recompute_scan(\.|$)|contextlib$")
 
 
@@ -123,7 +129,7 @@ def without_grad_warnings() -> Iterator[None]:
 
 @contextmanager
 def without_own_warnings() -> Iterator[None]:
-    """Run the body, calls of ours into torch, without what torch warns of in them: a script may
+    """Run the body, calls of ours into torch, without torch's warnings in them: a script may
     make errors of warnings, and would print the others.
     """
     with _ignoring(None, _OURS):
@@ -157,7 +163,7 @@ class Progress:
 
     Args:
         wanted: Whether this process is the one to say it.
-        logs: Whether it is said in a log too, with the time.
+        logs: Whether it also writes to a log, with the time.
     """
 
     def __init__(self, *, wanted: bool = True, logs: bool = False) -> None:
@@ -166,7 +172,7 @@ class Progress:
         self._said = ""
 
     def show(self, text: str, step: int | None = None) -> None:
-        """Say it, unless it was what was said last; in a log only with the step that has ended."""
+        """Print it, unless it was printed last; in a log only with the step that has ended."""
         if not self._on or text == self._said:
             return
         if sys.stderr.isatty():
@@ -211,7 +217,7 @@ class ProfilerWindow:
         activities = [ProfilerActivity.CPU]
         if device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # torch.profiler.schedule warns when warmup is 0, hence a function of our own.
+        # torch.profiler.schedule warns when warmup is 0, hence this function of ours.
         self._profiler = profile(
             activities=activities,
             schedule=self._action,
@@ -336,11 +342,11 @@ def _room(folder: Path) -> Path:
 
 
 class OtherProfilers:
-    """Notices profilers of the script's own: torch runs only one at a time.
+    """Notices profilers of the script: torch runs only one at a time.
 
     Starting a second one raises in whoever starts it. That must never be the script, so
-    ``give_way`` is called before one of its profilers starts. What one of them leaves open when it
-    ends is ended, as for ours, since ours may be the next.
+    ``give_way`` is called before one of its profilers starts. Ranges that one of them leaves open
+    when it ends are ended, as for ours, since ours may be the next.
     """
 
     def __init__(self, give_way: Callable[[], None], guard: Guard | None = None) -> None:
@@ -413,9 +419,69 @@ class OtherProfilers:
         return result
 
 
-# What starts a profiler, by class: the two of the first are called one after the other.
+# The methods that start a profiler, by class; the first class calls both in turn.
 _STARTS: dict[Any, tuple[str, ...]] = {
     autograd_profiler.profile: ("_prepare_trace", "_start_trace"),
     autograd_profiler.emit_itt: ("__enter__",),
     autograd_profiler.emit_nvtx: ("__enter__",),
 }
+
+
+_LOGGER = "torch.__trace"
+_MISSING = "The recomputes of compiled code are not known"
+
+
+class CompiledGraphs(logging.Handler):
+    """Takes the graphs of this process.
+
+    Args:
+        folder: Where they go.
+        rank: The rank that they are of, as last known.
+        guard: Separates this from the script.
+    """
+
+    def __init__(self, folder: Path, rank: Callable[[], int], guard: Guard) -> None:
+        super().__init__()
+        self._folder = folder
+        self._rank = rank
+        self._guard = guard
+        self._process = os.getpid()
+        self._taken: list[str] = []
+        self._written = 0
+
+    def install(self) -> None:
+        """Begin to listen."""
+        logging.getLogger(_LOGGER).addHandler(self)
+
+    def remove(self) -> None:
+        """Listen no more."""
+        logging.getLogger(_LOGGER).removeHandler(self)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Take a record, if it is one that is needed; raises nothing."""
+        with self._guard.part(_MISSING):
+            if os.getpid() == self._process:
+                self._take(record)
+        return True
+
+    def write(self) -> None:
+        """Write what has been taken so far; the file appears whole or not at all."""
+        taken = list(self._taken)
+        if os.getpid() != self._process or len(taken) == self._written:
+            return
+        with self._guard.part(_MISSING):
+            text = "".join(taken).encode("utf-8", errors="replace")
+            write_whole(self._folder / compiled_name(self._rank()), text)
+            self._written = len(taken)
+
+    def _take(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "metadata", None)
+        if not isinstance(fields, dict) or wanted_name(fields) is None:
+            return
+        payload = getattr(record, "payload", None)
+        # Sizes and stacks of all that was traced are long, and not needed here.
+        short = {
+            name: {} if isinstance(one, dict) and name != "artifact" else one
+            for name, one in fields.items()
+        }
+        self._taken.append(write_record(short, payload if isinstance(payload, str) else ""))

@@ -1,7 +1,7 @@
 """The phases of a recording: warm-up, timed steps, profiled steps, compared steps.
 
 They are driven by step boundaries. Of the profiled steps the first are without Python stacks, then
-comes one with them, for the call sites only. What a profiler's window holds is written as soon as
+comes one with them, for the call sites only. A profiler's window is written as soon as
 it closes.
 """
 
@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
@@ -21,12 +22,12 @@ from typing import Any, Literal, cast
 import torch
 from msgspec import Struct, field
 
-from recompute_scan.events import PhaseName
+from recompute_scan.events import PhaseName, TrainingEvents
+from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.execute import StopRecording
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import Membership, RankFacts
 from recompute_scan.record.measure import PeakMemory
-from recompute_scan.record.policies import DecisionWatch
 from recompute_scan.record.profiler import (
     OtherProfilers,
     ProfilerWindow,
@@ -34,7 +35,7 @@ from recompute_scan.record.profiler import (
     still_open,
     without_own_warnings,
 )
-from recompute_scan.record.region_ranges import ComparedRegions, FirstWord
+from recompute_scan.record.region_ranges import FirstWord
 from recompute_scan.record.steps import (
     DEFAULT,
     LONG_S,
@@ -46,8 +47,7 @@ from recompute_scan.record.steps import (
     wait_for_gpus,
 )
 from recompute_scan.record.torch_versions import compiled_something, stacks_crash
-from recompute_scan.result.decisions import Policies
-from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.run_record import Counted
 from recompute_scan.result.work import WatchedStep
 from recompute_scan.units import plural
@@ -55,7 +55,7 @@ from recompute_scan.work import StepWatch, watched_step
 
 
 class Phase(Enum):
-    """What the steps that pass now are for."""
+    """The purpose of the steps that pass now."""
 
     WARMUP = auto()
     TIMING = auto()
@@ -73,7 +73,7 @@ class Phase(Enum):
         return cast("PhaseName", self.name.lower())
 
     def described(self, plan: Plan) -> str | None:
-        """What goes on in this phase, in a few words; ``None`` when nothing does any more."""
+        """The phase in a few words; ``None`` when nothing is recorded any more."""
         most = "up to " if plan.fewest is not None else ""
         return {
             Phase.WARMUP: f"{plural(plan.warmup, 'step')} to warm up",
@@ -88,11 +88,11 @@ class Phase(Enum):
 
 
 class RecordedSoFar(Struct):
-    """What has been recorded so far.
+    """The recording so far.
 
     Attributes:
         folder: Where the traces go.
-        phase: What the steps that pass now are for.
+        phase: The purpose of the steps that pass now.
         device: ``cpu`` or ``cuda``, known once the warm-up is over.
         warmup_steps: Steps before the first timed or profiled one.
         timed_ms: Durations of the timed steps.
@@ -122,18 +122,6 @@ class RecordedSoFar(Struct):
     warnings: list[str] = field(default_factory=list)
     failure: str | None = None
 
-    def save_trace(self, window: ProfilerWindow, rank: int) -> None:
-        """Write what a window without stacks holds."""
-        name = f"trace-rank{rank}.json.gz"
-        window.export(self.folder / name)
-        self.trace, self.profiled = name, window.completed
-
-    def save_stacks(self, window: ProfilerWindow, rank: int) -> None:
-        """Write what the window with stacks holds."""
-        name = f"stacks-rank{rank}.json.gz"
-        window.export(self.folder / name)
-        self.stacks = name
-
     def warn(self, text: str) -> None:
         """Say something to the person, once."""
         if text not in self.warnings:
@@ -141,164 +129,9 @@ class RecordedSoFar(Struct):
 
 
 _OTHER_PROFILER = (
-    "The script runs a torch profiler of its own, and torch runs one at a time: recording "
+    "The script runs a torch profiler itself, and torch runs one at a time: recording "
     "waited for it to end. For a complete recording, run the script without its profiler."
 )
-
-
-class Tracing:
-    """Opens and closes the windows of one rank.
-
-    Attributes:
-        others: Sees profilers of the script's own.
-        waited: Whether one of these stood in the way.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        kept: RecordedSoFar,
-        membership: Membership,
-        *,
-        counter: StepCounter,
-        progress: Progress,
-        begin_annotating: Callable[[], None],
-        on_kept: Callable[[], None],
-        guard: Guard,
-        policies: DecisionWatch | None = None,
-    ) -> None:
-        self._policies = policies
-        self._thread = threading.get_ident()
-        self._plan = plan
-        self._kept = kept
-        self._membership = membership
-        self._counter = counter
-        self._progress = progress
-        self._begin_annotating = begin_annotating
-        self._on_kept = on_kept
-        self._window: ProfilerWindow | None = None
-        self.waited = False
-        self.others = OtherProfilers(self._give_way, guard)
-
-    def open(self, *, lead: int) -> None:
-        """Begin the next window, or the phase in its place where it cannot begin.
-
-        Args:
-            lead: Steps that warm the profiler up.
-        """
-        stacks = self._kept.trace is not None
-        foreign = self._membership.chosen and self.others.running()
-        if not foreign:
-            needed = (0 if stacks else lead + self._plan.steps) + self._plan.behind_profiled
-            self._membership.last_step.settle(self._counter.steps, needed)
-        if not self._membership.chosen:
-            self._kept.phase = Phase.COUNTING
-            if not lead:
-                self._counter.freeze()
-            return
-        if foreign:
-            self._wait_for_other_profiler()
-            return
-        if why := _no_profiler():
-            self._do_without(why)
-            return
-        if stacks and (why := _no_stacks()):
-            self._do_without(why)
-            return
-        if not lead:
-            self._counter.freeze()
-        self._begin_annotating()
-        window = ProfilerWindow(
-            lead=0 if stacks else lead,
-            steps=1 if stacks else self._plan.steps,
-            device=self._kept.device,
-            stacks=stacks,
-        )
-        with self.others.ours():
-            window.start()
-        self._window = window
-        self._kept.phase = Phase.STACKS if stacks else Phase.TRACE
-        if stacks and self._policies is not None:
-            self._policies.begin()
-
-    def step(self) -> None:
-        """A step has ended while a window is open."""
-        if self._window is None:
-            return
-        with self.others.ours():
-            self._window.step()
-        if self._window.begun:
-            self._counter.freeze()
-        if self._window.full:
-            self._close()
-
-    def keep(self) -> None:
-        """The script has ended: keep what an open window holds."""
-        self._see_decided()
-        window, self._window = self._window, None
-        if window is None:
-            return
-        window.stop()
-        # Half a step with stacks could name some call sites and not others.
-        if window.begun and self._kept.trace is None:
-            self._save(window)
-
-    def drop(self) -> None:
-        """Stop an open window, and keep nothing of it."""
-        self._see_decided()
-        window, self._window = self._window, None
-        if window is not None:
-            window.stop()
-
-    def _see_decided(self) -> Policies | None:
-        return self._policies.end() if self._policies is not None else None
-
-    def _close(self) -> None:
-        decided = self._see_decided()
-        if decided is not None:
-            self._kept.policies = decided
-        window, self._window = self._window, None
-        if window is None:
-            return
-        self._save(window)
-        if self._plan.stacks and self._kept.stacks is None:
-            self.open(lead=0)
-        else:
-            self._kept.phase = Phase.DONE
-
-    def _save(self, window: ProfilerWindow) -> None:
-        if self._kept.trace is None:
-            self._progress.show("writing the trace")
-            self._kept.save_trace(window, self._membership.ranks.rank)
-            self._on_kept()
-        else:
-            self._progress.show("writing the stacks")
-            self._kept.save_stacks(window, self._membership.ranks.rank)
-
-    def _give_way(self) -> None:
-        # Of another thread's profiler torch runs two, and ours cannot be ended from there.
-        if self._window is None or threading.get_ident() != self._thread:
-            return
-        self.drop()
-        self._wait_for_other_profiler()
-
-    def _wait_for_other_profiler(self) -> None:
-        membership = self._membership
-        # The other ranks stop at the end: there is nothing to wait for when it is too near.
-        can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
-        self._kept.phase = Phase.WAITING if can_wait else Phase.DONE
-        self.waited = True
-        self._kept.warn(_OTHER_PROFILER)
-
-    def _do_without(self, why: str) -> None:
-        """No profiler of the kind that comes next may start in this process."""
-        self._kept.phase = Phase.DONE
-        if self._kept.trace is None:
-            self._kept.failure = (
-                f"Nothing was recorded: {why}. Run the script without its profiler."
-            )
-        else:
-            self._kept.warn(f"The step with Python stacks was left out: {why}.")
 
 
 def _no_profiler() -> str | None:
@@ -324,7 +157,7 @@ def _no_stacks() -> str | None:
         return "the path of a file of the script is no UTF-8, and torch ends the process over it"
     if sys.getprofile() is not None or threading.getprofile() is not None:
         return (
-            "the script has a profile function of its own (sys.setprofile, cProfile), which torch "
+            "the script has set a profile function (sys.setprofile, cProfile), which torch "
             "would take out"
         )
     if getattr(torch._C, "_len_torch_function_stack", lambda: 0)():
@@ -367,65 +200,64 @@ def _hidden() -> Fidelity | None:
 class Recorder:
     """Records one rank of a run.
 
+    Args:
+        plan: The steps of each phase.
+        folder: Where the traces go.
+        counter: Counts the steps.
+        probe: Annotates checkpoint calls, and compares and counts their runs.
+        guard: Separates the recording from the script.
+        device: The device to record.
+        keep_going: Whether the script goes on after the last recorded step.
+        recording_ranks: The ranks to record, as :func:`recompute_scan.record.steps.chosen` reads
+            them.
+        memory: Measures memory during the timed steps.
+        on_kept: Called when more has been recorded.
+        events: Gets each step, phase and line of progress.
+        reports: Whether the progress goes to a log too, with the first count of recomputes.
+
     Attributes:
-        kept: What has been kept so far.
-        others: Sees profilers of the script's own.
+        kept: The recording so far.
+        others: Notices profilers of the script.
     """
 
     def __init__(
         self,
         plan: Plan,
         folder: Path,
+        counter: StepCounter,
+        probe: Probe,
+        guard: Guard,
         *,
         device: Literal["auto", "cpu", "cuda"],
         keep_going: bool,
-        counter: StepCounter,
-        begin_annotating: Callable[[], None],
-        comparison: ComparedRegions | None = None,
-        policies: DecisionWatch | None = None,
-        memory: PeakMemory | None = None,
         recording_ranks: str = DEFAULT,
+        memory: PeakMemory | None = None,
         on_kept: Callable[[], None] = lambda: None,
-        guard: Guard | None = None,
-        follow: Callable[[Phase, int, int], None] = lambda *_: None,
-        counting: ComparedRegions | None = None,
-        tell: Callable[[str], None] = lambda _: None,
-        logs: bool = False,
-        watching: Callable[[bool], StepWatch] | None = None,
+        events: TrainingEvents | None = None,
+        reports: bool = False,
     ) -> None:
-        self._make_watch = watching if plan.watched else None
+        self._events = events or TrainingEvents("")
+        self._first_word = FirstWord(probe.comparison, plan, self._say) if reports else None
+        self._guard = guard
         self._watch: StepWatch | None = None
-        self._follow = follow
-        self._tell = tell
-        self._first_word = FirstWord(counting, plan, self._say) if counting else None
-        self._guard = guard or Guard()
         self._thread = threading.get_ident()
         self._plan = plan
         self._wanted_device = device
         self._keep_going = keep_going
         self._counter = counter
-        self._comparison = comparison if plan.fidelity else None
-        self._begin_annotating = begin_annotating
+        self._probe = probe
+        self._comparison = probe.comparison if plan.fidelity else None
         self._memory = memory
         self._on_kept = on_kept
         self._membership = Membership(plan, recording_ranks)
-        self._logs = logs
-        self._progress = Progress(wanted=self.ranks.rank == 0, logs=logs)
+        self._logs = reports
+        self._progress = Progress(wanted=self.ranks.rank == 0, logs=reports)
         self.kept = RecordedSoFar(folder)
         self._timer: StepTimer | None = None
         self._began = time.monotonic()
-        self._tracing = Tracing(
-            plan,
-            self.kept,
-            self._membership,
-            counter=counter,
-            progress=self._progress,
-            begin_annotating=begin_annotating,
-            on_kept=on_kept,
-            guard=self._guard,
-            policies=policies,
-        )
-        self.others = self._tracing.others
+        self._window: ProfilerWindow | None = None
+        self._waited = False
+        self.others = OtherProfilers(self._give_way, guard)
 
     @property
     def ranks(self) -> RankFacts:
@@ -459,8 +291,8 @@ class Recorder:
 
     @property
     def over(self) -> bool:
-        """Need nobody go on? One of several ranks stops when the others do, whatever became of
-        its own recording.
+        """Whether the script may stop. One of several ranks stops when the others do, also where
+        its recording has failed.
         """
         if self._membership.alone:
             return self.done and self._guard.failure is None
@@ -480,7 +312,7 @@ class Recorder:
             # Or none are wanted any more: a warning says why.
             stacks=self.kept.stacks is not None or self.kept.phase is Phase.DONE,
             explicit=self._counter.explicit,
-            waited=self._tracing.waited,
+            waited=self._waited,
         )
 
     def restart(self) -> None:
@@ -493,7 +325,7 @@ class Recorder:
                 "steps in it are optimizer steps."
             )
             return
-        self._tracing.drop()
+        self._drop_window()
         self._timer = None
         self.kept.timed_ms, self.kept.warmup_steps = (), 0
         self.kept.phase = Phase.WARMUP
@@ -506,14 +338,14 @@ class Recorder:
         """
         if self.kept.phase is not Phase.DONE:
             with without_own_warnings():
-                self._guard.run(self._advance_or_fail, otherwise=None)
+                self._guard.run(partial(self._or_fail, self._advance), otherwise=None)
         if self._guard.failure is not None:
             self._guard.run(self.settle, otherwise=None)
         if not self._keep_going and self.over:
             if self._logs and self.ranks.rank == 0:
                 self._logs = False
                 self._progress.say(
-                    f"stopped the script after step {self._counter.steps} of its own "
+                    f"stopped the script after its step {self._counter.steps} "
                     "(--keep-going goes on)"
                 )
             raise StopRecording(0)
@@ -521,7 +353,7 @@ class Recorder:
     def finish(self) -> None:
         """The script has ended: keep what an open window holds."""
         with without_own_warnings():
-            self._guard.run(self._keep_window_or_fail, otherwise=None)
+            self._guard.run(partial(self._or_fail, self._keep_window), otherwise=None)
             self._guard.run(self._end_comparison, otherwise=None)
             self._guard.run(self._end_watching, otherwise=None)
         if self._has_times:
@@ -543,7 +375,7 @@ class Recorder:
         """Stop the profiler of a recording that was given up; between steps, in its thread."""
         if threading.get_ident() == self._thread and not in_backward():
             with without_own_warnings():
-                self._tracing.drop()
+                self._drop_window()
             if self._watch is not None:
                 self._watch.end()
 
@@ -554,15 +386,9 @@ class Recorder:
         if self.kept.phase is Phase.WARMUP:
             self.kept.warmup_steps = self._counter.steps
 
-    def _keep_window_or_fail(self) -> None:
+    def _or_fail(self, goes_on: Callable[[], object]) -> None:
         try:
-            self._tracing.keep()
-        except OSError as error:
-            self._fail(error)
-
-    def _advance_or_fail(self) -> None:
-        try:
-            self._advance()
+            goes_on()
         except OSError as error:  # a disk that is full, a folder that has gone
             self._fail(error)
 
@@ -574,11 +400,11 @@ class Recorder:
             if self._membership.is_timed(self._counter.steps, self._timer):
                 self._keep_times()
                 if self._plan.steps:
-                    self._tracing.open(lead=self._plan.lead)
+                    self._open_window(lead=self._plan.lead)
                 else:
                     self.kept.phase = Phase.DONE
         elif self.kept.phase is Phase.WAITING:
-            self._tracing.open(lead=self._plan.lead)
+            self._open_window(lead=self._plan.lead)
         elif self.kept.phase is Phase.COUNTING:
             self._counter.freeze()  # now, as where a window has begun
         elif self.kept.phase is Phase.COMPARING:
@@ -586,12 +412,119 @@ class Recorder:
         elif self.kept.phase is Phase.WATCHING:
             self._go_on_watching()
         else:
-            self._tracing.step()
+            self._step_window()
         if self.kept.phase is Phase.DONE:
             self._begin_comparison()
         if self.kept.phase is Phase.DONE:
             self._begin_watching()
         self._report()
+
+    def _open_window(self, *, lead: int) -> None:
+        """Begin the next window, or the phase in its place where it cannot begin.
+
+        Args:
+            lead: Steps that warm the profiler up.
+        """
+        kept, plan, membership = self.kept, self._plan, self._membership
+        stacks = kept.trace is not None
+        foreign = membership.chosen and self.others.running()
+        if not foreign:
+            needed = (0 if stacks else lead + plan.steps) + plan.behind_profiled
+            membership.last_step.settle(self._counter.steps, needed)
+        if not membership.chosen:
+            kept.phase = Phase.COUNTING
+            if not lead:
+                self._counter.freeze()
+            return
+        if foreign:
+            self._wait_for_other_profiler()
+            return
+        if why := _no_profiler() or (_no_stacks() if stacks else None):
+            self._do_without(why)
+            return
+        if not lead:
+            self._counter.freeze()
+        self._probe.begin()
+        window = ProfilerWindow(
+            lead=0 if stacks else lead,
+            steps=1 if stacks else plan.steps,
+            device=kept.device,
+            stacks=stacks,
+        )
+        with self.others.ours():
+            window.start()
+        self._window = window
+        kept.phase = Phase.STACKS if stacks else Phase.TRACE
+        if stacks:
+            self._probe.policies.begin()
+
+    def _step_window(self) -> None:
+        """A step has ended while a window is open."""
+        window = self._window
+        if window is None:
+            return
+        with self.others.ours():
+            window.step()
+        if window.begun:
+            self._counter.freeze()
+        if not window.full:
+            return
+        self.kept.policies = self._probe.policies.end() or self.kept.policies
+        self._window = None
+        self._save(window)
+        if self._plan.stacks and self.kept.stacks is None:
+            self._open_window(lead=0)
+        else:
+            self.kept.phase = Phase.DONE
+
+    def _keep_window(self) -> None:
+        """The script has ended: keep what an open window holds."""
+        window = self._drop_window()
+        # Half a step with stacks could name some call sites and not others.
+        if window is not None and window.begun and self.kept.trace is None:
+            self._save(window)
+
+    def _drop_window(self) -> ProfilerWindow | None:
+        """The window that was open, which is stopped without being written."""
+        self._probe.policies.end()
+        window, self._window = self._window, None
+        if window is not None:
+            window.stop()
+        return window
+
+    def _save(self, window: ProfilerWindow) -> None:
+        """Write the trace, or, once that is written, the one with stacks."""
+        kept, stacks = self.kept, self.kept.trace is not None
+        name = f"{'stacks' if stacks else 'trace'}-rank{self.ranks.rank}.json.gz"
+        self._progress.show("writing the stacks" if stacks else "writing the trace")
+        window.export(kept.folder / name)
+        if stacks:
+            kept.stacks = name
+        else:
+            kept.trace, kept.profiled = name, window.completed
+            self._on_kept()
+
+    def _give_way(self) -> None:
+        # Of another thread's profiler torch runs two, and ours cannot be ended from there.
+        if self._window is not None and threading.get_ident() == self._thread:
+            self._drop_window()
+            self._wait_for_other_profiler()
+
+    def _wait_for_other_profiler(self) -> None:
+        # The other ranks stop at the end: there is nothing to wait for when it is too near.
+        membership = self._membership
+        can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
+        self.kept.phase = Phase.WAITING if can_wait else Phase.DONE
+        self._waited = True
+        self.kept.warn(_OTHER_PROFILER)
+
+    def _do_without(self, why: str) -> None:
+        """No profiler of the kind that comes next may start in this process."""
+        self.kept.phase = Phase.DONE
+        if self.kept.trace is None:
+            self.kept.failure = f"Nothing was recorded: {why}. Run the script without its profiler."
+        else:
+            self.kept.warn(f"The step with Python stacks was left out: {why}.")
 
     def _begin_comparison(self) -> None:
         """All that a profiler records is there: one more step is compared, once."""
@@ -611,19 +544,19 @@ class Recorder:
             self.kept.phase = Phase.DONE
             self._wait()
             found = self._comparison.compared()
-            # What is compiled in that very step hides its operators as well.
+            # Code that is compiled in that very step hides its operators as well.
             self.kept.fidelity = _hidden() or found
             self._on_kept()
 
     def _begin_watching(self) -> None:
         """Behind all that is profiled and compared: two more steps are watched, once."""
         kept = self.kept
-        if self._make_watch is None or kept.trace is None or kept.watched is not None:
+        if not self._plan.watched or kept.trace is None or kept.watched is not None:
             return
         if compiled_something():
             kept.watched = WatchedStep(untold=_COMPILED_WORK)
             return
-        self._watch = self._make_watch(kept.device == "cuda")
+        self._watch = self._probe.watch(kept.device == "cuda")
         if self._watch.begin():
             kept.phase = Phase.WATCHING
         else:
@@ -673,11 +606,11 @@ class Recorder:
             elif plan.only_compares:
                 self._compare_alone()
             else:
-                self._tracing.open(lead=0)
+                self._open_window(lead=0)
         elif plan.steps and plan.timing == 0 and made == plan.warmup - 1:
             self._settle_device()
             self.kept.warmup_steps = plan.warmup
-            self._tracing.open(lead=1)
+            self._open_window(lead=1)
         elif plan.fewest is not None:
             # A long step is timed already: it has as much behind it as the first of ten has.
             fits = made == plan.fewest[0]
@@ -691,12 +624,12 @@ class Recorder:
             return
         self._membership.last_step.settle(self._counter.steps, 1)
         self._counter.freeze()
-        self._begin_annotating()
+        self._probe.begin()
         self.kept.phase = Phase.DONE
 
     @property
     def _has_times(self) -> bool:
-        """Whether steps were timed that are not kept yet; what is timed in a warm-up may not be."""
+        """Whether steps were timed that are not kept yet; a warm-up's need not be kept."""
         timed = self._timer.steps if self._timer is not None and self.kept.warmup_steps else 0
         return bool(timed) and not self.kept.timed_ms
 
@@ -708,7 +641,7 @@ class Recorder:
 
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
-        # would break a script that forks later, and would record a GPU that nobody uses.
+        # would break a script that forks later, and would record an unused GPU.
         if warning := self._membership.settle(self.kept.folder, self._counter.steps):
             self.kept.warn(warning)
         if self.ranks.rank != 0:
@@ -728,14 +661,14 @@ class Recorder:
         self.kept.phase = Phase.DONE
         made = self._counter.steps
         self._membership.last_step.settle(made, self._plan.wanted - made)
-        self._tracing.drop()
+        self._drop_window()
 
     def _say(self, text: str) -> None:
         if self.ranks.rank == 0:
-            self._tell(text)
+            self._events.progress(text)
             self._progress.say(text)
 
     def _report(self) -> None:
-        self._follow(self.kept.phase, self._counter.steps, self.ranks.rank)
+        self._events.boundary(self.kept.phase.event, self._counter.steps, self.ranks.rank)
         if self.ranks.rank == 0 and (text := self.kept.phase.described(self._plan)):
             self._progress.show(text, self._counter.steps)

@@ -25,8 +25,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
 from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
-from recompute_scan.record.checkpoint_calls import Probe
-from recompute_scan.record.compiled_graphs import CompiledGraphs
+from recompute_scan.record.checkpoint_calls import Probe, install_self_test
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import wait_for_ranks
 from recompute_scan.record.options import (
@@ -39,8 +38,8 @@ from recompute_scan.record.options import (
     take_place,
     write_report,
 )
+from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.record.recorder import Recorder
-from recompute_scan.record.session import install_self_test
 from recompute_scan.record.steps import EXPLICIT, Plan, StepCounter, Wording, is_capturing
 from recompute_scan.record.watchdog import end_of
 from recompute_scan.result.run_record import RunInfo, write_run_info
@@ -51,7 +50,7 @@ _POLL_S = 0.1
 
 
 class Home:
-    """The folder of a recording; one of our own is deleted when nobody needs it any more."""
+    """The folder of a recording; a temporary one is deleted with the last scan that uses it."""
 
     def __init__(self, folder: Path | None) -> None:
         self.lasting = folder is not None
@@ -65,7 +64,7 @@ class Home:
             weakref.finalize(self, _delete, self.path, os.getpid())
 
     def scan(self, info: RunInfo) -> Scan:
-        """What the recorded steps show, once this rank's run record is written.
+        """The scan of the recorded steps, once this rank's run record is written.
 
         Raises:
             RunError: There is no trace (``E309``); the second line says why.
@@ -112,7 +111,7 @@ _current: Recording | None = None
 
 
 class _Live(Struct, frozen=True):
-    """What is at work while a recording is under way."""
+    """The parts of a recording that is under way."""
 
     plan: Plan
     home: Home
@@ -230,14 +229,7 @@ class Recording:
         guard = Guard()
         probe, counter = Probe(Path.cwd(), guard), StepCounter()
         recorder = Recorder(
-            self._plan,
-            home.path,
-            device=self._device,
-            keep_going=True,
-            counter=counter,
-            begin_annotating=probe.begin,
-            policies=probe.policies,
-            guard=guard,
+            self._plan, home.path, counter, probe, guard, device=self._device, keep_going=True
         )
         guard.on_failure, guard.settle = recorder.give_up, recorder.settle
         graphs = CompiledGraphs(home.path, lambda: recorder.ranks.rank, guard)
@@ -360,5 +352,5 @@ def record(
 
 
 def _target() -> str:
-    """What is recorded, as far as it has a name."""
+    """The name of the program, as far as it has one."""
     return sys.argv[0] if sys.argv and sys.argv[0] else "python"

@@ -21,8 +21,8 @@ from torch import nn
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
 from recompute_scan.fidelity.backward_reads import hook_classes
 from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
+from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.passing import Application
 from recompute_scan.fidelity.state import named_parts
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import (
@@ -37,7 +37,7 @@ from recompute_scan.result.fidelity import ComparedRegion, Fidelity
 from recompute_scan.result.run_record import Counted
 
 # The ranges are opened by these and not by `torch.profiler.record_function`: that one is an
-# operator of its own, which a selective checkpoint's dispatch mode would see, count and cache.
+# operator itself, which a selective checkpoint's dispatch mode would see, count and cache.
 _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter", None)
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
@@ -60,9 +60,9 @@ class CheckpointCall(Struct, frozen=True):
         args: What that is called with.
         frame: The innermost frame of the call.
         options: How the checkpoint is set.
-        own: Name of the autograd function where it is none of torch's; else empty.
-        library: Name of a library's function that is none of autograd's; else empty.
-        application: The call of the autograd function, where it is none of torch's.
+        own: Name of the autograd function where it is not torch's; else empty.
+        library: Name of a library's function that is no autograd function; else empty.
+        application: The call of the autograd function, where it is not torch's.
     """
 
     variant: Variant
@@ -76,10 +76,10 @@ class CheckpointCall(Struct, frozen=True):
 
 
 class RangedRegion(Protocol):
-    """What is wrapped around the runs of one checkpointed call."""
+    """Wraps the runs of one checkpointed call."""
 
     def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[Returned | None]:
-        """Around a run in the forward pass; gives what is to be told of its result, if any.
+        """Around a run in the forward pass; gives a function for its result, if any.
 
         Args:
             given: What it is called with, where one call may make several runs.
@@ -103,7 +103,7 @@ class Regions(Protocol):
         """The region of one call."""
 
     def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
-        """Around a call that runs a module in whose place nothing can be put."""
+        """Around a call that runs a module, which cannot be replaced."""
 
 
 def can_annotate() -> bool:
@@ -163,12 +163,12 @@ class AnnotatedRegions:
         )
 
     def around_module(self, _: CheckpointCall) -> AbstractContextManager[None]:
-        """Nothing: a module's own runs are not told apart."""
+        """Nothing: the runs of a module are not distinguished."""
         return nullcontext()
 
 
 class AnnotatedRegion:
-    """One checkpointed call, whose runs carry its annotations."""
+    """One checkpointed call; its runs carry its annotations."""
 
     def __init__(self, annotation: RegionAnnotation, thread: threading.local) -> None:
         self._annotation = annotation
@@ -223,7 +223,7 @@ class CountedRuns:
         self._thread = threading.local()
 
     def region(self, call: CheckpointCall) -> CountedRegion:
-        """The region of one call, whose runs count for the block that it is around."""
+        """The region of one call; its runs count for the block that it is around."""
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
         block: object = id(covered[0]) if covered else id(getattr(call.function, "__code__", None))
@@ -245,7 +245,7 @@ class CountedRuns:
                 self._runs.setdefault(block, [0, 0])[again] += 1
 
     def in_step(self, step: int) -> Counted:
-        """What was counted in this step, which has ended."""
+        """The counts of this step, which has ended."""
         kinds = {type(module) for module in self._modules.values()}
         alike = {
             id(part)
@@ -258,7 +258,7 @@ class CountedRuns:
 
 
 class CountedRegion(Struct, frozen=True):
-    """One checkpointed call, whose runs are counted."""
+    """One checkpointed call, with its runs counted."""
 
     counts: CountedRuns
     block: object
@@ -274,15 +274,15 @@ class CountedRegion(Struct, frozen=True):
 
 
 class FirstWord:
-    """Counts in the second step how often its blocks run again, and says it.
+    """Counts in the second step how often its blocks run again, and prints it.
 
     The first step of all may compile, and make what others reuse: its count stands only until
     there is another, or where the warm-up has no room for one. Timed steps do nothing but train.
 
     Args:
-        step: What counts; it begins now.
+        step: Counts the runs; it begins now.
         plan: How many steps are to come.
-        say: Where it is said.
+        say: Gets the count, in a line.
     """
 
     def __init__(self, step: ComparedRegions, plan: Plan, say: Callable[[str], None]) -> None:
@@ -291,7 +291,7 @@ class FirstWord:
         step.count()
 
     def boundary(self, made: int, step_s: float) -> Counted | None:
-        """So many steps have ended, the last of which took so long: what was counted in it."""
+        """So many steps have ended, and the last took so long: the counts of that step."""
         counted = self._step.counted(made)
         self.over = made > 1 or made >= self._plan.warmup
         if not self.over:
@@ -448,9 +448,9 @@ class ComparedRegions:
         return comparing.region(known, call.function, covered, call.application)
 
     def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
-        """Around a checkpoint function of the script's own that runs a module by itself, and keeps
-        it for the recompute: nothing can take the place of a module, so its ``forward`` is
-        replaced until the step has ended.
+        """Around a checkpoint function of the script that runs a module by itself, and keeps it for
+        the recompute: nothing can take the place of a module, so its ``forward`` is replaced
+        until the step has ended.
         """
         module = call.function
         if self._comparing is None or not isinstance(module, nn.Module):

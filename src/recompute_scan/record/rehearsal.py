@@ -1,8 +1,8 @@
 """A rehearsal: the arrangements take turns from step to step, the same on every rank.
 
-The first step is the script's own and shows what it checkpoints. Then comes a step of each
+The first step shows the script's checkpoints. Then comes a step of each
 arrangement in which saved tensors are looked at, and behind the warm-up the steps that are timed,
-in turn and back again, so that a machine that gets slower slows none of them more than another.
+in turn and back again, so that a machine that gets slower slows no arrangement more than another.
 Of the steps of a turn the first does not count: it finds the memory as the arrangement before has
 left it, and one that holds more first has to get it from the system.
 
@@ -44,8 +44,8 @@ from recompute_scan.result.run_record import (
     write_rehearsal,
 )
 
-# Of what the host has free, what offloading may take, on all ranks together: pinned memory is lost
-# to everybody else, and copies can be several of one tensor.
+# The share of the host's free memory that offloading may take, on all ranks together: pinned memory
+# is lost to everything else, and one tensor can have several copies.
 _HOST_SHARE = 0.25
 # Steps of an arm in a row.
 _IN_TURN = 3
@@ -124,7 +124,7 @@ class Rehearsing:
         arranging = self._arranging
         if self._chosen is None:
             chosen, self._remarks = candidates(list(arranging.covered.values()))
-            # In compiled code each part would be a graph of its own.
+            # In compiled code each part would be a separate graph.
             whole = compiled_something()
             self._chosen = tuple(one for one in chosen if one.part_of < 0 or not whole)
             arranging.take_over(self._chosen)
@@ -225,7 +225,7 @@ class Rehearsing:
         )
 
     def _copied_bytes(self) -> int:
-        """What the host has to hold where everything is offloaded, about."""
+        """About how much the host has to hold where everything is offloaded, bytes."""
         saved = (
             storage.size
             for storage in self._storages
@@ -283,7 +283,7 @@ def _weight_bytes(module: nn.Module) -> int:
 
 
 def free_bytes(device: str, today: int) -> int | None:
-    """What the GPU has free beside today's arrangement, or the host behind the last step.
+    """Bytes that the GPU has free next to today's arrangement, or the host after the last step.
 
     On a GPU torch keeps what the arrangement that took most has got from the driver, which any
     other can have: all that is free and all that torch has, less what today's takes.

@@ -1,10 +1,10 @@
-"""What a step saves for its backward pass: every storage, by whom, and from when until when.
+"""Storages that a step saves for its backward pass: by which modules, and from when until when.
 
 Hooks on saved tensors see what operators save and when the graph lets go of it. Weights are no
-part of it. Non-reentrant checkpoints have hooks of their own, for what operators inside them save
-and for what a recompute makes again, and both pass it on to ours. So a step that recomputes
-everything shows what one that keeps everything would hold, without holding it. What a selective
-checkpoint keeps is in wrappers of torch's, whose lives are followed.
+part of it. Non-reentrant checkpoints have hooks too, for tensors that operators inside them save
+and for those that a recompute makes again, and both pass them on to ours. So a step that recomputes
+everything shows what one that keeps everything would hold, without holding it. The results
+that a selective checkpoint keeps are in wrappers of torch's, which are followed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _OpenCall(Struct):
 
 
 class _Handle:
-    """What the graph holds in place of a tensor, or of a checkpoint's word for it; its end is the
-    graph's word that it let go.
+    """Held by the graph in place of a tensor, or of a checkpoint's placeholder; its end shows
+    that the graph has released it.
     """
 
     __slots__ = ("ended", "held")
@@ -73,7 +73,7 @@ class SavedTensors:
         through: Checkpoints of ours are looked through.
         entering: One begins.
         allocated: Most that was allocated on the device before each event, behind the one before
-            it, bytes; nothing where nobody tells.
+            it, bytes; empty where it is not measured.
         fullest: Before which events it was most between two runs, or recomputes, and before which
             it would have been with all that was seen.
     """
@@ -133,7 +133,7 @@ class SavedTensors:
             self._most_since = None  # what goes later is of no moment
 
     def see_weights(self, module: nn.Module, count: int) -> None:
-        """What the module has for weights now is none of what is saved; -1 undoes 1.
+        """The present weights of the module do not count as saved; -1 undoes 1.
 
         Sharded ones are plain attributes while they are gathered.
         """
@@ -177,7 +177,7 @@ class SavedTensors:
                     self._holds.append(_OpenCall(number, self.current_run, "heavy", self._time))
 
     def storages(self) -> tuple[Storage, ...]:
-        """All that was held, and by what. What nothing let go of is held to the end."""
+        """All that was held, and by what. Storages that were not released are held to the end."""
         holds: list[list[Hold]] = [[] for _ in self._sizes]
         for one in self._holds:
             end = one.end if one.end != _OPEN else self._time + 1
@@ -200,7 +200,7 @@ class SavedTensors:
 
     def _passes(self, *, picks: bool = False) -> None:
         """An event: what the device had allocated until now, and what of it lives unheld. Behind
-        some something begins that has a fullest moment of its own.
+        some events a part of the step begins that has its fullest moment apart.
         """
         with self._lock:
             self._time += 1
@@ -242,7 +242,7 @@ class SavedTensors:
         return Through
 
     def _again_in(self) -> Any:
-        """Torch's hooks inside a recompute, whose beginning and end are events."""
+        """Torch's hooks inside a recompute; its beginning and end are events."""
         saved = self
         original: Any = torch_checkpoint._recomputation_hook
 
@@ -303,7 +303,7 @@ class SavedTensors:
             return hold
 
     def _following(self) -> Any:
-        """Torch's wrapper around a result that is kept, whose life is that of a hold."""
+        """Torch's wrapper around a result that is kept; the hold lasts as long as it lives."""
         saved = self
         original: Any = getattr(torch_checkpoint, _KEPT)
 

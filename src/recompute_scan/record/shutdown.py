@@ -1,9 +1,9 @@
 """The end of a script that is stopped once everything is recorded.
 
-It ends as one whose main thread raised ``SystemExit`` would: whichever thread made the last step,
-the main one is stopped too. What waits then for something that no longer comes (a queue of the
-training thread, a child process that listens, a thread that is no daemon) is waited for some
-seconds, and what works on, such as a checkpoint that is being written, for longer.
+It ends as if its main thread had raised ``SystemExit``: whichever thread made the last step,
+the main one is stopped too. Threads that wait then for something that no longer comes (a queue
+of the training thread, a child process that listens) get some seconds, and threads that work on,
+such as one that writes a checkpoint, get longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recompute_scan.files import content
 from recompute_scan.record.execute import StopRecording
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
-# whose main thread waits while others work. A loader of torch's waits 5 s for a worker.
+# with a main thread that waits while others work. A loader of torch's waits 5 s for a worker.
 _WAITS_S, _WAITS_FOR_RANKS_S, _WORKS_S = 6.0, 30.0, 60.0
 # The same at the interpreter's end, which waits for threads and processes without a limit.
 _JOINS_S = 3.0
@@ -39,25 +39,25 @@ _LOOK_S = 0.25
 _STEPS_ON = 20
 # A share of a processor, and bytes read and written in a look, from which on a process works.
 _BUSY, _MOVED_BYTES = 0.2, 1 << 16
-# What the interpreter runs at its end to wait for threads and processes.
+# Functions that the interpreter runs at its end to wait for threads and processes.
 _JOINS = {
     ("threading", "_shutdown"),
     ("concurrent.futures.thread", "_python_exit"),
     ("multiprocessing.util", "_exit_function"),
 }
 _END_S = 1.0
-# How long a process that SIGTERM ends may wait for the end of a step whose trace it records:
-# most schedulers kill after 30 s.
+# How long a process that SIGTERM ends may wait for the end of a step that it records: most
+# schedulers kill after 30 s.
 _STEP_S = 10.0
 TERMINATED = 143
-# Streams of a script that has left by `os._exit`: who is deleted is flushed.
+# Streams of a script that has left by `os._exit`: a stream that is deleted is flushed.
 _DROPPED: list[Any] = []
-# What the process would end with.
+# The exit status that the process would end with.
 _STATUS = [0]
 
 
 class _Moves(Struct, frozen=True):
-    """What shows that a process moves, at one look."""
+    """Signs that a process moves, at one look."""
 
     place: object
     cpu_s: float
@@ -191,7 +191,7 @@ class Termination:
     """Lets a process that is alone report before SIGTERM ends it, as a scheduler's limit does.
 
     The script finds no handler: the one that is here is below Python's, and goes where the script
-    sets its own. What a launcher ends is ended at once: it waits for all of them.
+    sets another. A process that a launcher ends is ended at once: it waits for all of them.
 
     Args:
         may_wait: Whether the step that goes on is worth the time until it ends.
@@ -290,7 +290,7 @@ _LISTENING: list[Termination] = []
 
 @functools.cache
 def _stop_for_forks() -> None:
-    """Have processes forked without it: what ends such a one is no word to this one."""
+    """Fork processes without the handler: a signal that ends such a process is not for this one."""
 
     def turn(listens: bool) -> None:
         for one in _LISTENING:
@@ -306,7 +306,7 @@ def _wait_for_the_end() -> None:
 
 
 def drop_buffers() -> None:
-    """Write no more of what the script has printed than it has flushed, but let us print."""
+    """Write no more of the script's output than it has flushed, but let us print."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         _DROPPED.append(getattr(sys, name))
         stream = None
@@ -334,8 +334,8 @@ def ends_with(status: int) -> None:
 
 
 def see_that_it_ends() -> None:
-    """The script was stopped: what it has left keeps the interpreter from its end no longer than
-    some seconds.
+    """The script was stopped: its threads and processes keep the interpreter from its end no longer
+    than some seconds.
     """
     with suppress(RuntimeError, AttributeError):  # the end has begun
         threading._register_atexit(_see_that_it_ends, os.getpid())  # type: ignore[attr-defined]
@@ -363,7 +363,7 @@ def _end_what_waits(main: int) -> None:
 
 
 def leave(status: int) -> None:
-    """End this process now, with the child processes for whose end it would wait."""
+    """End this process now, with the child processes that it would wait for."""
     with suppress(Exception):
         children = [one for one in multiprocessing.active_children() if not one.daemon]
         for one in multiprocessing.active_children():

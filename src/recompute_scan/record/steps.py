@@ -46,8 +46,8 @@ def wait_for_gpus() -> None:
     While a CUDA graph is captured nothing may wait, and nothing does.
 
     Raises:
-        RuntimeError: What the script gave to one of them has failed. It is told the same by
-            whatever it asks of that GPU next.
+        RuntimeError: Work that the script gave to one of them has failed. Its next call to that
+            GPU fails likewise.
     """
     if not torch.cuda.is_initialized() or is_capturing():
         return
@@ -106,7 +106,7 @@ _NONE = -1
 
 
 class Listener(Protocol):
-    """Who wants to know. Both are called outside any running backward pass, with nothing between
+    """Gets the boundaries. Both are called outside any running backward pass, with nothing between
     them and the script but what :class:`StepHooks` is called through.
     """
 
@@ -152,7 +152,7 @@ class StepCounter:
         """Count one event.
 
         Returns:
-            Whether the idea of what ends a step has changed with it, and whether it ends one.
+            Whether the event that is taken to end a step has changed, and whether this ends one.
         """
         if event == self._ender and len(self._counts) == 1 and not self._vacant:
             self._counts[event] += 1  # what follows comes to the same, later
@@ -220,7 +220,7 @@ class StepHooks:
         self._patches.replace(_step, "on_step", self._guard.aside(self._saw_explicit))
 
     def remove(self) -> None:
-        """Stop listening. A ``step`` that somebody got hold of meanwhile passes calls through."""
+        """Stop listening. A wrapped ``step`` that is still referenced passes calls through."""
         self._active = False
         self._patches.undo()
 
@@ -346,7 +346,7 @@ def chosen(text: str, world_size: int) -> frozenset[int]:
         world_size: How many ranks there are, at least 1.
 
     Raises:
-        UsageError: The text is none of these (``E224``).
+        UsageError: The text has another form (``E224``).
     """
     if text == "all":
         return frozenset(range(world_size))
@@ -432,7 +432,7 @@ class Plan(Struct, frozen=True):
         return sum(self.fewest or (self.warmup, self.timing)) + self.after_timing
 
     def left_s(self, made: int, step_s: float) -> float:
-        """What is left after so many steps, where a step takes so long."""
+        """Seconds that are left after so many steps, where a step takes so long."""
         warmup, timing = self.fewest or (self.warmup, self.timing)
         if step_s <= LONG_S:
             warmup = self.warmup
@@ -451,7 +451,7 @@ class Plan(Struct, frozen=True):
 class Seen(Struct, frozen=True):
     """How far a recording came: optimizer steps made, complete ones profiled, stacks or not.
 
-    ``waited`` is whether a profiler of the script's own stood in the way.
+    ``waited`` is whether a profiler of the script was in the way.
     """
 
     made: int
@@ -462,11 +462,11 @@ class Seen(Struct, frozen=True):
 
 
 class Wording(Struct, frozen=True):
-    """How a person asked for the recording, for what is said to them.
+    """How a person asked for the recording, for messages to them.
 
     Attributes:
         who: Who made the steps, such as ``The script``.
-        no_step: What is said where no step was made.
+        no_step: The message where no step was made.
         fits: What to ask for instead, which takes the fewest steps.
     """
 
@@ -500,7 +500,7 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
         made += f" {seen.profiled} of {plan.steps} could be profiled."
     if seen.waited and seen.made >= plan.wanted:
         return (
-            f"{made} The script runs a torch profiler of its own, and torch runs one at a time: "
+            f"{made} The script runs a torch profiler itself, and torch runs one at a time: "
             "it left too few steps in a row. Try the script without its profiler."
         )
     return f"{made} Try {wording.fits}, or a longer run."

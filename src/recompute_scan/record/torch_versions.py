@@ -1,8 +1,7 @@
-"""What torch's versions do differently where a recording touches them, from 2.1 to 2.14.
+"""Differences between torch's versions, from 2.1 to 2.14, where a recording touches them.
 
-Each difference is here once, with the versions that it is for. What is the same in all of
-them is used where it is needed; whether checkpoints are caught at all is seen by
-:mod:`recompute_scan.record.session`.
+Each difference is here once, with the versions that it is for.
+:mod:`recompute_scan.record.checkpoint_calls` tests whether checkpoints are caught at all.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ compile_frames_by = _frame_setter()
 
 
 def run_uncompiled(function: Any) -> None:
-    """Keep ``torch.compile`` from compiling calls of the function as such. What it calls, and a
-    compiled function that calls it, are compiled as ever.
+    """Keep ``torch.compile`` from compiling calls of the function as such. Functions that
+    it calls, and a compiled function that calls it, are compiled as ever.
     """
     with suppress(RuntimeError):  # as above
         if hasattr(eval_frame, "skip_code"):  # up to 2.6
@@ -103,7 +102,7 @@ def settings_by_name() -> bool:
 
 
 def inputs(args: Sequence[Any]) -> tuple[Any, ...]:
-    """What the checkpointed function is called with, among what the generator got after it.
+    """The arguments of the checkpointed function, among those that the generator got after it.
 
     Up to 2.13 the settings come before the function's own arguments, and come along here. From
     2.14 on there are a tuple and a dictionary of arguments, and settings by keyword only.
@@ -120,10 +119,10 @@ def early_stop(argument: bool | None) -> bool:
     Args:
         argument: ``early_stop`` as the call has it, since 2.9; ``None`` where it has none.
     """
-    # set_checkpoint_early_stop() goes before; until 2.8 it always says something.
+    # set_checkpoint_early_stop() goes before; until 2.8 it is always set.
     switch = getattr(torch_checkpoint, "_enable_checkpoint_early_stop", None)
-    said = argument if switch is None else switch
-    return said is not False
+    chosen = argument if switch is None else switch
+    return chosen is not False
 
 
 def compiled_something() -> bool:
@@ -143,9 +142,9 @@ def stacks_crash() -> bool:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether torch raised it for the GPU, which tells of failed work when next it is asked.
+    """Whether torch raised it for the GPU, which reports failed work to the next call.
 
-    What has failed there is whatever was given to it before; each later call fails likewise.
+    Some work that was given to it before has failed; each later call fails likewise.
     """
     if isinstance(error, _DEVICE_ERRORS):
         return True
@@ -164,7 +163,7 @@ def holds(store: Any, key: str) -> bool:
 
 
 def flight_recorders() -> tuple[Callable[[], Any], ...]:
-    """What dumps the latest collectives as JSON: from 2.9 on of all backends, from 2.6 of NCCL."""
+    """Functions that dump the latest collectives as JSON: of all backends from 2.9, of NCCL 2.6."""
     if not torch.distributed.is_available():
         return ()
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - not in every build

@@ -1,5 +1,9 @@
-"""Run the script again with the fix applied in memory, and unchanged once more, in turn; where the
-times vary too much for that, with the fix switched on and off from step to step.
+"""Run the script again to measure a change: the fix, a plan, or no checkpoints at all.
+
+The fix is applied in memory, in turn with the unchanged script; where the times vary too much for
+that, it is switched on and off from step to step. A plan starts with a rehearsal of several
+arrangements of checkpoints; the plan that comes out of it is then measured in turn with today's,
+and taken back where it does not hold.
 """
 
 from __future__ import annotations
@@ -8,18 +12,50 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.advise.choice import RunFacts
+from recompute_scan.advise.settings import setting_for
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.errors import InputError
+from recompute_scan.cost.arrangement import Choices
+from recompute_scan.cost.plan import (
+    WAYS,
+    WAYS_ON_DEVICE,
+    Planner,
+    Wish,
+    arm_of_way,
+    steps_together,
+    taken,
+)
+from recompute_scan.errors import InputError, RunError
+from recompute_scan.files import content
 from recompute_scan.findings.registry import recommends_plan
+from recompute_scan.intervals import FEWEST_PAIRS, pair_interval
 from recompute_scan.progress import Pieces, telling
+from recompute_scan.record.children import run_trial
 from recompute_scan.record.options import RemovalOptions, RunOptions
-from recompute_scan.record.trial import run_trial
-from recompute_scan.result import DOUBLED, Checkpoint, Region, Result
+from recompute_scan.record.rehearsal import steps_needed, warmup_steps
+from recompute_scan.result import (
+    DOUBLED,
+    ActivationPlan,
+    Checkpoint,
+    PlanOutcome,
+    PlanPoint,
+    PlanProof,
+    Region,
+    Result,
+)
 from recompute_scan.result.fidelity import read_sampled
-from recompute_scan.result.run_record import run_records_in
+from recompute_scan.result.run_record import (
+    ArmWanted,
+    Rehearsal,
+    Way,
+    read_rehearsals,
+    run_records_in,
+)
 from recompute_scan.units import plural
 from recompute_scan.verification import Trial, named_regions, ran_out, verified, without_in_parts
 
@@ -48,9 +84,9 @@ def verify(
     plan of RS301 with it, and no checkpoints (where asked for), and all of them once more, the
     other way round. While that leaves the outcome open, the script is run with the fix switched on
     and off from step to step; where that fails or times no steps, unchanged and with the fix again.
-    The first run of each way but that leaves a trace too. Before them, two short runs, of which one
-    has no checkpoints, leave the gradients of the first step; where memory does not suffice for the
-    latter, several that have some. What the runs print goes to ``output.txt`` beside their run
+    The first run of each way but that leaves a trace too. Before them, two short runs, one without
+    checkpoints, leave the gradients of the first step; where memory does not suffice for the
+    latter, several that have some. The output of the runs goes to ``output.txt`` next to their run
     records, in ``verify/…`` below the run's folder.
 
     Args:
@@ -101,7 +137,7 @@ def verify(
 
 
 class _RoundsSoFar:
-    """The runs of one verification, and what they say so far."""
+    """The runs of one verification, and their result so far."""
 
     def __init__(
         self,
@@ -130,8 +166,8 @@ class _RoundsSoFar:
     def open(self) -> bool:
         """Whether the times leave the outcome open.
 
-        A step that is slower with fewer recomputes goes against the count: a machine whose speed
-        changed between the runs is likelier, until steps side by side say so too.
+        A step that is slower with fewer recomputes goes against the count: the machine has more
+        likely changed its speed between the runs, until steps side by side show the same.
         """
         section = self.so_far.verified
         if section is None:
@@ -155,7 +191,7 @@ class _RoundsSoFar:
         return any(trial.exit_status for trial in self._trials[name][-1:])
 
     def add(self, name: str, number: int, which: str) -> None:
-        """Run the script this way; what failed once is not tried again."""
+        """Run the script this way, unless it has failed so before."""
         if self.failed(name):
             return
         self._on_progress(f"measuring {name.replace('-', ' ')}, {which}")
@@ -198,7 +234,7 @@ class _RoundsSoFar:
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:
     """The checkpoints that the fixes of the findings that cost time take out, each once.
 
-    What a doubled checkpoint costs around compiled code is not known, and so worth measuring.
+    The cost of a doubled checkpoint around compiled code is not known, and so worth measuring.
     """
     found = [
         finding.fix.removes
@@ -213,8 +249,8 @@ def to_remove(result: Result) -> tuple[Checkpoint, ...]:
 def planned_regions(result: Result) -> tuple[Region, ...]:
     """The regions that the recommended plan takes the checkpoints from.
 
-    None without such a plan, or where names do not tell these regions' modules from others: a
-    module that runs twice in a forward pass is two regions of one name.
+    None without such a plan, or where other regions' modules have the same names: a module that
+    runs twice in a forward pass is two regions of one name.
     """
     memory = result.memory
     if not recommends_plan(result) or memory is None or memory.chosen is None:
@@ -238,8 +274,8 @@ def plan_removals(planned: Sequence[Region], result: Result) -> tuple[RemovalOpt
 
 
 def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
-    """How to find the calls of this checkpoint; by its depth only where nothing else tells it
-    from another around the same block.
+    """How to find the calls of this checkpoint; by its depth only where nothing else
+    distinguishes it from another around the same block.
     """
 
     def looks(one: Checkpoint) -> tuple[str | None, str | None, str | None]:
@@ -260,9 +296,7 @@ def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
 
 
 def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None) -> Trial:
-    folder = options.output / _FOLDER / f"{name}-{number}"
-    shutil.rmtree(folder, ignore_errors=True)  # what an earlier verification left
-    folder.mkdir(parents=True)
+    folder = _emptied(options.output / _FOLDER / f"{name}-{number}")
     # One trace a way is enough, and only the ways that differ from the first run need one.
     traced = number == 1 and options.steps > 0
     options = replace(
@@ -276,8 +310,240 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
     return Trial(records, status, result, read_sampled(folder))
 
 
+def _emptied(folder: Path) -> Path:
+    """The folder of one run, without the files of an earlier one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
 def _analysed(folder: Path) -> Result | None:
     try:
         return analyse([folder])
     except InputError:
         return None
+
+
+_PLAN_FOLDER = "plan"
+# The arrangements that a plan needs; others are left out where the script fails with them: there
+# may be too little memory, an operator may write into a result that a selective checkpoint keeps,
+# and a part may leave something for the rest of its module.
+_NEEDED: tuple[Way, ...] = ("today", "recompute")
+_MOST_TRIES = 3
+# Share by which the measured peak may differ from the computed one: small tensors of a recompute.
+_SMALL = 0.02
+
+
+class Asked(Struct, frozen=True):
+    """A person's wishes for a plan: the limit, and whether to prove it."""
+
+    wish: Wish
+    verify: bool = True
+
+
+def add_plan(
+    result: Result,
+    options: RunOptions,
+    nproc_per_node: int | None,
+    asked: Asked,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """The result with the plan, proven where that is wanted.
+
+    Args:
+        result: What the recorded run showed.
+        options: How it was recorded.
+        nproc_per_node: How many processes it was started in; ``None`` for one.
+        asked: What is wanted.
+        on_progress: Called with a line for the person before each run.
+
+    Raises:
+        RunError: There is nothing to plan (``E331``), or nothing keeps the limit (``E332``).
+    """
+    runs = Rehearsals(options, nproc_per_node, Pieces(3 if asked.verify else 2))
+    on_progress("rehearsing: as it is, without checkpoints, with all of them")
+    ranks = runs.rehearse()
+    rehearsal = ranks[0]
+    if len({tuple(one.module for one in rank.candidates) for rank in ranks}) > 1:
+        raise RunError(
+            "E331",
+            "The ranks have different modules, and one plan is made for all.",
+            hint="plan with as many ranks as hold one stage of the model",
+        )
+    if not any(run.backward >= 0 for run in rehearsal.runs):
+        raise RunError(
+            "E331",
+            "There is no module that a checkpoint could be planned for.",
+            why=" ".join(
+                rehearsal.remarks
+                or ("the script checkpoints no module, and its model has no list of like blocks",)
+            ),
+            hint="put the layers into an nn.ModuleList or nn.Sequential",
+        )
+    planner = Planner(ranks, asked.wish)
+    chosen = planner.best()
+    plan = planner.plan(chosen)
+    less = 0
+    # Today's arrangement needs no proof.
+    for _ in range(_MOST_TRIES if asked.verify and not plan.as_today else 0):
+        on_progress("proving the plan: its step time and memory, in turn with today's")
+        proof = _proven(runs, planner, chosen, plan)
+        plan = replace(plan, proof=proof)
+        fits = proof.outcome != "does-not-fit"
+        if fits or plan.budget_bytes is None or proof.peak_bytes is None:
+            break
+        less += proof.peak_bytes - plan.budget_bytes
+        try:
+            again = planner.best(less)
+        except RunError:
+            break
+        chosen, plan = again, replace(planner.plan(again), proof=proof)
+    facts = RunFacts(result.environment, sharded="fsdp" in str(result.environment).lower())
+    setting, code = setting_for(plan.modules, result.regions, facts, plan.operators)
+    return replace(result, plan=replace(plan, setting=setting, code=code))
+
+
+def _proven(runs: Rehearsals, planner: Planner, chosen: Choices, plan: ActivationPlan) -> PlanProof:
+    names = tuple(name for one in plan.modules for name in one.checkpointed_names)
+    selective = tuple(one.module for one in plan.modules if one.selective)
+    offloaded = tuple(one.module for one in plan.modules if one.offloaded)
+    try:
+        wanted = ArmWanted("chosen", names, selective, plan.operators, offloaded)
+        ranks = runs.run("proof", (ArmWanted("today"), wanted))
+    except RunError:
+        return PlanProof("does-not-fit" if runs.ran_out else "failed")
+    before, peak = (
+        max(taken(arm_of_way(one.arms, way)) for one in ranks) for way in ("today", "chosen")
+    )
+    steps = steps_together(ranks)
+    pairs = list(zip(steps["today"], steps["chosen"], strict=False))
+    today, step = (median(each) for each in zip(*pairs, strict=True))
+    low, high = pair_interval(pairs) if len(pairs) >= FEWEST_PAIRS else (None, None)
+    proof = PlanProof(
+        outcome="unclear",
+        today_step_ms=today,
+        step_ms=step,
+        predicted_step_ms=plan.plan.step_ms / planner.today.step_ms * today,
+        ratio_low=low,
+        ratio_high=high,
+        peak_bytes=peak,
+        predicted_bytes=planner.point(chosen).peak_bytes,
+        ranks=len(ranks),
+        today_bytes=before,
+    )
+    return replace(proof, outcome=_outcome(plan, planner.today, proof))
+
+
+def _outcome(plan: ActivationPlan, today: PlanPoint, proof: PlanProof) -> PlanOutcome:
+    assert proof.peak_bytes is not None
+    if plan.budget_bytes is not None and proof.peak_bytes > plan.budget_bytes:
+        return "does-not-fit"
+    if plan.budget_bytes is not None and today.peak_bytes > plan.budget_bytes:
+        return "fits"
+    if plan.limit_ms is not None:
+        fits = proof.step_ms is not None and proof.step_ms <= plan.limit_ms
+        return "fits" if fits else "does-not-fit"
+    if proof.ratio_low is None or proof.ratio_high is None:
+        return "unclear"
+    if proof.ratio_high < 1:
+        return "helps"
+    if proof.ratio_low > 1:
+        return "slower"
+    return "no-gain" if proof.ratio_high - proof.ratio_low < 2 * _SMALL else "unclear"
+
+
+class Rehearsals:
+    """Runs of the script that change the arrangement of checkpoints from step to step."""
+
+    def __init__(self, options: RunOptions, nproc_per_node: int | None, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._options = options
+        self._nproc_per_node = nproc_per_node
+        self._number = 0
+        self._failed: set[Way | None] = set()
+        self._last = Path(), 0
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last run ended because memory did not suffice."""
+        folder, status = self._last
+        return ran_out(Trial(run_records_in(folder), status))
+
+    def rehearse(self) -> tuple[Rehearsal, ...]:
+        """The rehearsals of the arrangements that a plan is made from, by rank.
+
+        On a CPU there are two runs. How a process lies in memory makes some arrangements a few
+        percent slower from its first step to its last, and others in the next process.
+
+        Raises:
+            RunError: One of the ranks left nothing (``E333``).
+        """
+        on_device = any(one.device == "cuda" for one in run_records_in(self._options.output))
+        ways = WAYS_ON_DEVICE if on_device else WAYS
+        wanted, ranks = self._first_that_runs(ways)
+        if ranks[0].device != "cpu":
+            return ranks
+        again = self.run("rehearsal", wanted)
+        return tuple(one.joined(other) for one, other in zip(ranks, again, strict=True))
+
+    def _first_that_runs(
+        self, ways: Sequence[Way]
+    ) -> tuple[tuple[ArmWanted, ...], tuple[Rehearsal, ...]]:
+        while True:
+            wanted = tuple(map(ArmWanted, ways))
+            try:
+                return wanted, self.run("rehearsal", wanted)
+            except RunError:
+                others = set(ways).difference(_NEEDED)
+                if not others:
+                    raise
+            failed = others & self._failed or others
+            ways = [way for way in ways if way not in failed]
+
+    def run(self, name: str, arms: tuple[ArmWanted, ...]) -> tuple[Rehearsal, ...]:
+        """The rehearsals that the ranks have written, by rank.
+
+        Raises:
+            RunError: One of them left nothing (``E333``).
+        """
+        self._number += 1
+        folder = _emptied(self._options.output / _PLAN_FOLDER / f"{name}-{self._number}")
+        options = replace(
+            self._options,
+            output=folder,
+            steps=0,
+            warmup=warmup_steps(len(arms)),
+            timing_steps=steps_needed(max(2, self._options.timing_steps), len(arms)),
+            measure=True,
+            arms=arms,
+            keep_going=False,
+            fidelity=False,
+        )
+        with telling(self._pieces.share):
+            status = run_trial(options, self._nproc_per_node, folder / "output.txt")
+        self._pieces.done()
+        found = read_rehearsals(folder)
+        self._failed = {one.failed for one in found}
+        self._last = folder, status
+        complete = tuple(
+            one for one in found if one.failed is None and all(arm.steps_ms for arm in one.arms)
+        )
+        if len(complete) < (self._nproc_per_node or 1):
+            raise RunError(
+                "E333",
+                "The script failed with its checkpoints rearranged.",
+                why=_why(folder, status, options),
+                hint=f"{folder / 'output.txt'} has what it printed",
+            )
+        return complete
+
+
+def _why(folder: Path, status: int, options: RunOptions) -> str:
+    if status == 0:
+        needed = options.warmup + options.timing_steps
+        return f"it ended before {needed} steps: let it make as many, or give fewer --timing-steps"
+    try:
+        lines = content(folder / "output.txt").decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return f"it ended with status {status}" + (f": {lines[-1][:200]}" if lines else "")

@@ -1,4 +1,4 @@
-"""The watchdog: no progress, and what every rank was doing.
+"""The watchdog: ends a run that makes no progress, and shows where every rank was.
 
 A thread looks at the main thread now and then. Progress is a step, or another place of the main
 thread in its Python code; in a single process also the use of the processor, since such a
@@ -36,7 +36,7 @@ from recompute_scan.diagnose.tracebacks import user_place
 from recompute_scan.fidelity.state import named_parts, weights
 from recompute_scan.files import append, content, write_whole
 from recompute_scan.frameworks.registry import engines
-from recompute_scan.record.execute import OWN_FOLDER
+from recompute_scan.record.execute import is_own
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import RankFacts, rank_facts
 from recompute_scan.record.modules import real_class_name, root_modules
@@ -53,7 +53,7 @@ _PARALLEL = engines()
 def end_of(
     error: BaseException, steps: int, notes: Iterable[str], regions: dict[str, int]
 ) -> RankEnd:
-    """This rank's end, told from the exception while what it refers to is still alive."""
+    """This rank's end, from the exception while the objects that it refers to are alive."""
     errors = chain_of(error)
     stack = errors[-1].frames if errors else ()
     return RankEnd(
@@ -75,7 +75,7 @@ def chain_of(error: BaseException) -> tuple[Raised, ...]:
     """The exception with those that led to it, the first raised first.
 
     A traceback that another process sent inside a message (``torch.multiprocessing.spawn``, Ray)
-    counts as an exception of its own.
+    counts as a further exception.
     """
     chain: list[Raised] = []
     seen: set[int] = set()
@@ -83,7 +83,7 @@ def chain_of(error: BaseException) -> tuple[Raised, ...]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         following = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-        if isinstance(link, SystemExit):  # an exit on account of what came before, if anything
+        if isinstance(link, SystemExit):  # an exit because of an earlier error, if any
             link = following
             continue
         raised = _raised(link)
@@ -108,10 +108,10 @@ def _raised(error: BaseException) -> Raised:
 
 
 def _frames(trace: TracebackType | None) -> tuple[Frame, ...]:
-    # A loop of our own: StackSummary would keep every frame of a RecursionError's thousands.
+    # A loop: StackSummary would keep every frame of a RecursionError's thousands.
     found: list[tuple[FrameType, int]] = []
     while trace is not None:
-        if not _is_own(trace.tb_frame):
+        if not is_own(trace.tb_frame):
             found.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     if len(found) > _MOST_FRAMES:
@@ -125,15 +125,11 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
     frame = sys._current_frames().get(thread)
     found: list[Frame] = []
     for one, line in traceback.walk_stack(frame) if frame is not None else ():
-        if _is_own(one) and one.f_code.co_name == "run_program":
+        if is_own(one) and one.f_code.co_name == "run_program":
             break  # what is outside is ours and the interpreter's
-        if not _is_own(one):
+        if not is_own(one):
             found.append(_frame(one, line))
     return tuple(reversed(found[:_MOST_FRAMES]))
-
-
-def _is_own(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(OWN_FOLDER)
 
 
 def _frame(frame: FrameType, line: int) -> Frame:
@@ -307,7 +303,7 @@ class Watchdog:
     def let_leave(self) -> None:
         """Wait for the process to end, where the watchdog is about to end it.
 
-        The first rank that leaves wakes the others with an error that says nothing.
+        The first rank that leaves wakes the others with an error that does not show the cause.
         """
         while self._leaving.is_set():
             time.sleep(self._limits.look_s)
@@ -319,8 +315,8 @@ class Watchdog:
             _beat_path(self._folder, rank_facts().rank).unlink(missing_ok=True)
 
     def disarm(self) -> None:
-        """What is to be kept is kept. Until then a launcher may end this rank with SIGTERM because
-        another has failed, and its stacks tell that it was not the one.
+        """All that is to be kept is kept. Until then a launcher may end this rank with SIGTERM
+        because another has failed, and its stacks show that it was not the one.
         """
         if self._file is not None:
             _let_go_of_sigterm()
@@ -438,7 +434,7 @@ class Watchdog:
 
 
 def _py_spy() -> str:
-    """What py-spy sees of this process, native frames included; empty where it cannot."""
+    """The stacks that py-spy sees in this process, with native frames; empty without py-spy."""
     program = shutil.which("py-spy")
     if program is None:
         return ""
@@ -469,7 +465,7 @@ def flight_record() -> str | None:
 
 
 def _last_collectives() -> tuple[str, ...]:
-    """What the flight recorder says of this rank's latest collective, in a sentence."""
+    """The flight recorder's entry for this rank's latest collective, in a sentence."""
     record = flight_record()
     if record is None:
         return ()

@@ -209,7 +209,7 @@ def block_groups(regions: Iterable[Region]) -> list[BlockGroup]:
 
 
 def _pattern(region: Region) -> tuple[str, str, int]:
-    """What is before and after the block's number, and the number."""
+    """The text before and after the block's number, and the number."""
     if region.module is None:
         return ("block ", "", region.ordinal)
     match = _LAST_NUMBER.match(region.module)
@@ -230,8 +230,8 @@ def _group_label(members: Sequence[Region]) -> str:
     return f"{before}[{numbers}]{after}" if "," in numbers else f"{before}{numbers}{after}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """``0-3, 7``; long lists of single numbers lose their middle: ``0, 2, 4, …, 30``."""
+def ranges(numbers: Sequence[int], most: int = _MOST_RANGES) -> str:
+    """``0-3, 7``; of more than ``most`` parts the middle is left out: ``0, 2, 4, …, 30``."""
     parts: list[str] = []
     start = previous = None
     for number in (*numbers, None):
@@ -241,7 +241,7 @@ def ranges(numbers: Sequence[int]) -> str:
         elif start is None:
             start = number
         previous = number
-    if len(parts) > _MOST_RANGES:
+    if len(parts) > most:
         parts = [*parts[:3], "…", parts[-1]]
     return ", ".join(parts)
 
@@ -281,41 +281,29 @@ def always(_result: Result) -> bool:
     return True
 
 
-def _no_values(_result: Result) -> Mapping[str, Any]:
-    return {}
-
-
-def _no_lines(_page: Page, _result: Result) -> None:
-    return
-
-
-def _no_markdown(_result: Result) -> str:
-    return ""
-
-
 class Section(Struct, frozen=True):
     """One section; the page, the terminal and Markdown each ask it for their part.
 
     Attributes:
         anchor: Its ``id`` on the page. Links to it are passed on, so that it never changes.
         title: Its heading on the page, or what gives it for a result.
-        template: The file beside its module that shows it on the page.
+        template: The file in its folder that shows it on the page.
         present: Whether a result has this section; asked for every rendering.
-        html: What the template shows beside ``result``, ``heading``, ``attachments``, ``words`` and
-            ``units``, which every section's template has.
+        html: What the template shows. Every section's template also has ``result``, ``heading``,
+            ``attachments``, ``words`` and ``units``.
         text: Writes its lines for a terminal; none unless given.
         markdown: Its part of the Markdown; empty for nothing.
         link: What the page's navigation calls it; without one it is not listed there.
-        help: The line about it under "How to read this page": its name there, and what it says.
+        help: The line about it under "How to read this page": its name there, and the text.
     """
 
     anchor: str
     title: str | Callable[[Result], str]
     template: str
     present: Callable[[Result], bool] = analysed
-    html: Callable[[Result], Mapping[str, Any]] = _no_values
-    text: Callable[[Page, Result], None] = _no_lines
-    markdown: Callable[[Result], str] = _no_markdown
+    html: Callable[[Result], Mapping[str, Any]] = lambda _: {}
+    text: Callable[[Page, Result], None] = lambda _page, _: None
+    markdown: Callable[[Result], str] = lambda _: ""
     link: str | None = None
     help: tuple[str, str] | None = None
 

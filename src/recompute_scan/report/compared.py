@@ -51,7 +51,7 @@ def step_sentence(comparison: Comparison) -> str:
         )
     said = f"{change}: {pct(abs(time))} {more} time, {pct(abs(throughput))} {other} throughput."
     if comparison.difference is None:
-        said += " How sure that is, only six steps or more of each side can tell."
+        said += " An interval needs at least six steps of each side."
     return said
 
 
@@ -125,7 +125,7 @@ def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
 
 
 def changes(comparison: Comparison) -> list[ComparedChange]:
-    """What went away, what is new and what is still there; lists with nothing are left out."""
+    """The lists of a comparison: gone, new, still there; empty ones are left out."""
     titles = ("Went away", "New", "Still there")
     if not comparison.same_forward_work:  # of another model, nothing went away
         titles = ("Only before", "Only after", "In both")
@@ -215,7 +215,7 @@ def render_comparison_text(comparison: Comparison) -> str:
 
 
 def render_comparison_answer(comparison: Comparison) -> str:
-    """What changed, in at most 15 lines."""
+    """The changes, in at most 15 lines."""
     page = Page(color=False)
     for label, side in (("Before", comparison.before), ("After", comparison.after)):
         number = times(side.recompute_per_backward)
@@ -223,7 +223,7 @@ def render_comparison_answer(comparison: Comparison) -> str:
     page.prose(step_sentence(comparison), "", most=3)
     said = [*comparison.obstacles, *cautions(comparison)]
     lists = [*changes(comparison), ComparedChange("Worth knowing", tuple(said))]
-    # What went away and what is new first, then the first doubt.
+    # First the changes, then the first doubt.
     lines = [f"{one.title}: {item}" for one in lists[:-1] for item in one.items]
     shown = [*lines[: 3 if said else 4], *(f"{lists[-1].title}: {item}" for item in said[:1])]
     for line in shown:

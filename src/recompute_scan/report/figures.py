@@ -23,7 +23,7 @@ PARTS = ("forward", "recompute", "redundant", "backward", "optimizer", "other")
 # A step after the fix that is shorter than the parts that stay, by no more than this share of
 # them, is drawn with all of them a little shorter.
 _MOST_SHRUNK = 0.1
-# What a saving may differ by from the redundant recomputes without a word, as a share of the step.
+# A saving this near to the redundant recomputes is not explained; a share of the step.
 _SAME = 0.005
 
 
@@ -140,7 +140,7 @@ def _rest(redundant_ms: float, step: StepAfter) -> str:
     if more > 0 and step.measured:
         return (
             f"The redundant recomputes take {ms(redundant_ms)} of that; the other {ms(more)} are "
-            "what the checkpoint itself does, as far as the times of the steps can tell."
+            "an estimate of the checkpoint's own work, from the step times."
         )
     if more > 0:
         return (
@@ -382,7 +382,7 @@ def _lane(
 
 
 def _title(lane: ProofLane, longest: float) -> str:
-    # said in words as well, since colour alone does not reach everyone
+    # in words as well, since colour alone does not reach everyone
     cut = ", cut at the right edge" if lane.duration_us > 1.001 * longest else ""
     label = visible(lane.label, 60)
     return f"{_LANE_WORDS[lane.kind]} ({label}): {ms(lane.duration_us / 1000)}{cut}"
@@ -419,7 +419,7 @@ def _summary_side_by_side(block: str, proof: Proof) -> str:
     number = plural(len(original.ops), "operator")
     head = f"{name} ran {number} in the forward pass of step {proof.step}"
     if not again:
-        return f"{head}, and none of them again in the backward pass."
+        return f"{head}, and not one of them again in the backward pass."
     counts = " and ".join(str(len(lane.ops)) for lane in again)
     if len(again) == 1:
         return f"{head}, and {counts} of them once more in the backward pass."
@@ -470,7 +470,7 @@ def numbered(ops: Iterable[ProofOp]) -> list[tuple[tuple[str, int], ProofOp]]:
 
 
 def short_name(op: ProofOp) -> str:
-    """The last part of ``aten::mm`` or ``Linear.forward``, which tells operators apart."""
+    """The last part of ``aten::mm`` or ``Linear.forward``, the part in which operators differ."""
     return visible(op.name.rpartition("::")[2], 40)
 
 
@@ -505,29 +505,14 @@ FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#cfe6c6", "#e1e4e8"
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
-class PictureMark(Struct, frozen=True):
-    """One operator of a lane; ``label`` is its family where that fits.
-
-    ``op`` is the same number for the same operator in every lane.
-    """
-
-    x: float
-    width: float
-    colour: int
-    label: str
-    name: str
-    time: str
-    op: int
-
-
 class LaneRun(Struct, frozen=True):
-    """One run of the block, as a lane."""
+    """One run of the block, as a lane; a label is the operator's family where that fits."""
 
     name: str
     kind: str
     title: str
     width: float
-    marks: tuple[PictureMark, ...]
+    marks: tuple[Box, ...]
 
 
 class Picture(Struct, frozen=True):
@@ -541,7 +526,7 @@ class Picture(Struct, frozen=True):
 
 
 def picture(result: Result) -> Picture | None:
-    """What the first screen draws; ``None`` where there is nothing to draw."""
+    """The drawing of the first screen; ``None`` where there is nothing to draw."""
     bars = cost_bars(result)
     proof = result.proof
     lanes = [lane for lane in proof.lanes if lane.kind in _WORDS] if proof else []
@@ -562,8 +547,8 @@ def picture(result: Result) -> Picture | None:
 
 
 def _caption(lanes: list[ProofLane]) -> str:
-    """What the lanes have in common, by the operators in them: early stop leaves out the last ones,
-    and a checkpoint inside the block keeps some.
+    """The operators that the lanes share: early stop leaves out the last ones, and a checkpoint
+    inside the block keeps some.
     """
     first, *others = ([key for key, _ in numbered(lane.ops)] for lane in lanes)
     if all(other == first for other in others):
@@ -586,9 +571,10 @@ def _run(
         family = visible(family_words(op.family), 20)
         fits = len(family) * _PICTURE_CHARACTER + 1 < width and op.family != "other"
         marks.append(
-            PictureMark(
+            Box(
                 x=round(x, 2),
                 width=round(width, 2),
+                y=0,
                 colour=colours[op.family],
                 label=family if fits else "",
                 name=short_name(op),

@@ -16,8 +16,8 @@ from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import visible
 from recompute_scan.result import Finding
 
-UNKNOWN_CAUSE = "This is none of the failures that recompute-scan knows."
-# Columns of the labels beside what is said of a fix.
+UNKNOWN_CAUSE = "recompute-scan does not know this failure."
+# Columns of the labels of a fix.
 _LABEL = 10
 _MOST_EVIDENCE = 3
 _DIFF_COLOUR = {"add": "green", "del": "red", "hunk": "cyan"}
@@ -41,7 +41,7 @@ def finding_anchors(findings: Sequence[Finding]) -> list[str]:
 
 
 def finding_text(page: Page, finding: Finding) -> None:
-    """What was found and how it is repaired, on a terminal."""
+    """A finding and its fix, on a terminal."""
     page.title("Finding")
     page.prose(_head(finding), "    ", "  ", fg=_SEVERITY_COLOUR[finding.severity])
     page.prose(finding.title)
@@ -85,8 +85,9 @@ def explanation(
     *,
     color: bool,
     width: int = WIDTH,
+    verbose: bool = True,
 ) -> str:
-    """What ``explain`` prints for a log: the cause, what else it shows, where to read more.
+    """The answer of ``explain`` for a log: the cause, other hints, where to read more.
 
     Args:
         findings: The cause, where it is known.
@@ -94,6 +95,7 @@ def explanation(
         first: The failure that came first, in one line, or ``None`` where the log has none.
         color: Whether to use ANSI codes.
         width: Columns of the terminal.
+        verbose: Whether to print all of it; else the answer has at most 15 lines.
     """
     page = Page(color, width)
     if first is None and not findings:
@@ -101,25 +103,36 @@ def explanation(
     elif not findings:
         page.prose(f"First failure: {visible(first or '', 400)}", "", bold=True)
         page.prose(UNKNOWN_CAUSE, "")
-    for finding in findings:
-        _explained(page, finding)
-    for finding in hints:
+    codes = list(dict.fromkeys(finding.code for finding in (*findings, *hints)))
+    for finding in findings[: None if verbose else 1]:
+        _explained(page, finding, verbose=verbose)
+    for finding in hints if verbose else ():
         page.title("Also seen; nothing shows that it ended the run")
         _explained(page, finding)
-    codes = list(dict.fromkeys(finding.code for finding in (*findings, *hints)))
-    if codes:
+    if codes and not verbose:
+        if others := [f"{one.code} {one.name}" for one in (*findings[1:], *hints)]:
+            page.cut(f"Also seen (-v): {', '.join(others)}", "  ")
+        page.written += ["", f"  more    recompute-scan explain {codes[0]}"]
+    elif codes:
         page.title("Read more")
         for code in codes:
             page.verbatim(f"recompute-scan explain {code}", "  ")
     return "\n".join(page.written).strip("\n") + "\n"
 
 
-def _explained(page: Page, finding: Finding) -> None:
+def _explained(page: Page, finding: Finding, *, verbose: bool = True) -> None:
+    """The cause, its evidence and its fix; in short, in at most 12 lines."""
+    most = None if verbose else _MOST_EVIDENCE
     page.prose(_head(finding), "", fg="red" if finding.severity == "error" else "yellow")
-    page.prose(finding.title, "", bold=True)
-    _why(page, finding)
+    page.prose(finding.title, "", bold=True, most=most and 2)
+    if verbose:
+        _why(page, finding)
+    else:
+        _part(page, "Why", finding.detail, most=most)
+        for item in finding.evidence[:most]:
+            page.cut(f"- {item}", "    ")
     if finding.fix is not None:
-        _part(page, "Fix", finding.fix.summary, bold=True)
+        _part(page, "Fix", finding.fix.summary, bold=True, most=most)
 
 
 def _head(finding: Finding) -> str:
@@ -131,7 +144,7 @@ def _why(page: Page, finding: Finding, most: int | None = None) -> None:
     _part(page, "Why", finding.detail)
     shown = finding.evidence[:most]
     if shown:
-        page.prose("What shows it:")
+        page.prose("Evidence:")
     for item in shown:
         page.prose(f"- {visible(item, 400)}", "      ", "    ")
     if left := len(finding.evidence) - len(shown):

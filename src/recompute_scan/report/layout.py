@@ -1,4 +1,4 @@
-"""What `run --verify` measured, in a few sentences for every rendering."""
+"""The measurements of `run --verify`, in a few sentences for every rendering."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MOST_NAMED = 3
 
 
 def measured_title(result: Result) -> str:
-    """What the section is called."""
+    """The section's title."""
     tried = result.verified is not None and result.verified.after is not None
     return "Measured with the fix applied" if tried else "Measured"
 
 
 def measured_sentences(result: Result) -> list[str]:
-    """What the figures say: the step, the losses, the prediction, and how it was measured."""
+    """Sentences on the step, the losses, the prediction, and how it was measured."""
     verified = result.verified
     if verified is None:
         return []
@@ -67,8 +67,8 @@ def _gradients(gradients: Gradients) -> str:
     if gradients.in_parts is None:
         return _equal_or_not(gradients)
     return (
-        "Without any checkpoint the script ran out of memory, so those of "
-        f"{plural(gradients.in_parts, 'block')} were taken out in several runs, some in each. "
+        "Without any checkpoint the script ran out of memory, so several runs each took out some "
+        f"of the checkpoints of {plural(gradients.in_parts, 'block')}. "
         f"{_equal_or_not(gradients)}"
     )
 
@@ -87,8 +87,8 @@ def _equal_or_not(gradients: Gradients) -> str:
         )
     if gradients.status == "not-repeatable":
         return (
-            "Whether the script's checkpoints change gradients could not be told: the script "
-            "itself gives others each time it is run."
+            "Whether the script's checkpoints change gradients is not known: the script itself "
+            "gives others each time it is run."
         )
     if gradients.status == "not-seen":
         return (
@@ -168,7 +168,7 @@ def _outcome(verified: Verified) -> str:
     likely = f"likely {span(verified.saving_low_ms, verified.saving_high_ms)}"
     if verified.outcome == "unclear":
         return (
-            f"The step times vary too much to tell what the fix saves ({likely} per step). Measure "
+            f"The step times vary too much to say what the fix saves ({likely} per step). Measure "
             "again on a quiet machine, or with more --timing-steps. Until then, the prediction "
             "counts."
         )
@@ -179,7 +179,7 @@ def _outcome(verified: Verified) -> str:
         return f"The fix does not help: a step takes {lost} longer with it."
     if verified.saving_is_rough:
         return (
-            f"The fix helps, and the step times vary too much to tell how much: it saves {likely} "
+            f"The fix helps, and the step times vary too much to say how much: it saves {likely} "
             "per step. Measure again on a quiet machine, or with more --timing-steps."
         )
     return (
@@ -199,12 +199,12 @@ def _losses(losses: Losses) -> str:
         )
     seed = ""
     if losses.seeded_by_script is False:
-        seed = " The script sets no seed of its own; every run was given the same one."
+        seed = " The script sets no seed; every run was given the same one."
     if losses.status == "different":
         own = ""
         if losses.repeat_difference:
             own = (
-                ", where those of the unchanged script differ by up to "
+                ", where the unchanged script's differ by up to "
                 f"{_number(losses.repeat_difference)} from run to run"
             )
         if losses.largest_difference is None:
@@ -260,11 +260,11 @@ def _plan_losses(losses: Losses) -> str:
     if losses.status == "not-seen":
         return "No loss was seen."
     if losses.status == "equal":
-        return "Its losses equal those of the unchanged script, to the last bit."
+        return "Its losses equal the unchanged script's, to the last bit."
     if losses.largest_difference is None:
         return "Some of its losses are not numbers."
     most = _number(losses.largest_difference)
-    by = f"Its losses differ from those of the unchanged script by up to {most}"
+    by = f"Its losses differ from the unchanged script's by up to {most}"
     if not losses.repeat_difference:
         return f"{by}."
     return f"{by}, and its own by up to {_number(losses.repeat_difference)} from run to run."
@@ -311,7 +311,7 @@ def _how(verified: Verified) -> str:
         again = plural(verified.switching_runs, "time") if verified.switching_runs > 1 else "once"
         return (
             f"{ran}; and, because the times varied, {again} with the fix switched on and off from "
-            f"step to step. The step times of both are those of these {verified.pairs} pairs of "
+            f"step to step. The step times of both are from these {verified.pairs} pairs of "
             "neighbouring steps, without the profiler."
         )
     each = verified.before.timed_steps // rounds if rounds else 0

@@ -16,32 +16,8 @@ from msgspec.structs import replace
 from recompute_scan.report import summary
 from recompute_scan.report.blocks import WIDTH, Page, Section, checkpoint_stacks, columns, printed
 from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS, Picture, picture
-from recompute_scan.report.sections import plan
-from recompute_scan.report.sections.answer import (
-    EVERY_RULE,
-    FAILURE,
-    FINDINGS_AND_FIXES,
-    FIRST_SCREEN,
-    HOW_TO_CHECK,
-    METHOD,
-    MOST_LINES,
-    answer_text,
-)
-from recompute_scan.report.sections.correctness import (
-    COMPILED_CODE,
-    SAME_COMPUTATION,
-    SELECTIVE_POLICIES,
-)
-from recompute_scan.report.sections.cost import DEVICE_USE, HTA_FIGURES, MEASURED_FIX, STEP_COST
-from recompute_scan.report.sections.layers import (
-    BLOCK_BY_BLOCK,
-    CHECKPOINT_SITES,
-    RECOMPUTED_BY_DESIGN,
-    RUN_BY_RUN,
-    STEPS_AND_FAMILIES,
-)
-from recompute_scan.report.sections.run import MEMORY_SNAPSHOTS, RANK_BY_RANK, TRACE_HEALTH
-from recompute_scan.report.sections.work import EARNS
+from recompute_scan.report.sections import answer, correctness, cost, layers, plan, run, work
+from recompute_scan.report.sections.answer import MOST_LINES, answer_text
 from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
     Attachments,
@@ -60,29 +36,29 @@ from recompute_scan.result.run_record import NextCommand
 
 # In the order in which they are read, which every rendering follows.
 SECTIONS: tuple[Section, ...] = (
-    FAILURE,
+    answer.FAILURE,
     plan.PLANNED_CHECKPOINTS,
-    FIRST_SCREEN,
-    MEASURED_FIX,
-    STEP_COST,
-    RUN_BY_RUN,
-    BLOCK_BY_BLOCK,
-    RECOMPUTED_BY_DESIGN,
-    RANK_BY_RANK,
-    CHECKPOINT_SITES,
-    COMPILED_CODE,
-    FINDINGS_AND_FIXES,
-    SAME_COMPUTATION,
-    EARNS,
-    SELECTIVE_POLICIES,
-    MEMORY_SNAPSHOTS,
-    HOW_TO_CHECK,
-    DEVICE_USE,
-    HTA_FIGURES,
-    EVERY_RULE,
-    STEPS_AND_FAMILIES,
-    TRACE_HEALTH,
-    METHOD,
+    answer.FIRST_SCREEN,
+    cost.MEASURED_FIX,
+    cost.STEP_COST,
+    layers.RUN_BY_RUN,
+    layers.BLOCK_BY_BLOCK,
+    layers.RECOMPUTED_BY_DESIGN,
+    run.RANK_BY_RANK,
+    layers.CHECKPOINT_SITES,
+    correctness.COMPILED_CODE,
+    answer.FINDINGS_AND_FIXES,
+    correctness.SAME_COMPUTATION,
+    work.EARNS,
+    correctness.SELECTIVE_POLICIES,
+    run.MEMORY_SNAPSHOTS,
+    answer.HOW_TO_CHECK,
+    cost.DEVICE_USE,
+    cost.HTA_FIGURES,
+    answer.EVERY_RULE,
+    layers.STEPS_AND_FAMILIES,
+    run.TRACE_HEALTH,
+    answer.METHOD,
 )
 
 
@@ -105,8 +81,8 @@ def render_text(
 
     ``report`` is the path of the written page. ``after`` and ``folder`` are as of
     :func:`recompute_scan.report.summary.with_next_steps`. With ``color`` the same characters carry
-    ANSI codes; nothing else differs. With ``links`` call sites whose files are here are links
-    (OSC 8).
+    ANSI codes; nothing else differs. With ``links`` a call site links to its file (OSC 8)
+    where that is here.
     """
     page = Page(color, width, links)
     result = summary.with_next_steps(result, after, folder)
@@ -248,8 +224,8 @@ def render_html(
 def render_brief_html(result: Result) -> str:
     """Verdict, picture, three numbers, call sites and what to change, without script and style.
 
-    An HTML fragment; every name in it is escaped. The picture is an image of its own, since pages
-    that show other people's notebooks take drawings out of them.
+    An HTML fragment; every name in it is escaped. The picture is an image, since pages that show
+    other people's notebooks take drawings out of them.
     """
     drawn = picture(result)
     diffs = [finding.fix.diff for finding in result.findings if finding.fix]
@@ -275,7 +251,7 @@ def _static(drawn: Picture) -> str:
 
 
 def _said(drawn: Picture) -> str:
-    """What the picture shows, for whom it is not shown."""
+    """The picture in words, for readers who cannot see it."""
     lanes = [f"{drawn.block}: {'; '.join(run.title for run in drawn.runs)}."] if drawn.runs else []
     return " ".join([drawn.bars.summary if drawn.bars else "", *lanes]).strip()
 

@@ -1,7 +1,7 @@
 """The answer in a few sentences and numbers, and the commands that come next.
 
-A script's name came with the result, and people paste what a report tells them to run: a name that
-a shell would read more into is never repeated.
+People paste the commands of a report, and a script's name may come from somebody else's result: a
+name that a shell would read more into is never repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.report import words
@@ -52,7 +52,7 @@ class KeyNumber(Struct, frozen=True):
 
 
 class Waste(Struct, frozen=True):
-    """What the fix saves per step: less time of today's step, more throughput than today's.
+    """The saving of the fix per step: less time of today's step, more throughput than today's.
 
     A step of 100 instead of 134.5 takes 25.7 % less time and gives 34.5 % more throughput.
     """
@@ -82,7 +82,7 @@ def shortest_answer(result: Result) -> str:
 
 
 def step_after(result: Result) -> StepAfter | None:
-    """The step after the fix: as measured where that could tell, else as predicted."""
+    """The step after the fix: as measured where that gave an answer, else as predicted."""
     verified, cost = result.verified, result.cost
     if verified is not None and verified.outcome in MEASURED:
         before, after = verified.before_step_ms, verified.after
@@ -101,7 +101,7 @@ def step_after(result: Result) -> StepAfter | None:
 
 
 def predicted_beside(result: Result) -> StepAfter | None:
-    """What was predicted, for comparison with what was measured.
+    """The prediction, for comparison with the measurement.
 
     A prediction is a share of the step. The step that is measured later, unchanged, is seldom to
     the digit the one that it was made from, and may be of a slower hour: it is applied to that,
@@ -122,7 +122,7 @@ def predicted_beside(result: Result) -> StepAfter | None:
 
 
 def saving(result: Result) -> Waste | None:
-    """The price of what is redundant, where the verdict says so and the fix saves time."""
+    """The price of the redundant work, where the verdict says so and the fix saves time."""
     step = step_after(result)
     if result.verdict != "doubled" or step is None or step.now_ms <= 0 or step.after_ms <= 0:
         return None
@@ -137,7 +137,7 @@ def saving(result: Result) -> Waste | None:
 
 
 def fix_sentence(result: Result) -> str | None:
-    """What the fix does to a step, in the one pair of numbers that every rendering gives.
+    """The effect of the fix on a step, in the one pair of numbers that every rendering gives.
 
     ``None`` where nothing is saved. No percentage where the step times vary too much for one.
     """
@@ -156,7 +156,7 @@ def fix_sentence(result: Result) -> str | None:
 
 
 def pair_sentence(result: Result) -> str | None:
-    """The step now and with the fix, without what a headline and bars beside it say."""
+    """The step now and with the fix, without numbers that the headline and the bars have."""
     step = step_after(result)
     if saving(result) is None or step is None:
         return None
@@ -196,7 +196,7 @@ def step_sentence(result: Result) -> str:
 
 
 def _varies(result: Result) -> bool:
-    """Whether the saving that is told, measured or predicted, carries no digits."""
+    """Whether the saving, measured or predicted, varies too much for digits."""
     cost, verified = result.cost, result.verified
     if verified is not None and verified.outcome in MEASURED:
         return verified.saving_is_rough
@@ -229,14 +229,7 @@ def what_was_measured(result: Result) -> tuple[str, ...]:
 
 def total(breakdown: Breakdown) -> float:
     """The whole of a breakdown, in ms."""
-    return (
-        breakdown.forward
-        + breakdown.recompute
-        + breakdown.redundant
-        + breakdown.backward
-        + breakdown.optimizer
-        + breakdown.other
-    )
+    return float(sum(astuple(breakdown)))
 
 
 def key_numbers(result: Result) -> tuple[KeyNumber, KeyNumber, KeyNumber]:
@@ -319,7 +312,7 @@ def attention_sentence(result: Result) -> str | None:
 
 
 def ratio_row(result: Result) -> tuple[str, str] | None:
-    """HFU over MFU as a number and what to hold beside it; ``None`` where it is not known."""
+    """HFU over MFU as a number and a note to compare it with; ``None`` where it is not known."""
     flops = result.flops
     if flops is None or flops.hfu_over_mfu is None:
         return None
@@ -336,15 +329,15 @@ def rank_words(result: Result) -> str:
 
 
 def ranks_sentence(result: Result) -> str | None:
-    """How many ranks there are, whether they agree, and whose numbers the page shows.
+    """How many ranks there are, whether they agree, and which rank's numbers the page shows.
 
-    ``None`` for a single rank. The result is that of the first rank with the worst verdict.
+    ``None`` for a single rank. The result is the first rank's with the worst verdict.
     """
     if len(result.ranks) < 2:
         return None
     number = plural(len(result.ranks), "rank")
     shown = next((r.rank for r in result.ranks if r.verdict == result.verdict), None)
-    whose = "" if shown is None else f" The numbers of this page are those of rank {shown}"
+    whose = "" if shown is None else f" The numbers of this page are from rank {shown}"
     if len({rank.verdict for rank in result.ranks}) == 1:
         said = f"{number}, all {result.ranks[0].verdict}."
         return said + (f"{whose}." if whose else "")
@@ -361,7 +354,7 @@ _WHOLE_STEP = (
 )
 _NO_MORE = (
     "The recording has whole steps with an annotation around each checkpointed call, so another "
-    "one would say no more. What checkpointing costs can be measured all the same: this command "
+    "one would say no more. The cost of checkpointing can be measured all the same: this command "
     "runs the script with it and without."
 )
 _RANGES = (
@@ -372,7 +365,7 @@ _RANGES = (
 )
 _NSYS = "nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx python"
 _GRAPHS = (
-    "What compiled code recomputes is in the graphs of torch.compile, not in the trace. This "
+    "The recomputes of compiled code are in the graphs of torch.compile, not in the trace. This "
     "command keeps them, on torch 2.10 and newer."
 )
 # Since this version graphs name checkpoints (https://github.com/pytorch/pytorch/pull/167735).
@@ -384,13 +377,13 @@ _OLD = (
 )
 _UNREADABLE = (
     "The graphs of torch.compile are not here, as where the script calls logging.disable(), or do "
-    "not tell. Without the compiler checkpoints nest in the same way, and each of them can be "
+    "not show it. Without the compiler checkpoints nest in the same way, and each of them can be "
     "counted."
 )
 
 
 class ToRecord(Struct, frozen=True):
-    """What to record where a trace could not tell, and the command that does."""
+    """The recording that gives an answer where a trace gives none, and its command."""
 
     why: str
     command: str
@@ -450,9 +443,9 @@ def with_next_steps(
     """The result with the commands that come next; the list is the same wherever it is shown.
 
     Args:
-        result: The result; what it names as next steps itself is not repeated.
+        result: The result; next steps that it names itself are not repeated.
         after: Commands of the run that it is from, in full; ``None`` where only the result is
-            known, whose commands leave the script's own arguments out.
+            known: its commands leave the script's own arguments out.
         folder: The folder or file that the result is read from; empty where that is not known.
     """
     if after is None:
@@ -487,7 +480,7 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
 
 
 def _own_command(result: Result, purpose: Purpose) -> str | None:
-    """What follows from the result alone, whatever the run was."""
+    """The command that follows from the result alone, whatever the run was."""
     if purpose == "explain":
         codes = [one.code for one in result.findings if _FINDING.fullmatch(one.code)]
         return f"recompute-scan explain {codes[0]}" if codes else None
@@ -497,12 +490,12 @@ def _own_command(result: Result, purpose: Purpose) -> str | None:
 
 
 def commands_of(result: Result, folder: str) -> list[NextCommand]:
-    """The commands, as far as the result and where it is read from tell them."""
+    """The commands, as far as they follow from the result and the folder that it is read from."""
     before = shlex.quote(folder) if folder else recorded_into(result)
     a_file = bool(Path(folder).suffix)
     after = recorded_into(result, "-after")
     after = shlex.quote(f"{folder}-after") if folder and not a_file else after
-    own = bool(folder) and is_run(Path(folder), alone=True)  # the next run has a folder of its own
+    own = bool(folder) and is_run(Path(folder), alone=True)  # the next run gets another folder
     after = shlex.quote(str(Path(folder).parent)) if own else after
     measure = run_command(result, verify=True)
     gradients = measure.replace("--verify", "--verify --without-checkpointing", 1)
@@ -535,7 +528,7 @@ def _buys_memory(result: Result) -> str:
 
 
 def how_to_record(result: Result) -> ToRecord:
-    """What gives an answer where this trace has none."""
+    """The recording that gives an answer where this trace has none."""
     if "compiled" in (result.reason or ""):
         if result.environment.get("torch_compile") != "used":  # not recorded by `run`
             return ToRecord(_GRAPHS, run_command(result))

@@ -97,7 +97,7 @@ def json_text(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Markdown as it may be printed; what keeps a tracker from seeing mentions stays."""
+    """Markdown as it may be printed; the joiners that hide mentions from a tracker stay."""
     return printable(text, keep=f"\n\t{_JOINER}")
 
 
@@ -120,7 +120,7 @@ def markdown_prose(text: str) -> str:
 
 
 def markdown_code(text: str, limit: int = LONGEST_NAME) -> str:
-    """A name as inline code whose quotes are longer than any run of backticks inside."""
+    """A name as inline code, in quotes that are longer than any run of backticks inside."""
     shown = visible(text, limit).replace("|", "¦") or " "
     ticks = "`" * (_longest_run(shown, "`") + 1)
     pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
@@ -147,7 +147,7 @@ def fill(template: str, **values: Any) -> str:
 
     Args:
         template: Name of a file in ``templates/``.
-        values: What it shows, beside words and units, which every template has.
+        values: What it shows; every template also has words and units.
     """
     style, script = _asset("style.css"), _asset("script.js")
     policy = (
@@ -221,7 +221,7 @@ def _web_link(address: str) -> bool:
 
 
 def _asset(name: str) -> Markup:
-    """A style sheet or script of our own, put into the page without its indentation."""
+    """One of our style sheets or scripts, put into the page without its indentation."""
     loader = _environment().loader
     assert loader is not None
     source, _, _ = loader.get_source(_environment(), name)
@@ -287,8 +287,8 @@ def cell(value: object) -> object:
 def proof_trace(proof: Proof) -> str:
     """The enlarged block as a trace that Perfetto and chrome://tracing open.
 
-    Each lane is a thread of its own, in the order of the page; times are the recorded trace's
-    own, in µs. The format is Chrome's Trace Event Format.
+    Each lane is a thread, in the order of the page; times are the recorded trace's, in µs.
+    The format is Chrome's Trace Event Format.
     """
     events: list[dict[str, object]] = []
     for number, lane in enumerate(proof.lanes):

@@ -31,7 +31,7 @@ COLUMNS = (
 HOW = (
     "Operators that only a forward pass has, counted over the whole trace by name and time alone. "
     "An operator is inside the backward pass if it starts within a range of the autograd engine on "
-    "its thread. Work without gradients is left out, except for that of autograd functions."
+    "its thread. Work without gradients is left out, but for autograd functions."
 )
 _AGREES = {True: "agrees", False: "differs", None: "nothing to count"}
 _NO_COUNT = "no answer"
@@ -110,7 +110,7 @@ def _can_save(result: Result) -> bool:
 
 
 def _around_one_block(result: Result) -> bool:
-    """Whether all checkpoints of what is doubled are known, and each is around one block."""
+    """Whether all checkpoints of doubled blocks are known, and each is around one block."""
     stacks = [r.checkpoints for r in result.regions if r.recompute_runs_per_backward > 1]
     return bool(stacks) and all(
         len(stack) > 1 and all(one.around == "block" for one in stack) for stack in stacks
@@ -121,7 +121,7 @@ def _checkpointed(result: Result) -> bool:
     return any(region.checkpoints for region in result.regions)
 
 
-# What the verdict means; of these, all that are true.
+# The meaning of the verdict: all that are true.
 MEANING = (
     Said(
         "Activation checkpointing needs one recompute of a block in the backward pass. Here the "
@@ -175,12 +175,12 @@ MEANING = (
         lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "kernels",
     ),
     Said(
-        "The compiler's graphs say so of compiled code. How often each of them runs, and what runs "
-        "outside of them, they do not tell.",
+        "The compiler's graphs say so of compiled code. They do not show how often each of them "
+        "runs, or what runs outside of them.",
         lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "graphs",
     ),
     Said(
-        "Nor do these logs tell whether checkpoints are around compiled code, which would run all "
+        "Nor do these logs show whether checkpoints are around compiled code, which would run all "
         "of it once more. A recording by recompute-scan run does.",
         lambda r: (
             r.verdict in ("none", "partial", "full")
@@ -215,13 +215,13 @@ MEANING = (
         lambda r: r.verdict == "inconclusive",
     ),
 )
-# What is said of a number that is not known.
+# Notes on a number that is not known.
 UNKNOWN_NOTE = (
-    Said("these logs cannot tell", _of_graphs),
-    Said("the trace cannot tell", lambda r: not _of_graphs(r) and r.evidence_level != "hooks"),
+    Said("these logs do not show it", _of_graphs),
+    Said("the trace does not show it", lambda r: not _of_graphs(r) and r.evidence_level != "hooks"),
     Said("hooks count and time nothing", lambda r: r.evidence_level == "hooks"),
 )
-# What is said of the number of recomputes: the first that is true.
+# Notes on the number of recomputes: the first that is true.
 RECOMPUTES_NOTE = (
     Said(UNKNOWN_NOTE[0].text, lambda r: r.recompute_per_backward is None and _of_graphs(r)),
     Said(UNKNOWN_NOTE[1].text, lambda r: r.recompute_per_backward is None),
@@ -239,18 +239,18 @@ RECOMPUTES_NOTE = (
     ),
     Said("at most; ordinary checkpointing needs 1", lambda r: bool(r.recompute_per_backward)),
 )
-# What is said of the share of a step where nothing is redundant.
+# Notes on the share of a step where nothing is redundant.
 SHARE_NOTE = (
     Said("spent on recomputes that save memory", lambda r: _spent(r) and by_checkpoints(r)),
     Said("spent on recomputes", lambda r: r.cost is not None),
 )
-# What is said of the step's time where no fix changes it.
+# Notes on the step's time where no fix changes it.
 STEP_NOTE = (
     Said("the same as now: no saving is predicted", lambda r: r.verdict == "doubled"),
     Said("stays as it is: no recompute is redundant", lambda r: not _can_save(r)),
     Said("no recompute is redundant; the findings say what can be saved", _can_save),
 )
-# What the commands under "How to check it" are for.
+# The purpose of the commands under "How to check it".
 CHECKING = (
     Said(
         "There is nothing to repair. The same commands watch over it after later changes.",
@@ -270,12 +270,12 @@ NO_CALL_SITES = (
     ),
     Said("The trace does not name the checkpoints.", lambda r: not _checkpointed(r)),
 )
-# What the bars say of recomputes none of which is redundant, after what they take.
+# The end of the bars' sentence on recomputes where not one is redundant.
 NEEDED = (
     Said("recomputes that checkpointing needs to save memory", by_checkpoints),
     Said("recomputes that no checkpoint asked for", lambda r: not by_checkpoints(r)),
 )
-# Of these groups one is said, of MEANING all that are true.
+# Of these groups the first that is true is printed, of MEANING all that are.
 FIRST_TRUE = (
     NEEDED,
     UNKNOWN_NOTE,
@@ -374,7 +374,7 @@ def place_words(depth: int, total: int) -> str:
 
 
 def device_words(result: Result) -> str:
-    """What the step was measured on, for use after "on", and what limits it where that is not it.
+    """The device that the step was measured on, for use after "on", and whether it waits.
 
     A name of a device is not escaped.
     """
@@ -388,7 +388,7 @@ def device_words(result: Result) -> str:
 
 
 def collectives_words(cost: Cost) -> str:
-    """``13 per step, 52.0 MiB, 4.10 ms, 1.20 ms with no computation beside them``."""
+    """``13 per step, 52.0 MiB, 4.10 ms, 1.20 ms with no computation at the same time``."""
     if cost.repeated_collectives_ms is None or cost.repeated_collectives_count == 0:
         return UNKNOWN if cost.repeated_collectives_ms is None else "none"
     said = [ms(cost.repeated_collectives_ms)]
@@ -397,12 +397,14 @@ def collectives_words(cost: Cost) -> str:
     if cost.repeated_collectives_count is not None:
         said.insert(0, f"{count(cost.repeated_collectives_count)} per step")
     if cost.repeated_collectives_exposed_ms is not None:
-        said.append(f"{ms(cost.repeated_collectives_exposed_ms)} with no computation beside them")
+        said.append(
+            f"{ms(cost.repeated_collectives_exposed_ms)} with no computation at the same time"
+        )
     return ", ".join(said)
 
 
 def plain_count_row(result: Result) -> tuple[str, str] | None:
-    """Does the plain count agree, and the numbers of its most telling operator."""
+    """Does the plain count agree, and the numbers of its clearest operator."""
     check = result.cross_check
     if check is None:
         return None
@@ -412,12 +414,12 @@ def plain_count_row(result: Result) -> tuple[str, str] | None:
     name = shown.name.removeprefix("aten::")
     # A checkpoint of a single operator stops as soon as that has its inputs again.
     began = check.agrees and result.verdict == "none" and shown.inside > shown.in_hooks
-    # The answer that it would be held beside says nothing, unless it says that the two differ.
+    # The answer to compare it with says nothing, unless it says that the two differ.
     alone = check.agrees and result.verdict == "inconclusive"
     return (
         _NO_COUNT if alone else _AGREES[check.agrees],
         f"{plural(shown.inside, 'call')} of {name} inside the backward pass"
-        f"{', none of which was run to its end,' if began else ''} and "
+        f"{' that all stopped before their end' if began else ''} and "
         f"{count(shown.outside)} outside, in the whole trace",
     )
 

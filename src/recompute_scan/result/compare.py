@@ -1,11 +1,7 @@
-"""Two results side by side.
-
-Two results side by side: what went away, what is new, what a step takes now.
+"""Two results side by side: gone, new and kept findings and checkpoints, and the step times.
 
 A :class:`Comparison` is plain data of the schema ``recompute-scan-comparison/1``, described by
-:func:`json_schema`. Units are those of the result.
-
-What stands in the way of comparing the step times of two results.
+:func:`json_schema`. Units are as in the result.
 
 An obstacle makes any difference of the two meaningless: another device, another model, steps that
 were timed in another way. A caution is worth knowing, and the reader decides.
@@ -24,14 +20,14 @@ from msgspec.structs import replace
 from recompute_scan.intervals import is_sure, too_wide
 from recompute_scan.result import MEASURED, Result, Verdict, make_schema
 
-# Families of operators whose number a model sets; of the others, wrappers add some of their own.
+# Families of operators with a number that the model sets; wrappers add some of the others.
 _MODEL_KINDS = ("gemm", "conv", "attention", "norm", "embedding")
 # Counts and FLOPs of a forward pass that differ by no more are of the same work.
 _SAME_WORK = 0.01
 
 
 class Doubts(Struct, frozen=True):
-    """Whole sentences; ``same_work`` is ``None`` where that cannot be told."""
+    """Whole sentences; ``same_work`` is ``None`` where that is not known."""
 
     obstacles: tuple[str, ...]
     cautions: tuple[str, ...]
@@ -39,13 +35,13 @@ class Doubts(Struct, frozen=True):
 
 
 def doubts(before: Result, after: Result, sources: tuple[str | None, str | None]) -> Doubts:
-    """Why the two may not be comparable; ``sources`` are those of their step times."""
+    """Why the two may not be comparable; ``sources`` are the sources of their step times."""
     hard, soft = _devices(before, after)
     difference = _other_work(before, after)
     if difference:
         hard.append(difference)
     elif difference is None:
-        soft.append("Whether both do the same forward work cannot be told from these recordings.")
+        soft.append("These recordings do not show whether both do the same forward work.")
     if None not in sources and (sources[0] == "trace") != (sources[1] == "trace"):
         hard.append(
             "One step was timed without the profiler and the other taken from a trace, which "
@@ -57,8 +53,8 @@ def doubts(before: Result, after: Result, sources: tuple[str | None, str | None]
         )
     if difference == "" and None in _forward_flops(before, after):
         soft.append(
-            "The sizes of inputs and weights are not in both recordings: that they are the same "
-            "cannot be told from the calls alone."
+            "The sizes of inputs and weights are not in both recordings, and the calls alone "
+            "do not show whether they are the same."
         )
     hard += _settings(before, after, ("world_size", "threads"))
     soft += _settings(before, after, ("target", "torch"))
@@ -114,7 +110,7 @@ def _device_name(result: Result) -> str | None:
 
 
 def _other_work(before: Result, after: Result) -> str | None:
-    """How the forward passes differ; empty where they don't, ``None`` where it cannot be told."""
+    """How the forward passes differ; empty where they don't, ``None`` where it is not known."""
     results = before, after
     if any(
         r.verdict == "inconclusive" or r.evidence_level in ("kernels", "hooks") for r in results
@@ -163,7 +159,7 @@ _T = TypeVar("_T")
 
 
 class Side(Struct, frozen=True):
-    """What is compared of one result. ``name`` is what the person called it.
+    """The compared part of one result. ``name`` is as the person called it.
 
     ``step_ms`` is the median of ``steps``, with its interval of 95 %: of steps timed without the
     profiler, of recorded ones, or ``measured`` by `--verify` (the unchanged script), as the
@@ -197,7 +193,7 @@ class FamilyCalls(Struct, frozen=True):
 class Switch(Struct, frozen=True):
     """Checkpoints of one mechanism, variant and call site, and around how many blocks they stand.
 
-    ``call_site`` is that of the run after, where it still has one.
+    ``call_site`` is from the run after, where it still has one.
     """
 
     mechanism: str | None
@@ -216,7 +212,7 @@ class Mark(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """What differs between two runs.
+    """The differences between two runs.
 
     ``time_change_pct`` is of the step before (-25.6 where 185.07 follows 248.88), and
     ``throughput_change_pct`` of the throughput before (+34.5 there): two views of one change,
@@ -224,7 +220,7 @@ class Comparison(Struct, frozen=True):
     compared at all; ``warnings`` begins with these. ``difference`` says what the spread of the
     steps leaves of the change: ``sure`` where the intervals lie apart, ``direction`` where they
     do and one is too wide for a percentage, ``none`` where they overlap; ``None`` where steps
-    are too few to tell. Checkpoints are matched by mechanism and variant, call sites of the same
+    are too few. Checkpoints are matched by mechanism and variant, call sites of the same
     ones in order, since lines move when a script is changed; a finding by its code.
     """
 
@@ -340,7 +336,7 @@ def _span(side: Side) -> tuple[float, float, float] | None:
 
 
 def _calls(before: Result, after: Result) -> tuple[FamilyCalls, ...]:
-    """The families whose counts differ, those of the result before first."""
+    """The families with counts that differ, in the order of the result before, then the others."""
     was = {family.family: family for family in before.families}
     now = {family.family: family for family in after.families}
     rows = []
@@ -393,7 +389,7 @@ def _sites(result: Result) -> dict[tuple[str | None, str | None, int], tuple[str
 def _parted(
     before: Iterable[_T], after: Iterable[_T], key: Callable[[_T], Hashable]
 ) -> tuple[list[_T], list[_T], list[_T]]:
-    """What is only in the first, only in the second, and in both (as the second has it)."""
+    """The items only in the first, only in the second, and in both (as the second has them)."""
     one, other = list(before), list(after)
     first, second = {key(item) for item in one}, {key(item) for item in other}
     return (

@@ -1,8 +1,5 @@
-"""What recomputation costs: time, operations, memory, and the plan.
-
-What it costs: time, floating-point operations and memory of a step, predicted and measured.
-
-The part of the result that ``plan`` adds: what to recompute, and what that takes.
+"""The cost of recomputation: time, floating-point operations and memory of a step, predicted and
+measured, and the plan.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ class Breakdown(Struct, frozen=True):
 
 
 class Cost(Struct, frozen=True):
-    """What the recomputes cost. ``step_ms`` is a median over ``steps``; see ``method``.
+    """The cost of the recomputes. ``step_ms`` is a median over ``steps``; see ``method``.
 
     ``step_low_ms`` and ``step_high_ms`` hold that median with 95 %, below six steps less surely:
     then they are the shortest and the longest. ``None`` with a single step, and in results of
@@ -43,9 +40,9 @@ class Cost(Struct, frozen=True):
     ``None``. ``bare_step_ms`` is the step without any recompute.
 
     ``repeated_collectives_*`` are those inside recomputes, per step: their time (on the GPU, or of
-    the host that starts them), their number, their bytes (of each the larger of what a process puts
-    in and gets out) where the trace tells those of all, and the part of their time on the GPU
-    beside which no kernel computes.
+    the host that starts them), their number, their bytes (of each the larger of a process's input
+    and output) where the trace has the bytes of all, and the part of their time on the GPU in which
+    no kernel computes.
     """
 
     step_ms: float
@@ -99,7 +96,7 @@ class Flops(Struct, frozen=True):
 
 
 class RegionMemory(Struct, frozen=True):
-    """What the checkpoint of one region keeps out of memory between forward and backward.
+    """Bytes that the checkpoint of one region keeps out of memory between forward and backward.
 
     ``ordinal`` is the region's; ``saved_bytes`` is for one micro-batch, ``None`` where the region
     was not recomputed while memory was recorded.
@@ -138,7 +135,7 @@ class Memory(Struct, frozen=True):
     reason: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a result, which others may have written, whose plan is not there."""
+        """Refuse a result, which others may have written, that names a plan it does not have."""
         if self.chosen is not None and not 0 <= self.chosen < len(self.plans):
             raise ValueError(f"there is no plan {self.chosen}")
 
@@ -146,8 +143,8 @@ class Memory(Struct, frozen=True):
 class DeviceTime(Struct, frozen=True):
     """How a device spent its time, as recompute-scan counts it; percentages as in :class:`Hta`.
 
-    The time reaches from the first kernel to the last; what is neither communication nor a copy
-    computes.
+    The time reaches from the first kernel to the last; kernels that neither communicate nor copy
+    compute.
     """
 
     kernel_time_ms: float
@@ -158,12 +155,12 @@ class DeviceTime(Struct, frozen=True):
 
 
 class Hta(Struct, frozen=True):
-    """What Holistic Trace Analysis says of the trace; percentages of the GPU's time.
+    """The figures of Holistic Trace Analysis for the trace; percentages of the GPU's time.
 
     That time reaches from the first kernel to the last, over all recorded steps. ``overlap_pct``
-    is the part of communication that runs beside computation, ``None`` without any;
+    is the part of communication that runs during computation, ``None`` without any;
     ``kernel_types`` are shares of the busy time, of each kind alone and of kinds side by side.
-    ``rank`` is whose trace it was, ``own`` what recompute-scan counts of the same trace.
+    ``rank`` is the trace's rank, ``own`` recompute-scan's count of the same trace.
     """
 
     kernel_time_ms: float
@@ -186,7 +183,7 @@ Outcome = Literal[
     "failed",
     "not-tried",
 ]
-# Outcomes whose figures say what the fix does to a step.
+# Outcomes with figures that show the effect of the fix on a step.
 MEASURED: tuple[Outcome, ...] = ("helps", "slower", "no-gain", "losses-differ")
 
 
@@ -217,7 +214,7 @@ class Arm(Struct, frozen=True):
 
 
 class Losses(Struct, frozen=True):
-    """The losses of the unchanged script beside those with the fix, in order of backward passes.
+    """The losses of the script without and with the fix, in order of backward passes.
 
     ``status`` is ``equal`` only where all bits are; ``not-repeatable`` where the unchanged script
     gave other losses the second time, and those with the fix are not far from them; ``different``
@@ -237,8 +234,8 @@ class WithPlan(Struct, frozen=True):
     """RS301's plan applied in memory, on top of the fix where there is one.
 
     ``modules`` are those without checkpoints. ``arm`` is ``None`` where their checkpoints could
-    not be taken out, and nothing was measured. ``losses`` are beside those of the unchanged
-    script.
+    not be taken out, and nothing was measured. ``losses`` compares them with the unchanged
+    script's.
     """
 
     modules: tuple[str, ...]
@@ -247,7 +244,7 @@ class WithPlan(Struct, frozen=True):
 
 
 class GradientDistance(Struct, frozen=True):
-    """How far one gradient or buffer is from that of the other run, as a share of its norm.
+    """How far one gradient or buffer is from the other run's, as a share of its norm.
 
     ``distance`` is ``null`` where one of the two runs has none.
     """
@@ -258,7 +255,7 @@ class GradientDistance(Struct, frozen=True):
 
 
 class Gradients(Struct, frozen=True):
-    """Gradients and buffers after the first step, beside those of another run from the same seeds.
+    """Gradients and buffers after the first step, compared with another run from the same seeds.
 
     ``status`` is ``equal`` where all bits are, ``rounding`` where no more than that lies between,
     ``not-repeatable`` where the script itself gives others each time, ``not-seen`` where there
@@ -274,7 +271,7 @@ class Gradients(Struct, frozen=True):
 
 
 class Verified(Struct, frozen=True):
-    """The fix applied in memory and measured, beside the unchanged script.
+    """The fix applied in memory and measured, with the unchanged script for comparison.
 
     ``outcome``: ``helps`` or ``slower`` where the intervals leave no doubt, ``no-gain`` where
     they leave room for a small saving or loss only, ``unclear`` where they are too wide for
@@ -316,7 +313,7 @@ class Verified(Struct, frozen=True):
 
     @property
     def saving_is_rough(self) -> bool:
-        """Whether the fix was measured to help, by an amount whose digits say nothing."""
+        """Whether the fix was measured to help, by an amount too uncertain for digits."""
         saved, low, high = self.saving_ms, self.saving_low_ms, self.saving_high_ms
         if self.outcome != "helps" or saved is None or low is None or high is None:
             return False
@@ -335,15 +332,15 @@ class PlanPoint(Struct, frozen=True):
     """One arrangement of checkpoints.
 
     Attributes:
-        recomputed: Number of modules that are recomputed; ``None`` for today's, whose checkpoints
-            may be of other kinds.
+        recomputed: Number of modules that are recomputed; ``None`` for today's script: its
+            checkpoints may be of other kinds.
         step_ms: How long a step takes.
         peak_bytes: Most that is saved for the backward pass at once, what a recompute makes again
             included; on a GPU the most that is allocated.
         measured: Whether both were measured, and not worked out.
         selective: How many of the recomputed ones keep the results of heavy operators.
-        offloaded: Number of modules whose saved tensors go to the host.
-        in_part: Number of modules of which only parts are recomputed; ``recomputed`` is without
+        offloaded: Number of modules that send their saved tensors to the host.
+        in_part: Number of modules that are recomputed only in part; ``recomputed`` is without
             them.
     """
 
@@ -357,21 +354,21 @@ class PlanPoint(Struct, frozen=True):
 
 
 class PlannedModule(Struct, frozen=True):
-    """What the plan does with one module.
+    """One module in the plan.
 
     Attributes:
         module: Its name.
         module_class: Its class.
         checkpointed: Whether it is checkpointed today.
         recompute: Whether the plan recomputes all of it.
-        again_ms: What its recompute takes of a step; what it would take, where it is kept.
-        saved_bytes: What its operators save in one forward run where it is not recomputed.
+        again_ms: Time of its recompute per step; where it is kept, the time that one would take.
+        saved_bytes: Bytes that its operators save in one forward run where it is not recomputed.
         selective: Whether its checkpoint keeps the results of heavy operators.
         offloaded: Whether what it saves goes to the host until its backward pass; ``again_ms`` is
             then what that takes.
         parts: Names, below its own, of the parts that the plan recomputes instead; ``again_ms`` is
             then what these take.
-        parts_today: Names of the parts that have a checkpoint of their own today.
+        parts_today: Names of the parts that have a checkpoint today.
     """
 
     module: str
@@ -393,7 +390,7 @@ class PlannedModule(Struct, frozen=True):
 
     @property
     def checkpointed_names(self) -> tuple[str, ...]:
-        """What the plan puts a checkpoint around: the module, some parts, or nothing."""
+        """The names that the plan puts a checkpoint around: the module, some parts, or nothing."""
         return self.names_of_parts(self.parts) if not self.recompute else (self.module,)
 
     def names_of_parts(self, parts: tuple[str, ...]) -> tuple[str, ...]:
@@ -415,7 +412,7 @@ class PlanProof(Struct, frozen=True):
         ratio_high: At most this.
         peak_bytes: Most that was saved, or allocated, at once.
         predicted_bytes: What had been worked out.
-        today_bytes: Most that the unchanged script saved, or allocated, at once beside it.
+        today_bytes: Most that the unchanged script saved, or allocated, at once in turn with it.
         ranks: How many ranks it was applied to, alike. The one that takes most says what it takes,
             the slowest how long a step is.
     """
@@ -452,7 +449,7 @@ class ActivationPlan(Struct, frozen=True):
             none is needed.
         proof: What the plan was measured to do.
         remarks: What the person should know, one sentence each.
-        operators: Those whose results selective checkpoints of the plan keep.
+        operators: Operators with results that selective checkpoints of the plan keep.
     """
 
     device: Literal["cpu", "gpu"]

@@ -11,8 +11,7 @@ from recompute_scan.crash import Crash
 from recompute_scan.errors import InputError
 from recompute_scan.files import encodable
 from recompute_scan.result.cost import ActivationPlan, Cost, Flops, Hta, Memory, Verified
-from recompute_scan.result.decisions import Policies
-from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.recompute import (
     Attention,
     ByDesign,
@@ -81,7 +80,7 @@ class Result(Struct, frozen=True):
     """Everything that was found out about one run.
 
     ``next_steps`` is for programs that read the JSON: a report makes the list anew, since people
-    paste what it tells them to run.
+    paste the commands that it shows.
     """
 
     tool_version: str

@@ -14,9 +14,125 @@ from msgspec import Struct
 from recompute_scan.files import content, write_whole
 from recompute_scan.units import plural
 
+# ``operator``: the very thing that is called. ``packet``: all overloads of a name, which no call
+# equals. ``other``: a function of torch's, which no call equals either.
+EntryKind = Literal["operator", "packet", "other"]
+
+
+class DecidedOperator(Struct, frozen=True):
+    """One operator as a policy met it in the forward passes of the watched step.
+
+    Attributes:
+        name: With its overload, such as ``aten.mm.default``.
+        met: Calls at which the policy was asked.
+        decided: How often it gave each answer, by the names of torch's ``CheckpointPolicy``;
+            booleans count as what torch makes of them.
+        kept: Calls with a result that was kept.
+        kept_bytes: Storage that is kept because of it; the region's input, and storage kept by
+            an earlier call, are not counted again.
+        result_bytes: New storage of the results that were not kept.
+        held_bytes: Of ``result_bytes``, what was there still when the recompute began: nothing was
+            freed by recomputing it.
+        served: Kept results that recomputes asked for.
+        recomputed: Calls that recomputes made again.
+        forward_ms_per_step: Time of its calls in the forward; ``None`` where no trace shows
+            it.
+        recompute_ms_per_step: Time of its calls in recomputes, likewise.
+    """
+
+    name: str
+    met: int
+    decided: dict[str, int]
+    kept: int = 0
+    kept_bytes: int = 0
+    result_bytes: int = 0
+    held_bytes: int = 0
+    served: int = 0
+    recomputed: int = 0
+    forward_ms_per_step: float | None = None
+    recompute_ms_per_step: float | None = None
+
+
+class PolicyEntry(Struct, frozen=True):
+    """One member of a collection that a policy looks into.
+
+    Attributes:
+        name: Such as ``aten.mm.default``, or ``aten.mm`` for all overloads.
+        kind: What it is.
+        collection: Name of the variable; ``the list`` where torch got the list itself.
+        met: Calls of the operator, or of its overloads.
+        kept: Of these, calls with a result that was kept.
+        times: How often it is in the collection, where that can hold it twice.
+        site: ``file:line`` where the policy's file spells it; empty where it does not.
+    """
+
+    name: str
+    kind: EntryKind
+    collection: str
+    met: int
+    kept: int
+    times: int = 1
+    site: str = ""
+
+
+class WatchedPolicy(Struct, frozen=True):
+    """One policy at one checkpoint.
+
+    Attributes:
+        name: Of the function; ``a list of 3 operators`` for a list.
+        defined: ``file:line`` of the function; empty for a list, and where unknown.
+        own: Whether it is in the user's code, and no library's.
+        site: ``file:line`` that switched the checkpoint on; empty where unknown.
+        mechanism: What switched it on; empty where unknown.
+        regions: Checkpointed calls that it decided for.
+        recomputes: Of these, calls that asked for an operator in their recompute.
+        raised: Calls that ended with an exception of the policy's.
+        operators: In the order in which they were met first.
+        entries: Members of the collections that the policy refers to.
+    """
+
+    name: str
+    defined: str
+    own: bool
+    site: str
+    mechanism: str
+    regions: int
+    recomputes: int
+    raised: int = 0
+    operators: tuple[DecidedOperator, ...] = ()
+    entries: tuple[PolicyEntry, ...] = ()
+
+    @property
+    def met(self) -> int:
+        """Calls at which it was asked."""
+        return sum(one.met for one in self.operators)
+
+    @property
+    def kept(self) -> int:
+        """Calls with a result that was kept."""
+        return sum(one.kept for one in self.operators)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Storage that it keeps."""
+        return sum(one.kept_bytes for one in self.operators)
+
+
+class Policies(Struct, frozen=True):
+    """The policies that decided in one step, the one that is recorded with Python stacks.
+
+    Attributes:
+        policies: In the order in which they were asked first.
+        untold: What could not be seen, one sentence each.
+    """
+
+    policies: tuple[WatchedPolicy, ...] = ()
+    untold: tuple[str, ...] = ()
+
+
 # The question that comparing a step answers.
 SAME = "Is the recomputed forward the same?"
-# What a recompute did otherwise than its forward, by the first operator whose result shows it.
+# A difference of a recompute from its forward, by the first operator with a result that shows it.
 DifferenceKind = Literal[
     "random", "type", "input", "argument", "shape", "operators", "value", "atomics"
 ]
@@ -44,8 +160,8 @@ class Difference(Struct, frozen=True):
     Attributes:
         kind: ``random``: another random state; ``type``: another type; ``input``: something from
             outside the region has changed; ``argument``: a number that an operator is called with
-            has; ``shape``: another shape; ``operators``: others were called; ``value``: none of
-            these; ``atomics``: the same call twice gives two results here.
+            has; ``shape``: another shape; ``operators``: others were called; ``value``: no other
+            kind; ``atomics``: the same call twice gives two results here.
         operation: The operator of the recompute.
         instead_of: Name of the forward's operator in that place, where it is another.
         generator: Whose random state it was: ``torch (cpu)``, ``torch (cuda)``, ``a generator of
@@ -99,7 +215,7 @@ class LostGradient(Struct, frozen=True):
     """A tensor that needs a gradient in a region's forward, and gets none through its recompute.
 
     Attributes:
-        name: Qualified name of a parameter; of what left a block where it was in that, such as
+        name: Qualified name of a parameter; place of a tensor that left a block, such as
             ``output[1][0]``; empty for another tensor.
         operation: The operator that used it: the recompute's, or the first outside the block.
         why: ``grad-mode-off``: the recompute runs without autograd; ``detached``: it got a copy
@@ -185,7 +301,7 @@ class ComparedRegion(Struct, frozen=True):
 
     @property
     def undecided(self) -> bool:
-        """Whether that could not be told of all its recomputes."""
+        """Whether that is not known of all its recomputes."""
         return bool(self.untold) or any(one.kind == "atomics" for one in self.differences)
 
 
@@ -210,12 +326,12 @@ class Fidelity(Struct, frozen=True):
 
     @property
     def compared(self) -> tuple[ComparedRegion, ...]:
-        """The regions of which a recompute was compared."""
+        """The regions that had a recompute compared."""
         return tuple(region for region in self.regions if region.recomputes)
 
     @property
     def keeping_ms(self) -> float | None:
-        """What keeping the random state takes in the compared step, in ms of the host; ``None``
+        """The time to keep the random state in the compared step, in ms of the host; ``None``
         where that is unknown.
         """
         if self.keeping_us is None:
@@ -266,7 +382,7 @@ def in_words(fidelity: Fidelity) -> str:
     undecided = [region for region in blocks if region.undecided]
     if undecided:
         return (
-            f"That could not be told of {len(undecided)} {of}: the same call gives another result "
+            f"That is not known of {len(undecided)} {of}: the same call gives another result "
             "each time on this device, or the block could not be looked at."
         )
     compared = plural(sum(region.operators for region in blocks), "result")
@@ -276,17 +392,17 @@ def in_words(fidelity: Fidelity) -> str:
 
 
 def _counted_as(regions: Sequence[ComparedRegion]) -> str:
-    """What the regions are: blocks, or, where some have several checkpoints, these."""
+    """The name of the regions: blocks, or, where some have several checkpoints, these."""
     modules = [region.module for region in regions]
     return "block" if all(modules) and len(set(modules)) == len(modules) else "checkpoint"
 
 
 class ComparedGradients(Struct, frozen=True):
-    """Gradients of the first step with the script's checkpoints, beside those without them.
+    """Gradients of the first step with and without the script's checkpoints, compared.
 
     Attributes:
         number: How many gradients were compared.
-        differing: Parameters whose gradients differ by more than rounding.
+        differing: Parameters with gradients that differ by more than rounding.
         equal: Whether all others are equal to the last bit.
         functions: Checkpoint functions that were taken out, other than torch's own.
     """
@@ -312,7 +428,7 @@ class ComparedGradients(Struct, frozen=True):
 
 
 def is_open(fidelity: Fidelity) -> bool:
-    """Whether blocks ran of which it could not be told if their recompute is the same."""
+    """Whether blocks ran that may have another recompute: the comparison could not say."""
     return any(region.undecided for region in fidelity.regions)
 
 
@@ -353,7 +469,7 @@ def sampled_name(rank: int) -> str:
 
 
 def write_sampled(folder: Path, rank: int, sampled: tuple[Sampled, ...]) -> None:
-    """Write the gradients of the first step beside the run record."""
+    """Write the gradients of the first step into the folder of the run record."""
     write_whole(folder / sampled_name(rank), msgspec.json.encode(sampled))
 
 

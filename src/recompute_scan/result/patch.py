@@ -42,7 +42,7 @@ _ENDS = b"\r\n"
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 # `torch.ops.aten.mm.default`: which overload of an operator is meant.
 _OVERLOAD = re.compile(r"(\bops\.\w+\.\w+)\.\w+")
-# What a change may bring in: settings of checkpoints, their values, and what joins them.
+# The words that a change may bring in: settings of checkpoints, their values, and punctuation.
 _SETTINGS = frozenset(
     word
     for mechanism in MECHANISMS
@@ -112,9 +112,9 @@ class Written(Struct, frozen=True):
 
     Attributes:
         file: Its place below the folder.
-        copy: Name of the copy of what it was.
-        before: SHA-256 of that.
-        after: SHA-256 of what was written.
+        copy: Name of the copy of the file as it was.
+        before: SHA-256 of the copy.
+        after: SHA-256 of the written file.
         moment: When it was written, in nanoseconds since the epoch. No record that comes from
             another machine has it right.
     """
@@ -130,11 +130,11 @@ _LOST = "surrogateescape"
 
 
 def fixes(result: Result) -> tuple[Finding, ...]:
-    """The findings whose diffs are applied together; the first leads.
+    """The findings with diffs that are applied together; the first leads.
 
-    These are the ones that the verdict rests on: of a doubled run those on doubled checkpoints, as
-    long as every block keeps one of its checkpoints and no two change the same lines. Of another
-    run, or where none of those has a diff, it is the first finding that has one.
+    These are the ones that the verdict rests on: of a doubled run the findings on doubled
+    checkpoints, as long as every block keeps one of its checkpoints and no two change the same
+    lines. Of another run, or where they have no diff, it is the first finding that has one.
     """
     able = [one for one in result.findings if one.fix is not None and one.fix.diff]
     leading = [one for one in able if one.code == DOUBLED] or able[:1]
@@ -147,7 +147,7 @@ def fixes(result: Result) -> tuple[Finding, ...]:
 
 
 def changes(result: Result) -> tuple[Change, ...]:
-    """What the fix changes, each change once.
+    """The changes of the fix, each once.
 
     Raises:
         InputError: A diff of the result cannot be used (``E343``).
@@ -189,7 +189,13 @@ def _each_keeps_one(result: Result, findings: Sequence[Finding]) -> bool:
 
 
 def _parsed(fix: Fix) -> list[Change]:
-    diff = fix.diff or ""
+    found = _read(fix.diff or "", fix.digest)
+    if any(end == at for change in found for at, end, _ in change.edits):  # it only adds
+        raise _unusable("it is none that recompute-scan writes")
+    return found
+
+
+def _read(diff: str, digest: str | None) -> list[Change]:
     lines = diff.split("\n")
     if len(diff) > _MOST_DIFF or len(lines) < 4 or lines.pop() or "\r" in diff:
         raise _unusable("it is none that recompute-scan writes")
@@ -211,8 +217,8 @@ def _parsed(fix: Fix) -> list[Change]:
             most -= kind != "+"
             more -= kind != "-"
             at += 1
-        change = Change(name, int(head[1]), tuple(lines[begin:at]), fix.digest)
-        if most or more or not change.first or any(end == at for at, end, _ in change.edits):
+        change = Change(name, int(head[1]), tuple(lines[begin:at]), digest)
+        if most or more or not change.first:
             raise _unusable("it is none that recompute-scan writes")
         found.append(change)
     return found
@@ -221,6 +227,13 @@ def _parsed(fix: Fix) -> list[Change]:
 def file_of(diff: str) -> str:
     """The file that a diff of ours changes, without ``a/``."""
     return _named(diff.partition("\n")[0].removeprefix("--- "))
+
+
+def places_of(diff: str) -> list[tuple[str, int]]:
+    """File and first changed line of each change of a diff; empty where it cannot be used."""
+    with suppress(InputError):
+        return [(one.file, one.edits[0][0] + 1) for one in _read(diff, None) if one.edits]
+    return []
 
 
 def _unusable(why: str) -> InputError:
@@ -241,7 +254,7 @@ def _named(header: str) -> str:
 
 
 def changed(result: Result, root: Path) -> tuple[Changed, ...]:
-    """What the fix makes of the files below a folder; nothing is written.
+    """The files below a folder as the fix makes them; nothing is written.
 
     Raises:
         InputError: A diff cannot be used (``E343``), a file is outside the folder or reached
@@ -303,7 +316,7 @@ def _with(data: bytes, several: Sequence[Change], name: str) -> bytes:
         lines = _LINES.findall(data[len(mark) :])
         edits = [edit for one in several for edit in _edits(one, lines, encoding, name)]
         for begin, end, new in sorted(edits, reverse=True):
-            # With the ends of the lines whose place they take.
+            # With the ends of the lines that they replace.
             ends = [line[len(line.rstrip(_ENDS)) :] for line in lines[begin:end]]
             lines[begin:end] = [
                 text.encode(encoding) + ends[min(number, len(ends) - 1)]
@@ -322,7 +335,7 @@ def _with(data: bytes, several: Sequence[Change], name: str) -> bytes:
 def _edits(
     change: Change, lines: Sequence[bytes], encoding: str, name: str
 ) -> list[tuple[int, int, list[str]]]:
-    """What changes of these lines, which have to be those of the diff."""
+    """The edits of these lines, which have to be as in the diff."""
     end = change.first - 1 + len(change.old)
     there = [line.rstrip(_ENDS).decode(encoding) for line in lines[change.first - 1 : end]]
     if tuple(there) != change.old:
@@ -449,7 +462,7 @@ def revert(folder: Path, root: Path) -> list[str]:
 
 
 def applied(folder: Path) -> list[list[Written]]:
-    """What was applied from this folder and not put back, the last at the end."""
+    """Fixes applied from this folder and not put back, the last at the end."""
     with suppress(OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
         return msgspec.json.decode(content(folder / _RECORD), type=list[list[Written]])
     return []

@@ -1,4 +1,4 @@
-"""What ran again (steps, blocks, checkpoints, ranks, compiled code, the proof), and what to do."""
+"""Steps, blocks, checkpoints, ranks, compiled code and the proof; findings and their fixes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-# Who asked: a checkpoint in the compiled code, the compiler of its own accord, or its budget.
+# The cause: a checkpoint in the compiled code, the compiler's own choice, or its budget.
 Why = Literal["checkpoint", "compiler", "budget"]
 Verdict = Literal["none", "partial", "full", "doubled", "inconclusive"]
 EvidenceLevel = Literal["annotated", "autograd", "kernels", "graphs", "hooks"]
 Level = Literal["high", "medium", "low"]
 Variant = Literal["reentrant", "non-reentrant"]
-# The code of what is found where the verdict is doubled; the check asks for it.
+# The code of the finding that goes with the verdict doubled; the check asks for it.
 DOUBLED = "RS001"
+# How the headline of that verdict begins.
+DOUBLED_LEAD = "Checkpointing is doubled: "
 
 
 class Attention(Struct, frozen=True):
@@ -39,7 +41,7 @@ class PlainCount(Struct, frozen=True):
 
 
 class CrossCheck(Struct, frozen=True):
-    """The count that anyone can redo, beside the answer's own.
+    """The count that anyone can redo, for comparison with the answer's.
 
     ``agrees`` is ``None`` where the trace has no operator that only a forward pass has. Attention
     comes first, then the names that occur most.
@@ -76,7 +78,7 @@ class ByDesign(Struct, frozen=True):
     """A function's forward that other functions run again in their gradients: a model's design.
 
     Counts are per recorded step, over ``inside``, the functions that do so; kernels and their time
-    are those of the second runs, ``kernels`` 0 and the time the host's where none is recorded.
+    are of the second runs, ``kernels`` 0 and the time the host's where none is recorded.
     """
 
     function: str
@@ -97,7 +99,7 @@ _EXTENTS = {
 class Checkpoint(Struct, frozen=True):
     """One checkpoint around a region; ``depth`` 0 is the outermost.
 
-    ``variant`` is ``None`` where the trace cannot tell. ``call_site`` is ``file:line`` of the
+    ``variant`` is ``None`` where the trace does not show it. ``call_site`` is ``file:line`` of the
     code that asked for the checkpoint, ``source`` that line's text. ``options`` are what a
     recorded run saw of the call: ``early-stop-off``; ``selective`` (it has a ``context_fn``);
     ``counts-runs`` (a module inside keeps running statistics); ``in-parts`` (a function that goes
@@ -121,7 +123,7 @@ class Checkpoint(Struct, frozen=True):
 
     @property
     def extent(self) -> str:
-        """What it is around, in words."""
+        """The extent in words: around each block, several, or a part."""
         module = f" ({self.module_class})" if self.module_class else ""
         return _EXTENTS[self.around] + module
 
@@ -191,9 +193,9 @@ class Rank(Struct, frozen=True):
 
 
 class Fix(Struct, frozen=True):
-    """What to change. ``disposition`` is ``safe`` only where results cannot change.
+    """A change to make. ``disposition`` is ``safe`` only where results cannot change.
 
-    ``removes`` is the checkpoint that the change takes out, where one can be told. ``reason``
+    ``removes`` is the checkpoint that the change takes out, where one is known. ``reason``
     says why the change needs a look where it is ``review``. ``digest`` is the SHA-256 of the file
     that ``diff`` changes, as it was recorded.
     """
@@ -229,7 +231,7 @@ class Finding(Struct, frozen=True):
 
 
 class Checked(Struct, frozen=True):
-    """What became of one rule."""
+    """The outcome of one rule."""
 
     code: str
     name: str
@@ -264,7 +266,7 @@ class CompiledGraph(Struct, frozen=True):
     left out; ``recomputed`` of them run again in the backward graph, ``free`` of these cost
     nothing to speak of. ``saved_bytes`` is what the forward keeps for the backward, weights and
     inputs left out. ``checkpoints`` are call sites in the compiled code. ``calls_per_step`` is
-    ``None`` where no trace tells.
+    ``None`` without a trace that shows it.
     """
 
     name: str
@@ -281,7 +283,7 @@ class CompiledGraph(Struct, frozen=True):
 class CompiledCode(Struct, frozen=True):
     """The compiled code of the recorded steps.
 
-    ``unknown`` names compiled calls whose graphs are not here, ``graph_breaks`` why the compiler
+    ``unknown`` names compiled calls without their graphs, ``graph_breaks`` why the compiler
     left code to Python.
     """
 

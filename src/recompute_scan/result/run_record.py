@@ -1,6 +1,4 @@
-"""What one rank leaves beside its trace.
-
-What one rank of a recorded run knew beside its trace: step times, settings, surroundings.
+"""The run record: step times, settings and surroundings of one rank of a recorded run.
 
 Written by ``record/`` as ``run-rank<N>.json`` into the run's folder, read by the pipeline.
 A run's folder holds, for each rank N that recorded::
@@ -16,9 +14,8 @@ that failed may also leave::
     where-rank<N>.txt        every thread's stack, of a rank that hung or was ended by a launcher
     flight-rank<N>.json      the last collectives of a rank that hung, by torch's flight recorder
 
-What a rehearsal leaves: step times with modules recomputed and kept in turn, and what is saved.
-
-Written by ``record/arrange/`` as ``rehearsal-rank<N>.json`` into the run's folder, read by the
+A rehearsal has step times with modules recomputed and kept in turn, and what is saved. It is
+written by ``record/arrange/`` as ``rehearsal-rank<N>.json`` into the run's folder, and read by the
 plan.
 """
 
@@ -39,8 +36,7 @@ from msgspec.structs import replace
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, encodable, is_file, write_whole
-from recompute_scan.result.decisions import Policies
-from recompute_scan.result.fidelity import Fidelity
+from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.work import WatchedStep
 
 RUN_SCHEMA = "recompute-scan-run/1"
@@ -52,7 +48,7 @@ FileName = Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\\x00]+$")]
 CLAIM = ".reported"
 # Made by rank 0, for others to see whether they share the folder.
 WORD = ".word"
-# The fix as a diff, beside the report.
+# The fix as a diff, next to the report.
 PATCH = "fix.patch"
 # Made by a process that the script started itself, when everything was recorded.
 STOPPED = ".stopped"
@@ -131,7 +127,7 @@ class SwitchedOn(Struct, frozen=True):
 
 
 class Measurements(Struct, frozen=True):
-    """What only a run with ``--verify`` measures, beside the step times.
+    """Measurements that only a run with ``--verify`` makes, besides the step times.
 
     Attributes:
         losses: Values that went through ``backward``, in order, as ``float.hex()`` gives them.
@@ -172,7 +168,7 @@ class Counted(Struct, frozen=True):
 
     @property
     def described(self) -> str:
-        """What was counted, in words that begin small and end without a stop."""
+        """The count, in words that begin small and end without a stop."""
         ratios = self.ratios
         if not ratios:
             return "no checkpoint was seen (counted by hooks)"
@@ -221,15 +217,15 @@ class RunInfo(Struct, frozen=True):
         switched_on: Ways of checkpointing that were on, whether or not they did anything.
         measured: What was measured for ``--verify``, ``None`` for other runs.
         end: How the script ended, where it raised, exited with a failure or hung.
-        untrained: Modules whose trainable weights got no gradient, because a reentrant
-            checkpoint is around them and none of its inputs needs one.
+        untrained: Modules with trainable weights that got no gradient, because a reentrant
+            checkpoint is around them and no input of it needs one.
         chosen: Whether this rank was one of those to record (``--ranks``); the others leave step
             times and no trace.
         bug: What ended the recording where that was a bug in it, one sentence.
         fidelity: How the recomputes of one step compare with their forward; ``None`` where no
             step was compared.
-        policies: What policies of selective checkpoints decided in one step; ``None`` where
-            nobody looked.
+        policies: Decisions of selective checkpoints' policies in one step; ``None`` if not
+            observed.
         counted: How often checkpointed blocks ran in an early step; ``None`` where no step ended.
         watched: The use of each operator of one step; ``None`` where no step was watched.
     """
@@ -278,12 +274,12 @@ def stacks_text_name(rank: int) -> str:
 
 
 def so_far_name(rank: int) -> str:
-    """File name of what a rank would leave if it were killed now."""
+    """File name of the record that a rank leaves if it is killed now."""
     return f"so-far-rank{rank}.json"
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Write the run record beside the trace; the file appears whole or not at all."""
+    """Write the run record into the trace's folder; the file appears whole or not at all."""
     write_whole(folder / run_info_name(info.rank), encode_run_info(info))
     (folder / so_far_name(info.rank)).unlink(missing_ok=True)
 
@@ -363,9 +359,9 @@ class ArmWanted(Struct, frozen=True):
             ``offload`` has none, and copies what these modules save to the host; ``chosen`` does
             what is named.
         recomputed: Names of modules, for ``chosen``.
-        selective: Those whose checkpoints keep such results.
+        selective: Names of modules with checkpoints that keep such results.
         operators: The heavy ones, where that has been found out.
-        offloaded: Names of modules whose saved tensors go to the host, for ``chosen``.
+        offloaded: Names of modules that send saved tensors to the host, for ``chosen``.
     """
 
     way: Way
@@ -376,7 +372,7 @@ class ArmWanted(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """A module that can have a checkpoint of its own.
+    """A module that can have its own checkpoint.
 
     Attributes:
         module: Name below the model.
@@ -405,7 +401,7 @@ class ModuleRun(Struct, frozen=True):
     Attributes:
         candidate: Its place among the candidates.
         begin: When it began; all moments are numbers of events, ascending.
-        backward: When its backward pass began to let go of what it had saved.
+        backward: When its backward pass began to release the tensors that it had saved.
         part_of: Place of the run that it is a part of, -1 for none.
     """
 
@@ -441,7 +437,7 @@ class Storage(Struct, frozen=True):
 
 
 class ArmMeasured(Struct, frozen=True):
-    """What one arrangement was measured to take.
+    """The measurements of one arrangement.
 
     Attributes:
         way: Which one.
@@ -458,7 +454,7 @@ class ArmMeasured(Struct, frozen=True):
 
 
 class Rehearsal(Struct, frozen=True):
-    """What one rank's rehearsal has shown.
+    """The rehearsal of one rank.
 
     Attributes:
         rank: Global rank, 0-based.
@@ -468,7 +464,7 @@ class Rehearsal(Struct, frozen=True):
         runs: Their runs in one step, in order.
         storages: What that step saved without checkpoints.
         arms: The arrangements, as they were asked for.
-        free_bytes: What the machine had free behind the last step, or the GPU beside today's
+        free_bytes: Free memory of the machine behind the last step, or of the GPU with today's
             arrangement, whatever torch's cache holds; ``None`` where that is not known.
         remarks: What the person should know, one sentence each.
         operators: The heavy ones that were met, ``aten.mm.default``.
@@ -555,10 +551,10 @@ def write_rehearsal(folder: Path, rehearsal: Rehearsal) -> None:
 
 
 def read_rehearsals(folder: Path) -> tuple[Rehearsal, ...]:
-    """What the ranks of a run have left, by rank.
+    """The rehearsals that the ranks of a run have left, by rank.
 
     Raises:
-        InputError: One of the files is none of this version (``E306``).
+        InputError: One of the files is not of this version (``E306``).
     """
     found = []
     for path in folder.glob(_name("*")):

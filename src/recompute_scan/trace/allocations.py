@@ -1,23 +1,18 @@
 """Allocations in a trace, and snapshots of torch's allocator.
 
-The allocations of a trace that was recorded with ``profile_memory=True``.
+The allocations of a trace with ``profile_memory=True`` are instant events, which :class:`Trace`
+does not hold: two for each tensor would double a trace, and most questions do not need them. They
+are read apart, and only where the trace's head has ``profile_memory``
+(``torch/profiler/profiler.py``).
 
-They are instant events, of which the columns of :class:`Trace` hold none: two for each tensor
-would double a trace that most questions do not need them for. They are read apart, and only where
-the trace's head says that there are some (``profile_memory``, ``torch/profiler/profiler.py``).
+The allocator's history ends with the snapshot. Walked backwards from the blocks in use at its end,
+an allocation is a block that was not there before, and a completed release one that was.
+``torch/csrc/cuda/memory_snapshot.cpp`` names the fields, and ``torch/cuda/_memory_viz.py`` reads
+them.
 
-A snapshot as blocks and events, and what was alive when most memory was.
-
-The allocator's history ends with the snapshot. Walked backwards from the blocks that are in use
-at its end, an allocation is a block that was not there before, and a completed release one that
-was. ``torch/cuda/_memory_viz.py`` reads the same fields; names of fields are those of
-``torch/csrc/cuda/memory_snapshot.cpp``.
-
-A pickle of plain values, read without a class or a function in it being looked up.
-
-:class:`pickle.Unpickler` reads it, and refuses whatever names a class, a function, an extension or
-a persistent object. Before that, :mod:`pickletools` lists the opcodes, which bounds what the
-unpickler alone would not:
+A snapshot is a pickle of plain values. :class:`pickle.Unpickler` reads it, and refuses whatever
+names a class, a function, an extension or a persistent object. Before that, :mod:`pickletools`
+lists the opcodes, to bound what the unpickler does not:
 
 - the number of values: so many opcodes;
 - sizes: a text or number must be in the file, where the unpickler allocates first and then reads;
@@ -25,7 +20,7 @@ unpickler alone would not:
 - keys: a number has at most 64 bits, so that few can share a hash, and a tuple holds numbers alone,
   so that its hash is neither deep nor exponential. Other values that nest cannot be keys.
 
-Nesting needs no bound: the unpickler has a stack of its own.
+Nesting needs no bound: the unpickler does not recurse.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from msgspec import Struct, field
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, opened
-from recompute_scan.trace.columns import DEFAULT_LIMITS, Int32, Int64, Limits, Trace, refuse_events
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Int32, Int64, Limits, Trace, refuse
 from recompute_scan.trace.kineto.schema import EARLIEST, UNREADABLE, exact_time, nanoseconds
 from recompute_scan.trace.streams import inflate, is_zip
 
@@ -64,9 +59,9 @@ class Allocations(Struct, frozen=True):
         ts: When, ns on the trace's clock.
         device: Number of the GPU, -1 for the host.
         size: Bytes; negative where they are released.
-        allocated: What the device has allocated after it, bytes; -1 where not told. On the
-            host, what was allocated while any profiler of the process recorded.
-        reserved: What torch holds of the device after it, bytes; -1 where not told.
+        allocated: Bytes allocated on the device after it, or -1. On the host, bytes allocated
+            while any profiler of the process recorded.
+        reserved: Bytes of the device that torch holds after it, or -1.
     """
 
     ts: Int64
@@ -118,7 +113,7 @@ def read_allocations(
         device = args.device if 0 <= args.device < 2**15 else -1
         rows.append((ts + trace.moved, device, args.size, args.allocated, args.reserved))
         if len(rows) > limits.events:
-            raise refuse_events(str(path), limits.events)
+            raise refuse("E313", str(path), limits.events)
     return allocations(rows) if rows else None
 
 
@@ -127,13 +122,7 @@ def allocations(rows: Sequence[tuple[int, int, int, int, int]]) -> Allocations:
     table = np.array(rows, np.int64).reshape(-1, 5)
     table = table[table[:, 0].argsort(kind="stable")]
     ts, device, size, allocated, reserved = table.T
-    return Allocations(
-        ts=ts,
-        device=device.astype(np.int32),
-        size=size,
-        allocated=allocated,
-        reserved=reserved,
-    )
+    return Allocations(ts, device.astype(np.int32), size, allocated, reserved)
 
 
 def _events(path: Path, limits: Limits) -> Iterator[_Event]:
@@ -189,8 +178,8 @@ class _Code(Exception):
     """An opcode that would run something."""
 
 
-class _Misformed(Exception):
-    """The bytes are no pickle of plain values: why, a part of a sentence."""
+class _Wrong(Exception):
+    """The bytes are no pickle of plain values, or no snapshot: why, a part of a sentence."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -219,10 +208,10 @@ def read_plain(data: bytes, source: str, limits: Limits) -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)
             few = _few_and_plain(data, 10 * limits.events)
         if not few:
-            raise refuse_events(source, limits.events)
+            raise refuse("E313", source, limits.events)
         file = io.BytesIO(data)
         return _PlainUnpickler(file, encoding="utf-8", errors="replace").load()
-    except _Misformed as wrong:
+    except _Wrong as wrong:
         raise refuse_snapshot(source, str(wrong)) from None
     except _Code as code:
         raise InputError(
@@ -260,18 +249,18 @@ def _few_and_plain(data: bytes, most: int) -> bool:
             behind_mark = last == "MARK" if not numbers else behind_mark
             numbers += 1
             if int(argument or 0).bit_length() > _LONGEST_NUMBER:
-                raise _Misformed("one of its numbers is too long")
+                raise _Wrong("one of its numbers is too long")
         elif name in _MEMO:
             if argument is not None and argument > count:
-                raise _Misformed("it is damaged")
+                raise _Wrong("it is damaged")
         else:
             if name in _TUPLES or name == "TUPLE":
                 if numbers < _TUPLES.get(name, 0) or (name == "TUPLE" and not behind_mark):
-                    raise _Misformed("one of its tuples holds more than numbers")
+                    raise _Wrong("one of its tuples holds more than numbers")
             elif name in _CODE:
                 raise _Code(name)
             elif name not in _PLAIN:
-                raise _Misformed(f"it has the opcode {name}, which no snapshot has")
+                raise _Wrong(f"it has the opcode {name}, which no snapshot has")
             numbers, behind_mark = 0, False
         last = name
     return True
@@ -347,10 +336,6 @@ def parse_snapshot(
     return _Parsed(source, limits).devices(read_plain(data, source, limits))
 
 
-class _Wrong(Exception):
-    """A value is not what a snapshot has there."""
-
-
 class _Parsed:
     def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
@@ -423,25 +408,22 @@ class _Parsed:
         for place in range(len(events) - 1, best - 1, -1):
             self._back(live, events[place], 0)
         asked = {_number(e, "addr", 0): e for e in events[:best] if e.get("action") == "alloc"}
-        history.blocks = [
-            block
-            if block.stack or at not in asked
-            else MemoryBlock(block.size, self._stack(asked[at]))
-            for at, block in live.items()
-        ]
+        for at, block in live.items():
+            known = block.stack or at not in asked
+            stack = block.stack if known else self._stack(asked[at])
+            history.blocks.append(MemoryBlock(block.size, stack))
 
     def _back(self, now: dict[int, MemoryBlock], event: dict[Any, Any], total: int) -> int:
         """Undo one event; the bytes in use before it."""
         address, action = _number(event, "addr", 0), event.get("action")
         if action not in ("alloc", "free_completed"):
             return total
+        gone = now.pop(address, None)
+        total -= gone.size if gone is not None else 0
         if action == "alloc":
-            gone = now.pop(address, None)
-            return total - gone.size if gone is not None else total
-        size = _number(event, "size")
-        before = now.get(address)
-        now[address] = MemoryBlock(size, ())
-        return total + size - (before.size if before is not None else 0)
+            return total
+        now[address] = MemoryBlock(_number(event, "size"), ())
+        return total + now[address].size
 
     def _stack(self, owner: dict[Any, Any]) -> Stack:
         frames = owner.get("frames")
@@ -465,7 +447,7 @@ class _Parsed:
                 raise _Wrong(f"an entry of {what} is no dictionary")
             self._left -= 1
             if self._left < 0:
-                raise refuse_events(self._source, self._limits.events)
+                raise refuse("E313", self._source, self._limits.events)
             yield value
 
 

@@ -1,8 +1,8 @@
 """A trace as a tree of calls, with its steps and its launches: what every analysis walks.
 
-Host events of one thread nest by time (a call is inside the call whose interval holds
-it). Device kernels hang on the runtime call that launched them, by correlation number, never
-by their own time: a GPU runs behind its host, in one public trace by 38 ms.
+Host events of one thread nest by time: a call is inside the call with the interval that holds it.
+Device kernels belong to the runtime call that launched them, by correlation number, never by their
+time: a GPU runs behind its host, in one public trace by 38 ms.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from msgspec import Struct
 from recompute_scan.trace.columns import (
     KIND_NAMES,
     Bool,
+    CallRows,
+    EventRows,
     Int8,
     Int16,
     Int32,
@@ -52,8 +54,8 @@ class Calls(Struct, frozen=True):
         depth: 0 at the top.
         size: Number of descendants.
         overruns: How many intervals were cut because they crossed another.
-        guessed: How many calls are in their parent by a guess: times in whole microseconds do
-            not tell, nor does the rest of the trace. 0 where times are finer.
+        guessed: How many calls are in their parent by a guess, because times in whole microseconds
+            leave it open, and so does the rest of the trace. 0 where times are finer.
     """
 
     events: slice | Int32
@@ -77,18 +79,18 @@ class Calls(Struct, frozen=True):
         return len(self.start)
 
     @property
-    def event(self) -> Int64 | Int32:
+    def event(self) -> EventRows | Int32:
         """Row of each call's event in the trace."""
         if isinstance(self.events, slice):
             return np.arange(self.events.start, self.events.stop)
         return self.events
 
-    def levels(self) -> Iterator[Int64]:
+    def levels(self) -> Iterator[CallRows]:
         """Rows of one depth, the top first; after a few whole trees the next few from the top."""
         for piece in whole_trees(self.depth == 0):
             yield from levels_of(self.depth[piece], piece.start)
 
-    def levels_up(self) -> Iterator[Int64]:
+    def levels_up(self) -> Iterator[CallRows]:
         """The same from the deepest to those below the top."""
         for piece in whole_trees(self.depth == 0):
             yield from reversed(levels_of(self.depth[piece], piece.start)[1:])
@@ -107,8 +109,8 @@ class Calls(Struct, frozen=True):
         np.add.at(edges, rows + 1 + self.size[rows], -1)
         return np.asarray(edges.cumsum()[:-1] > 0)
 
-    def named(self, pattern: re.Pattern[str]) -> Int64:
-        """Rows whose name matches from its beginning."""
+    def named(self, pattern: re.Pattern[str]) -> CallRows:
+        """Rows with a name that matches from its beginning."""
         return np.flatnonzero(self.matching(pattern)[self.name])
 
     def matching(self, pattern: re.Pattern[str]) -> Bool:
@@ -127,10 +129,10 @@ class Kernels(Struct, frozen=True):
             its stream, which runs in the order of launches, had all others after it.
     """
 
-    event: Int64
+    event: EventRows
     start: Int64
     end: Int64
-    launch: Int64
+    launch: CallRows
     queued: Bool
 
 
@@ -232,7 +234,7 @@ def find_steps(calls: Calls) -> list[StepSpan]:
     ends = sorted(int(end) for end in calls.end[optimizer])
     if not ends:
         return [StepSpan(0, begin, finish)]
-    # What follows the last optimizer step belongs to a step that was not recorded whole.
+    # Calls behind the last optimizer step belong to a step that was not recorded whole.
     return [
         StepSpan(index, first, last)
         for index, (first, last) in enumerate(zip((begin, *ends[:-1]), ends, strict=True))

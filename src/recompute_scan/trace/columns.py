@@ -5,25 +5,72 @@ Also how much of a file may be taken in, and what names of torch's own events sa
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace.kineto.schema import KIND_NAMES, Kind, Outline
-
-__all__ = ["KIND_NAMES", "Bool", "Int8", "Int16", "Int32", "Int64", "Ints", "Kind", "Trace"]
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int16 = npt.NDArray[np.int16]
 Int8 = npt.NDArray[np.int8]
+# Rows of a trace and rows of `Calls`: arrays of numbers that must not be mixed up.
+EventRows = Int64
+CallRows = Int64
+
 # Whole numbers of any width.
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
+
+
+class Kind:
+    """The kind of an event; the host's calls come first. NumPy compares plain numbers fast."""
+
+    OP: Final = 0
+    ANNOTATION: Final = 1
+    RUNTIME: Final = 2
+    KERNEL: Final = 3
+    COPY: Final = 4
+    PYTHON: Final = 5
+    OTHER: Final = 6
+
+
+KIND_NAMES = ("op", "annotation", "runtime", "kernel", "copy", "python", "other")
+
+
+class Outline(Struct):
+    """The parts of a plain file, in order.
+
+    Attributes:
+        begins: Where in the file each begins: with an event, except for the first.
+        earliest: The earlier of the times of its first and last event, ns; minus infinity where
+            it is unknown.
+    """
+
+    begins: list[int] = field(default_factory=lambda: [0])
+    earliest: list[float] = field(default_factory=lambda: [-math.inf])
+
+    def add(self, begin: int, time: float) -> None:
+        """Note the next part."""
+        self.begins.append(begin)
+        self.earliest.append(time)
+
+    def before(self, time: int) -> Iterator[tuple[int, int | None]]:
+        """Begin and end of the parts that do not begin and end at this time, in ns, or later.
+
+        The last part is always among them; its end is ``None``.
+        """
+        ends = pairwise([*self.begins, None])
+        for (begin, end), earliest in zip(ends, self.earliest, strict=True):
+            if begin is not None and (earliest < time or end is None):
+                yield begin, end
 
 
 class Trace(Struct, frozen=True):
@@ -46,8 +93,8 @@ class Trace(Struct, frozen=True):
         signatures: Distinct input shapes and types, as JSON text; the first is empty.
         rank: Rank from ``distributedInfo``, or ``None``.
         metadata: What the file says about itself (versions, devices); JSON values.
-        health: Counters of what was repaired, dropped or missing; what each says to a person
-            is in :mod:`recompute_scan.trace.health`.
+        health: Counters of repaired, dropped and missing events; their sentences are in
+            :mod:`recompute_scan.trace.health`.
         left_out: Events of the file that are sound but not here: arrows, marks without a
             duration, and Python frames unless they were asked for.
         cut_at: Where the file was cut among the host's calls: start of the last one that was
@@ -96,7 +143,7 @@ class Limits(Struct, frozen=True):
         depth: How deep values may be nested (``E312``). Traces need 6.
         events: Events kept (``E313``); each takes 53 bytes of memory.
         distinct: Distinct names, and distinct input shapes (``E314``).
-        event_bytes: Size of one event, or of what is before the first (``E315``).
+        event_bytes: Size of one event, or of the bytes before the first (``E315``).
         members: Files in an archive (``E316``).
         name_chars: Longer names are cut, and counted as ``names_shortened``.
     """
@@ -115,55 +162,32 @@ class Limits(Struct, frozen=True):
 DEFAULT_LIMITS = Limits()
 
 
-def refuse_size(source: str, limit: int) -> InputError:
-    """``E310``: the file inflates to more than it may."""
-    return _refuse(
-        "E310", f"{source} inflates to more than {_size(limit)}.", "--max-inflated-bytes"
-    )
-
-
-def refuse_ratio(source: str, limit: int) -> InputError:
-    """``E311``: the file inflates as no trace does."""
-    return _refuse(
-        "E311",
-        f"{source} inflates more than {limit} times, as no trace does.",
+# The fault of a file beyond a limit, the option that lifts the limit, and a reason.
+_REFUSALS = {
+    "E310": ("inflates to more than {size}", "--max-inflated-bytes", None),
+    "E311": (
+        "inflates more than {limit} times, as no trace does",
         "--max-ratio",
-        why="it looks like a file made to fill the memory",
-    )
-
-
-def refuse_depth(source: str, limit: int) -> InputError:
-    """``E312``: values nested too deep."""
-    return _refuse("E312", f"{source} nests values more than {limit} deep.", "--max-depth")
-
-
-def refuse_events(source: str, limit: int) -> InputError:
-    """``E313``: too many events."""
-    return _refuse("E313", f"{source} holds more than {limit:,} events.", "--max-events")
-
-
-def refuse_distinct(source: str, limit: int, what: str) -> InputError:
-    """``E314``: too many distinct names or shapes."""
-    return _refuse("E314", f"{source} holds more than {limit:,} {what}.", "--max-distinct")
-
-
-def refuse_event_size(source: str, limit: int) -> InputError:
-    """``E315``: one event, or what is before the first, is too long."""
-    return _refuse(
-        "E315",
-        f"{source} goes on for {_size(limit)} without an event's end.",
+        "it looks like a file made to fill the memory",
+    ),
+    "E312": ("nests values more than {limit} deep", "--max-depth", None),
+    "E313": ("holds more than {limit:,} events", "--max-events", None),
+    "E314": ("holds more than {limit:,} {what}", "--max-distinct", None),
+    "E315": (
+        "goes on for {size} without an event's end",
         "--max-event-bytes",
-        why="it is no trace, or one of its strings was never closed",
-    )
+        "it is no trace, or one of its strings was never closed",
+    ),
+    "E316": ("holds more than {limit:,} files", "--max-members", None),
+}
 
 
-def refuse_members(source: str, limit: int) -> InputError:
-    """``E316``: too many files in an archive."""
-    return _refuse("E316", f"{source} holds more than {limit:,} files.", "--max-members")
-
-
-def _refuse(code: str, what: str, option: str, why: str | None = None) -> InputError:
-    return InputError(code, what, why=why, hint=f"if it is right, lift the limit with {option}")
+def refuse(code: str, source: str, limit: int, what: str = "") -> InputError:
+    """The error of a file that is beyond a limit, by its code; see :class:`Limits`."""
+    does, option, why = _REFUSALS[code]
+    text = does.format(limit=limit, size=_size(limit), what=what)
+    hint = f"if it is right, lift the limit with {option}"
+    return InputError(code, f"{source} {text}.", why=why, hint=hint)
 
 
 def _size(number: int) -> str:

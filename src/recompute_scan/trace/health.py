@@ -1,4 +1,4 @@
-"""Counters of what was repaired, lost or odd in a trace, and the day on which it was recorded.
+"""Counters of repaired, lost and odd events in a trace, and the day on which it was recorded.
 
 Since torch 2.0 the profiler numbers what it recorded on the host from 0 on, Python frames and
 instants included (``Ev Idx``, ``torch/csrc/autograd/profiler_kineto.cpp``). A file in which some
@@ -16,19 +16,18 @@ from recompute_scan.trace.columns import Trace
 # Kineto writes times since this one, in ns since 1970; older ones had no such field.
 _BASE = "baseTimeNanoseconds"
 _FIRST, _LAST = datetime(2015, 1, 1, tzinfo=timezone.utc), datetime(2100, 1, 1, tzinfo=timezone.utc)
-# One sentence each; {n} is the count, {share} that of all events, {of} the counter of the same
-# name with `_of` behind it.
-# Losses first: that is the order they are told in.
+# One sentence each, in the order of the report: losses first. {n} is the count, {share} its share
+# of all events, {of} the counter of the same name with `_of` behind it.
 SENTENCES: dict[str, str] = {
     "cut_short": "The file ends in the middle: what was being written when it was cut is lost.",
-    "archive_damaged": "The compressed data is damaged or cut; what came out before was read.",
+    "archive_damaged": "The compressed data is damaged or cut; it was read up to that place.",
     "events_dropped": "{n} events could not be read even after repair and were left out.",
     "events_missing": "{n} of the {of} events that the profiler recorded are not in the file.",
     "events_twice": "{n} events are in the file more than once; the profiler recorded {of}.",
     "events_without_time": "{n} events{share} have no usable start and were left out.",
     "documents_after_first": "{n} more traces follow in the same file; only the first was read.",
     "bytes_after_end": "{n} bytes follow the end of the trace and were not read.",
-    "metadata_unreadable": "What the file says about itself could not be read.",
+    "metadata_unreadable": "The file's metadata could not be read.",
     "args_dropped": (
         "{n} events{share} lost their arguments (shapes, numbers), which could not be read."
     ),
@@ -37,7 +36,7 @@ SENTENCES: dict[str, str] = {
         "{n} pieces of text had invalid UTF-8, control characters or halves of surrogate pairs, "
         "which were replaced."
     ),
-    "metadata_repaired": "What the file says about itself was broken and was repaired.",
+    "metadata_repaired": "The file's metadata was broken and was repaired.",
     "commas_dropped": "{n} commas too many were passed over.",
     "byte_order_mark": "The file begins with a byte order mark, which was passed over.",
     "events_without_duration": "{n} events{share} have no usable duration; they count as instants.",
@@ -45,7 +44,7 @@ SENTENCES: dict[str, str] = {
     "numbers_out_of_range": (
         "{n} numbers{share} are negative or too large for their field and count as unknown."
     ),
-    "tables_damaged": "{n} tables of the database are damaged; what comes before was read.",
+    "tables_damaged": "{n} tables of the database are damaged; they were read up to that place.",
     "events_of_other_processes": (
         "{n} events belong to other processes of the same recording and were left out: only the "
         "process with the most operators was read."
@@ -105,14 +104,13 @@ def lost_evidence(health: Mapping[str, int]) -> bool:
 
 
 def sentences(health: Mapping[str, int], events: int = 0) -> tuple[str, ...]:
-    """What a person should know of a trace's counters, losses first, one sentence each.
+    """Sentences for a trace's counters, losses first.
 
     Counters without a sentence (plain counts such as ``events``) are passed over.
 
     Args:
         health: The counters.
-        events: How many events the trace has, so that the share of those that lost something can
-            be said.
+        events: How many events the trace has, for the share of events that lost something.
     """
     return tuple(
         text.format(

@@ -6,14 +6,12 @@ that in the order in which they ended, which is the same backwards. The runtime'
 themselves. A file that went through another program may have lost that order; one that was sorted
 by time looks as if it had it, but for what calls there follow each other.
 
-Calls whose times are whole microseconds, told apart again.
-
-Up to torch 2.3 a trace has no finer times: on a fast host a quarter of the calls last 0 µs, and
-a third begin together. By time alone a call stands for certain in another one that begins before
-it and ends in a later microsecond than it begins in. Where one ends in the very microsecond in
-which the next begins, two more things are known: in which order they began
-(:mod:`recompute_scan.trace.nesting`), and how calls of these names nest everywhere else in the same
-trace, where times do tell. What neither tells is counted, so that nobody takes it for sure.
+Up to torch 2.3 times are whole microseconds: on a fast host a quarter of the calls last 0 µs, and a
+third begin together. By time alone a call is certainly inside another one that begins before it and
+ends in a later microsecond than it begins in. Where one ends in the very microsecond in which the
+next begins, two more things are known: the order in which they began, and how calls of these names
+nest elsewhere in the trace, where times are clear. A call that neither decides is counted as a
+guess.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from recompute_scan.trace.columns import Bool, Int16, Int32, Int64, Ints, Kind, 
 _SLACK_NS = 1000
 # Intervals taken at once: what is needed on the way to a result is held for so many only.
 _PIECE = 1 << 18
-# What is nested deeper is beside the last of so many: every level costs its own round, and no
-# program nests so deep (Python's own limit of recursion is 1,000).
+# Deeper calls stand at this depth: every level costs a round, and no program nests so deep
+# (Python's limit of recursion is 1,000).
 _DEEPEST = 1000
 
 
@@ -61,7 +59,7 @@ def nest_intervals(thread: Int32, start: Int64, end: Int64) -> tuple[Int16, Int3
 
 
 def _pieces(thread: Int32, start: Int64, end: Int64) -> Iterator[slice]:
-    """Groups of intervals of one thread that none of another group reaches into."""
+    """Groups of intervals of one thread, where no interval reaches into another group."""
     edges = np.flatnonzero(thread[1:] != thread[:-1]) + 1
     for first, last in itertools.pairwise((0, *edges.tolist(), len(thread))):
         alone = np.ones(last - first, np.bool_)
@@ -106,7 +104,7 @@ def _cut_to_nest(start: Int64, end: Int64) -> int:
     """Cut crossing intervals of one thread in place; how many were cut.
 
     A call that outlives the one it began in ends with it, unless it began within the slack of
-    that one's end: then they are neighbours whose rounded times overlap, and the first gives way.
+    that one's end: then they are neighbors with overlapping rounded times, and the first is cut.
     """
     cut = 0
     begins, ends = start.tolist(), end.tolist()
@@ -167,7 +165,7 @@ _ENOUGH, CHUNK = 1 << 18, 1 << 13
 # torch's files, half of them where events were shuffled.
 _ASTRAY = 0.01
 # Pairs of calls that begin together and otherwise only ever follow each other the other way
-# round. Measured: none of 10^5 in torch's order; 3 % to 60 % in any other.
+# round. Measured: 0 of 10^5 in torch's order; 3 % to 60 % in any other.
 _ODD = 0.01
 
 
@@ -176,7 +174,7 @@ def in_order(trace: Trace, rows: Int32) -> tuple[Int32, bool, bool]:
 
     Returns:
         The rows in order; whether that is the order in which they ended, the last first; and
-        whether the order at equal times is that of the calls, as far as the file shows.
+        whether the calls began in that order at equal times too, as far as the file shows.
     """
     start, end, thread = trace.ts[rows], trace.ts[rows] + trace.dur[rows], trace.thread[rows]
     # The runtime's calls come after what may hold them.
@@ -253,7 +251,7 @@ class Votes:
 US = 1000
 # No host begins more calls in one microsecond; where a trace says so, times are not the calls'.
 _MOST_AT_ONCE = 64
-# Names that nest in some places and not in others, by more than this share, tell nothing.
+# Names that nest in some places and not in others, by more than this share, decide nothing.
 _SPLIT = 0.1
 
 
@@ -267,7 +265,7 @@ def are_whole(trace: Trace, rows: Int32) -> bool:
 
 
 class Apart(Struct, frozen=True):
-    """Calls with times that tell them apart.
+    """Calls with times that show how they nest.
 
     Attributes:
         events: Row of each call's event in the trace, in order of (thread, start).
@@ -293,10 +291,10 @@ def tell_apart(trace: Trace, rows: Int32) -> Apart:
         start, end = -end, -start
     _, parent, _, overruns = nest_intervals(thread, start, end)
     calls = _Calls(name, thread, start, end)
-    # What was told apart once shows in what surroundings names nest, which tells the rest.
-    told, _ = _told(calls, parent, parent)
-    told, guessed = _told(calls, parent, told)
-    start, end = _spread(calls, told)
+    # The first round shows in which surroundings names nest, which decides the rest.
+    parents, _ = _decided(calls, parent, parent)
+    parents, guessed = _decided(calls, parent, parents)
+    start, end = _spread(calls, parents)
     if not known:
         guessed |= calls.together > 1
     if backwards:
@@ -307,7 +305,7 @@ def tell_apart(trace: Trace, rows: Int32) -> Apart:
 
 
 class _Calls:
-    """The calls in order of (thread, start, beginning), none of which crosses another.
+    """The calls in order of (thread, start, beginning), without crossings.
 
     Attributes:
         first: Is a call the first of its thread?
@@ -337,7 +335,7 @@ class _Habits:
     """
 
     def __init__(self, calls: _Calls, parent: Int32) -> None:
-        # What a call that held nothing yet held last.
+        # Stands for the last call in one that held nothing yet.
         self.nothing = int(calls.name.max(initial=0)) + 1
         above, before, below, held = _seen(calls, parent, self.nothing)
         self._tables = [
@@ -363,7 +361,7 @@ class _Habits:
 
 
 def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int64, Bool]:
-    """Names of a call that was open, of what it held last, of the next call; was that in it?"""
+    """Names of an open call, of the last call in it and of the next; was the next in it?"""
     row = some_of(np.flatnonzero(~calls.first))
     one: Ints = row - 1
     before: Ints = np.full(len(row), nothing)
@@ -382,13 +380,13 @@ def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int
     return above, before, below, held
 
 
-def _told(calls: _Calls, certain: Int32, parent: Int32) -> tuple[Int32, Bool]:
+def _decided(calls: _Calls, certain: Int32, parent: Int32) -> tuple[Int32, Bool]:
     """The parent of each call, and whether it is a guess.
 
     Args:
         calls: The calls.
         certain: The innermost call that holds each for certain; -1 for none.
-        parent: The parents as far as they are told.
+        parent: The parents as far as they are known.
     """
     habits = _Habits(calls, parent)
     parent = parent.copy()
@@ -407,7 +405,7 @@ def _told(calls: _Calls, certain: Int32, parent: Int32) -> tuple[Int32, Bool]:
 def _settled(
     calls: _Calls, parent: Int32, row: Int64, certain: Int32, habits: _Habits
 ) -> tuple[Int32, Bool]:
-    """The parents of some calls, where those of all calls before them are told; and guesses."""
+    """The parents of some calls, where all calls before them have theirs; and guesses."""
     found, guessed = certain.copy(), np.zeros(len(row), np.bool_)
     which = np.arange(len(row))
     one: Ints = row - 1

@@ -1,7 +1,4 @@
-"""What a file is, and what it is instead of a trace.
-
-Why a file is no trace, or gives not one event: told from its first bytes, or from all.
-"""
+"""The kind of a file by its first bytes, and the reason why a file is no trace or has no event."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ import msgspec
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import opened
-from recompute_scan.trace.columns import Limits, refuse_depth
-from recompute_scan.trace.kineto.repair import mend_text
+from recompute_scan.trace.columns import Limits, refuse
 from recompute_scan.trace.kineto.schema import (
     UNREADABLE,
     decode_document,
     decode_events,
     measure_nesting,
+    mend_text,
 )
 
 _LOOKED_AT = 4096
@@ -31,11 +28,13 @@ _PROTOBUF = "Perfetto's protobuf (.pftrace), which is not read"
 _AS_JSON = 'export the recording as JSON: prof.export_chrome_trace("trace.json.gz")'
 # How torch/_logging/_internal.py names its structured log, which TORCH_TRACE asks for.
 _GRAPHS = re.compile(r"dedicated_log_torch_trace_.*\.log\Z")
-_BESIDE_A_TRACE = "copy it beside a profiler trace of the same run: its graphs are read with that"
+_BESIDE_A_TRACE = (
+    "copy it into the folder of a profiler trace of the same run: its graphs are read with that"
+)
 
 
 class Look(NamedTuple):
-    """What a file looks like, and what to try; an empty hint where nothing special helps."""
+    """The kind of a file, and what to try; an empty hint where nothing special helps."""
 
     what: str
     hint: str = ""
@@ -69,7 +68,7 @@ _BYTES = tuple(
         (
             rb"\A.{8,64}brain\.Event:",
             "it is an event file of TensorBoard: curves and values",
-            "the trace is a file of its own, where tensorboard_trace_handler was told to write "
+            "the trace is another file, in the folder given to tensorboard_trace_handler "
             "(*.pt.trace.json)",
         ),
         (
@@ -103,7 +102,7 @@ _BYTES = tuple(
         (
             rb"\A[^\n{\[;]+;[^\n]* \d+\n",
             "it is text for a flame graph, such as export_stacks writes",
-            "stacks without times cannot tell what ran again; " + _SAME_RUN,
+            "stacks without times cannot show what ran again; " + _SAME_RUN,
         ),
         (
             rb"\A[^\n]{0,200}(?:Total Time \(ns\)|Self CPU %)",
@@ -149,7 +148,7 @@ _PROGRAMS = (
     (r"\$?\w+\.py:\d+ |PjitFunction|TfrtCpuExecutable|XlaModule|jit_", "JAX's"),
     (r"backend_compile|_compile\.|dynamo", "the compiler's own (torch.compile)"),
 )
-# Files in archives that are none of traces.
+# Files in archives without traces.
 _MEMBERS = (
     (".npy", "it is numpy's archive of arrays (.npz)"),
     ("data.pkl", "it is a file of torch.save: tensors, a model or a checkpoint"),
@@ -164,23 +163,41 @@ _LOG = re.compile(
 _LOOKS_LIKE_A_LOG = Look("it is the log of a program", "`recompute-scan explain` reads logs")
 
 
+# Nsight Systems' files that only its own programs read.
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
+
+
+def is_sqlite(head: bytes) -> bool:
+    """Whether a file that begins with these bytes (16 or more of them) is an SQLite database."""
+    return head.startswith(b"SQLite format 3\0")
+
+
+def refuse_report(path: Path) -> InputError:
+    """``E323``: Nsight Systems' own report, with the command that makes it readable."""
+    return InputError(
+        "E323",
+        f"{path} is an Nsight Systems report, which only nsys itself can read.",
+        hint=f"nsys export --type sqlite {path.name}, then give the .sqlite file",
+    )
+
+
 # How a pickle of protocol 2 to 5 begins.
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def look_at_bytes(data: bytes) -> Look | None:
-    """What a file that is no JSON looks like; ``None`` where its first bytes do not tell."""
+    """The kind of a file that is no JSON; ``None`` where unknown."""
     front = data[:_LOOKED_AT]
     return _match(_BYTES, front) or (_LOOKS_LIKE_A_LOG if _LOG.search(front) else None)
 
 
 def look_at_json(data: bytes) -> Look | None:
-    """What JSON that is no trace looks like."""
+    """The kind of JSON that is no trace; ``None`` where unknown."""
     return _match(_JSON, data[:_LOOKED_AT])
 
 
 def look_at_names(names: Iterable[str]) -> str | None:
-    """Whose events these are, where none of them is torch's; ``None`` where nothing tells."""
+    """The program that wrote these events, where torch did not; ``None`` where unknown."""
     counts = Counter(
         what for name in names for pattern, what in _PROGRAMS if re.match(pattern, name)
     )
@@ -188,7 +205,7 @@ def look_at_names(names: Iterable[str]) -> str | None:
 
 
 def look_at_folder(names: Iterable[str]) -> Look | None:
-    """What a folder without a trace is."""
+    """The kind of a folder without a trace."""
     found = list(names)
     if any(name.endswith((".pftrace", ".pftrace.gz")) for name in found):
         return Look(f"it has files in {_PROTOBUF}", _AS_JSON)
@@ -198,7 +215,7 @@ def look_at_folder(names: Iterable[str]) -> Look | None:
 
 
 def look_at_members(names: Iterable[str]) -> str | None:
-    """What an archive without a trace is."""
+    """The kind of an archive without a trace."""
     found = list(names)
     return next((what for end, what in _MEMBERS if any(n.endswith(end) for n in found)), None)
 
@@ -237,7 +254,7 @@ def no_json(source: str, data: bytes, why: str) -> InputError:
     Args:
         source: The file's name.
         data: Its first bytes.
-        why: What the decoder said; used where the bytes tell nothing better.
+        why: The decoder's reason; used where the bytes show nothing better.
     """
     hint = f"give a trace that {_WRITER} wrote (.json, .json.gz, .json.zst or .zip)"
     look = look_at_bytes(data) or Look(why)
@@ -266,7 +283,7 @@ def no_events(source: str) -> InputError:
 
 
 def broken_archive(source: str, why: str = "the compressed data is damaged or cut") -> InputError:
-    """``E307``: compressed data of which not one event could be read."""
+    """``E307``: compressed data without one readable event."""
     return InputError(
         "E307",
         f"{source} is compressed, but cannot be inflated.",
@@ -305,7 +322,7 @@ def without_events(
     if health.get("archive_damaged"):
         return broken_archive(source)
     if measure_nesting(data[:_SEARCHED], limits.depth + 1) > limits.depth:
-        return refuse_depth(source, limits.depth)
+        return refuse("E312", source, limits.depth)
     if not whole:
         if data.lstrip()[:1] not in (b"{", b"[", b'"'):
             return no_json(source, data, "it does not begin as JSON does")

@@ -1,8 +1,7 @@
 """Traces found and loaded, by path or by address.
 
-Where traces lie: files, folders of ranks, globs and archives, plain or compressed.
-
-A stream of bytes to a trace: what kind it is, is told by its first bytes, not by its name.
+Traces lie in files, folders of ranks, globs and archives, plain or compressed. The first bytes of a
+file show its format, not its name.
 """
 
 from __future__ import annotations
@@ -20,13 +19,18 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, is_there, opened
 from recompute_scan.garbage import paused
 from recompute_scan.progress import reading
-from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Trace, refuse_event_size
-from recompute_scan.trace.kineto.chunks import CHUNK
-from recompute_scan.trace.kineto.reader import Reader
-from recompute_scan.trace.kineto.schema import Excerpt, Outline
-from recompute_scan.trace.nsys import REPORT_SUFFIXES, is_sqlite, refuse_report
-from recompute_scan.trace.sniff import look_at_folder, look_at_members, look_at_names
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Outline, Trace, refuse
+from recompute_scan.trace.kineto.reader import CHUNK, Reader
+from recompute_scan.trace.sniff import (
+    REPORT_SUFFIXES,
+    is_sqlite,
+    look_at_folder,
+    look_at_members,
+    look_at_names,
+    refuse_report,
+)
 from recompute_scan.trace.streams import (
+    Excerpt,
     Front,
     Stream,
     inflate,
@@ -89,7 +93,7 @@ def _another_programs(trace: Trace, source: str) -> InputError:
     whose = look_at_names(trace.names[code] for code in trace.name[:_LOOKED_AT].tolist())
     return InputError(
         "E303",
-        f"{source} is a trace, but none of torch.profiler.",
+        f"{source} is a trace, but torch.profiler did not write it.",
         why=f"its events are {whose}" if whose else "no event is an operator, a kernel or a range",
         hint="give a trace that torch.profiler's export_chrome_trace wrote",
     )
@@ -97,7 +101,7 @@ def _another_programs(trace: Trace, source: str) -> InputError:
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
 _DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
-# What `run` writes beside its traces, what tlparse makes, and other JSON that is never a trace.
+# Files of `run` next to its traces, of tlparse, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
     r"(^|/)(chromium_events|compile_directory)\.json$|"
     r"(result|(run|so-far|flight|gradients)-rank\d+)\.json$|stacks-rank\d+\.json(\.gz|\.zst)?$"
@@ -114,8 +118,8 @@ def load_file(
 ) -> Trace:
     """The trace in one file, or in one member of a zip archive.
 
-    Compression is told by the first bytes, not by the name. What is damaged is read as far as
-    it can be, and the trace's ``health`` counts what was repaired or lost.
+    The first bytes show the compression, not the name. A damaged file is read as far as it can be,
+    and the trace's ``health`` counts repairs and losses.
 
     Args:
         path: The file; a member of an archive is named as if the archive were a folder, and
@@ -151,7 +155,7 @@ def load_file(
 
 
 def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
-    """A small file beside a trace, in a folder or in an archive; ``None`` if it is not there.
+    """A small file next to a trace, in a folder or in an archive; ``None`` if it is not there.
 
     Raises:
         InputError: It cannot be read (``E301``), leads out of the folder (``E317``), or is
@@ -179,7 +183,7 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     except OSError as error:
         raise _unreadable(path, error) from None
     if len(data) > most:
-        raise refuse_event_size(str(path), most)
+        raise refuse("E315", str(path), most)
     return data
 
 
@@ -188,7 +192,7 @@ def find_files(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[P
 
     A folder stands for the traces in it, one a rank, and for its zip archives where it holds
     none; an archive for the traces in it; a name with ``*``, ``?`` or ``[`` that no file has,
-    for what it matches. What ``recompute-scan run`` writes beside its traces is passed over.
+    for its matches. Other files of ``recompute-scan run`` are passed over.
 
     Raises:
         InputError: A path is missing (``E301``), a folder or an archive has no trace
@@ -202,7 +206,7 @@ def find_files(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[P
             if each.is_dir():
                 found += _in_folder(each, limits)
             elif is_zip(each):
-                found += _in_archive(each, limits)
+                found += [each / name for name in _in_archive(each, limits)]
             else:
                 found.append(each)
     return found
@@ -233,7 +237,7 @@ def _matches(path: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path, limits: Limits) -> list[Path]:
-    # Links that lead nowhere stay, so that it is said; pipes and the like are nobody's trace.
+    # Links that lead nowhere stay, to be reported; pipes and the like are no traces.
     names = [file.name for file in folder.iterdir() if is_file(file) or not is_there(file)]
     if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
         _refuse_links(folder, inside)
@@ -243,7 +247,8 @@ def _in_folder(folder: Path, limits: Limits) -> list[Path]:
         look = look_at_folder(names)
         raise _no_trace_in(folder, *(look or ()))
     _refuse_links(folder, archives)
-    return [trace for name in archives for trace in _in_archive(folder / name, limits)]
+    paths = [folder / name for name in archives]
+    return [path / name for path in paths for name in _in_archive(path, limits)]
 
 
 def _refuse_links(folder: Path, names: Iterable[str]) -> None:
@@ -268,19 +273,16 @@ def _leads_to(link: Path) -> Path:
         return link.parent.resolve() / link.name
 
 
-def _in_archive(path: Path, limits: Limits) -> list[Path]:
+def _in_archive(path: Path, limits: Limits) -> list[str]:
     names = members(path, limits)
     inside = _traces(names)
     if not inside:
         raise _no_trace_in(path, look_at_members(names))
-    return [path / name for name in inside]
+    return inside
 
 
 def _only_trace(path: Path, limits: Limits) -> str:
-    names = members(path, limits)
-    inside = _traces(names)
-    if not inside:
-        raise _no_trace_in(path, look_at_members(names))
+    inside = _in_archive(path, limits)
     if len(inside) > 1:
         raise InputError(
             "E318",
@@ -352,20 +354,20 @@ def load(
     outline: Outline | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Trace:
-    """The trace at one address; what it is is told by its first bytes.
+    """The trace at one address; its first bytes show its format.
 
     Args:
         address: A file, a member of an archive, or a remote address.
         python: Whether ``python_function`` events are kept.
-        within: Only what overlaps this span of time is kept, ns on the trace's clock; all of
-            a database, or of what lies elsewhere.
+        within: Only what overlaps this span of time is kept, ns on the trace's clock; of a
+            database or a remote file, all.
         outline: The file's own, from an earlier reading; with ``within``, later parts of the file
             are passed over.
         limits: What is refused.
 
     Raises:
         InputError: See :func:`recompute_scan.trace.sources.load_file`,
-            :func:`recompute_scan.trace.nsys.export.load_nsys` and
+            :func:`recompute_scan.trace.nsys.load_nsys` and
             :func:`recompute_scan.trace.streams.open_remote`.
     """
     if isinstance(address, str) and is_remote(address):
@@ -377,7 +379,7 @@ def load(
         with opened(path) as file:
             head = file.read(_HEAD)
         if is_sqlite(head):
-            from recompute_scan.trace.nsys.export import load_nsys  # noqa: PLC0415 - most are JSON
+            from recompute_scan.trace.nsys import load_nsys  # noqa: PLC0415 - most are JSON
 
             return load_nsys(path, limits)
     return load_file(path, python=python, within=within, outline=outline, limits=limits)

@@ -1,16 +1,14 @@
 """Bytes of a trace: gzip, zstd, zip archives and remote addresses.
 
-Damage never raises here: what inflates before a damaged or cut place is handed out, and a
-counter says that the rest is missing.
+Damage never raises here: bytes that inflate before a damaged or cut place are returned, and a
+counter shows that the rest is missing.
 
-Zip archives of traces, read where they lie: nothing is ever extracted to disk.
+Zip archives are read where they lie: nothing is ever extracted to disk. A member's path is the
+archive's path followed by the member's name, as if the archive were a folder.
 
-A member is named by the archive's path followed by its own, as if the archive were a folder.
-
-Traces at remote addresses (``s3://``, ``gs://``, ``hf://``, ``https://``, …), through fsspec.
-
-A file is read as a stream, never copied to disk. fsspec finds the file system by the scheme and
-says which package it needs (``fsspec.registry.known_implementations``). Over HTTP one request is
+Traces at remote addresses (``s3://``, ``gs://``, ``hf://``, ``https://``, …) are read through
+fsspec as a stream, never copied to disk. fsspec finds the file system by the scheme and
+names the package it needs (``fsspec.registry.known_implementations``). Over HTTP one request is
 made for the whole file: many servers do not answer requests for parts. A server that sends its
 readers to another host is not followed there.
 """
@@ -20,6 +18,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import operator
 import os
 import re
 import stat
@@ -41,9 +40,7 @@ from recompute_scan.files import is_file, is_there, opened
 from recompute_scan.trace.columns import (
     DEFAULT_LIMITS,
     Limits,
-    refuse_members,
-    refuse_ratio,
-    refuse_size,
+    refuse,
 )
 from recompute_scan.trace.health import count
 from recompute_scan.trace.sniff import broken_archive
@@ -51,9 +48,9 @@ from recompute_scan.trace.sniff import broken_archive
 GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _INPUT = 64 * 1024
-# What one call inflates is lost when that call meets the damage, so calls are small.
+# A call that meets the damage loses all that it inflates, so calls are small.
 _OUTPUT = 64 * 1024
-# Exporters that compress a file that is compressed already exist; nobody does it thrice.
+# Some exporters compress a file that is compressed already; three times has not been seen.
 _LAYERS = 3
 # isal's stubs call its error an instance.
 _DAMAGED = cast("type[Exception]", igzip_lib.IsalError)
@@ -71,7 +68,7 @@ def inflate(
 ) -> tuple[Stream, bool]:
     """The stream's content without compression, and whether there was any.
 
-    Compression is told by the first bytes.
+    The first bytes show the compression.
 
     Raises:
         InputError: While reading, when it inflates beyond ``limits`` (``E310``, ``E311``).
@@ -81,12 +78,14 @@ def inflate(
     for _ in range(_LAYERS):
         front = Front(stream)
         stream = front
+        inflated: _Gzip | _Zstandard
         if front.first.startswith(GZIP):
-            stream = _Gzip(front, source, limits, health)
+            inflated = _Gzip(front, health)
         elif front.first.startswith(ZSTANDARD):
-            stream = _Zstandard(front, source, limits, health)
+            inflated = _Zstandard(front, health)
         else:
             break
+        stream = Bounded(inflated, operator.attrgetter("consumed"), source, limits)
         compressed = True
     return stream, compressed
 
@@ -96,13 +95,13 @@ class Bounded:
 
     Args:
         stream: The inflated bytes.
-        consumed: How many compressed bytes it took so far.
+        consumed: How many compressed bytes the stream took so far.
         source: Its name, for messages.
         limits: The bounds.
     """
 
     def __init__(
-        self, stream: Stream, consumed: Callable[[], int], source: str, limits: Limits
+        self, stream: Stream, consumed: Callable[[Any], int], source: str, limits: Limits
     ) -> None:
         self._stream = stream
         self._consumed = consumed
@@ -118,7 +117,7 @@ class Bounded:
         """
         number = self._stream.readinto(buffer) or 0
         self._given += number
-        check_inflation(self._given, self._consumed(), self._source, self._limits)
+        check_inflation(self._given, self._consumed(self._stream), self._source, self._limits)
         return number
 
 
@@ -129,13 +128,13 @@ def check_inflation(given: int, consumed: int, source: str, limits: Limits) -> N
         InputError: Too many bytes (``E310``) or too many for each compressed one (``E311``).
     """
     if given > limits.inflated_bytes:
-        raise refuse_size(source, limits.inflated_bytes)
+        raise refuse("E310", source, limits.inflated_bytes)
     if given > limits.ratio_from and given > limits.ratio * consumed:
-        raise refuse_ratio(source, limits.ratio)
+        raise refuse("E311", source, limits.ratio)
 
 
 class Front:
-    """A stream whose first bytes are known: ``first``."""
+    """A stream with known first bytes: ``first``."""
 
     def __init__(self, stream: Stream, number: int = 4) -> None:
         first = bytearray(number)
@@ -159,24 +158,19 @@ class Front:
 class _Gzip:
     """gzip members one after the other, zero padding between and behind them passed over."""
 
-    def __init__(self, stream: Stream, source: str, limits: Limits, health: dict[str, int]) -> None:
+    def __init__(self, stream: Stream, health: dict[str, int]) -> None:
+        self.consumed = 0
         self._stream = stream
-        self._source = source
-        self._limits = limits
         self._health = health
         self._input = memoryview(bytearray(_INPUT))
         self._member = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         self._pending = b""
-        self._consumed = 0
-        self._given = 0
         self._ended = False
 
     def readinto(self, buffer: memoryview, /) -> int:
         while not self._ended:
             data = self._inflate(min(len(buffer), _OUTPUT))
             if data:
-                self._given += len(data)
-                check_inflation(self._given, self._consumed, self._source, self._limits)
                 buffer[: len(data)] = data
                 return len(data)
         return 0
@@ -201,7 +195,7 @@ class _Gzip:
             pending, self._pending = self._pending, b""
             return pending
         number = self._stream.readinto(self._input) or 0
-        self._consumed += number
+        self.consumed += number
         return self._input[:number]
 
     def _next_member(self) -> None:
@@ -231,29 +225,26 @@ class _Gzip:
 class _Zstandard:
     """Zstandard frames one after the other."""
 
-    def __init__(self, stream: Stream, source: str, limits: Limits, health: dict[str, int]) -> None:
+    def __init__(self, stream: Stream, health: dict[str, int]) -> None:
         self._input = _RawReader(stream)
         self._reader = zstandard.ZstdDecompressor().stream_reader(
             cast("IO[bytes]", self._input), read_size=_INPUT, read_across_frames=True
         )
-        self._source = source
-        self._limits = limits
         self._health = health
-        self._given = 0
         self._ended = False
 
+    @property
+    def consumed(self) -> int:
+        return self._input.consumed
+
     def readinto(self, buffer: memoryview, /) -> int:
-        if self._ended:
-            return 0
-        try:
-            number: int = self._reader.readinto(buffer[:_OUTPUT])
-        except zstandard.ZstdError:
-            count(self._health, "archive_damaged")
-            number = 0
-        if not number:
-            self._ended = True
-        self._given += number
-        check_inflation(self._given, self._input.consumed, self._source, self._limits)
+        number = 0
+        if not self._ended:
+            try:
+                number = self._reader.readinto(buffer[:_OUTPUT])
+            except zstandard.ZstdError:
+                count(self._health, "archive_damaged")
+        self._ended = not number
         return number
 
 
@@ -274,6 +265,34 @@ class _RawReader(io.RawIOBase):
         return number
 
 
+class Excerpt:
+    """Parts of a file as one stream; each begins with an event, so that they read as a trace.
+
+    Args:
+        file: The file.
+        parts: Begin and end of each, in order; ``None`` for the end of the file.
+    """
+
+    def __init__(self, file: io.RawIOBase, parts: Iterator[tuple[int, int | None]]) -> None:
+        self._file = file
+        self._parts = parts
+        self._left = 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """See :class:`Stream`."""
+        while not self._left:
+            begin, end = next(self._parts, (None, None))
+            if begin is None:
+                return 0
+            self._file.seek(begin)
+            size = self._file.seek(0, io.SEEK_END) if end is None else end
+            self._file.seek(begin)
+            self._left = max(0, size - begin)
+        number = self._file.readinto(buffer[: self._left]) or 0
+        self._left = self._left - number if number else 0
+        return number
+
+
 ZIP = b"PK\x03\x04"
 _DRIVE = re.compile(r"[A-Za-z]:|[/\\]")
 _PIECE = 64 * 1024
@@ -284,7 +303,7 @@ _BROKEN = (
 
 
 def is_zip(path: Path) -> bool:
-    """Whether the file is a zip archive, told by its first bytes."""
+    """Whether the file is a zip archive, by its first bytes."""
     try:
         with opened(path) as file:
             return file.read(len(ZIP)) == ZIP
@@ -320,7 +339,7 @@ class _Opened(NamedTuple):
 def _opened(path: Path, limits: Limits) -> _Opened:
     try:
         now = path.stat()
-        # A process of its own needs a place in the file of its own.
+        # Each process needs another place in the file.
         seen = (os.getpid(), now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
         return _open(path, limits.members, seen)
     except _BROKEN as error:
@@ -333,7 +352,7 @@ def _open(path: Path, most: int, _: tuple[int, ...]) -> _Opened:
     archive = zipfile.ZipFile(path)
     infos = archive.infolist()
     if len(infos) > most:
-        raise refuse_members(str(path), most)
+        raise refuse("E316", str(path), most)
     for info in infos:
         if why := _unsafe(info):
             raise InputError(
@@ -364,9 +383,9 @@ def open_member(
         raise InputError("E301", f"Cannot read {source}.", why=f"{path.name} has no such member")
     try:
         with opened.archive.open(info) as file:
-            # What it says of itself first; what comes out is bounded all the same.
+            # The directory's sizes first; the inflated bytes are bounded all the same.
             check_inflation(info.file_size, info.compress_size, source, limits)
-            yield Bounded(_Member(file, health), lambda: info.compress_size, source, limits)
+            yield Bounded(_Member(file, health), lambda _: info.compress_size, source, limits)
     except _BROKEN as error:
         raise broken_archive(source, str(error)) from None
 
@@ -400,18 +419,12 @@ def _unsafe(info: zipfile.ZipInfo) -> str | None:
 # Two letters at least: C:// is a drive.
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
     "hf": "huggingface_hub",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "sftp": "paramiko",
-    "ssh": "paramiko",
     "oci": "ocifs",
     "oss": "ossfs",
     "webdav": "webdav4",
@@ -419,7 +432,7 @@ _PACKAGES = {
 _HTTP = ("http", "https")
 # In an address of HTTP, ? begins a query, and [ is around a host.
 _MAGIC, _HTTP_MAGIC = re.compile(r"[*?[]"), re.compile(r"[^?]*\*")
-# The address of a host in version 6 has colons of its own.
+# The address of a host in version 6 has colons.
 _HOST_IN_BRACKETS = re.compile(r"(?<=://)([^/@]*@)?\[[0-9A-Za-z:.%]*\]")
 _BUFFER = 1 << 18
 _CONNECT_S = 30
@@ -500,12 +513,12 @@ def list_remote(address: str, limits: Limits = DEFAULT_LIMITS) -> list[str]:
     if not files:
         raise _unreachable(address, FileNotFoundError())
     if len(files) > limits.members:
-        raise refuse_members(shown(address), limits.members)
+        raise refuse("E316", shown(address), limits.members)
     return files
 
 
 class _Stream(io.RawIOBase):
-    """fsspec's file, whose every failure is one of ours."""
+    """fsspec's file, with every failure as an :class:`InputError`."""
 
     def __init__(self, file: Any, address: str) -> None:
         super().__init__()
@@ -557,7 +570,7 @@ def _file_system(address: str, longest_s: int = _LONGEST_S) -> tuple[Any, str]:
         raise InputError(
             "E326",
             f"{shown(address)} is a chain of addresses.",
-            hint="give the address of the trace itself; compression is told by content",
+            hint="give the address of the trace itself; compression is recognized by content",
         )
     try:
         if scheme in _HTTP:  # an address in brackets has colons that stand for a chain elsewhere
@@ -594,12 +607,12 @@ def _http_options(longest_s: int) -> dict[str, Any]:
 
 
 class _Elsewhere(OSError):
-    """A server sends its readers to another host: nobody asked for what is there."""
+    """A server sends its readers to another host, which was not asked for."""
 
 
 @functools.cache  # fsspec keeps a file system for each set of options
 def _staying() -> Any:
-    """What makes aiohttp's client follow redirects within a host only."""
+    """A configuration with which aiohttp's client follows redirects within a host only."""
 
     async def refuse(_session: Any, _context: Any, redirected: Any) -> None:
         answer = redirected.response

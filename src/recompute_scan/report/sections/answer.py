@@ -48,13 +48,12 @@ from recompute_scan.report.templating import (
 )
 from recompute_scan.report.words import KIND_WORDS, STATUS_WORDS, plain_count_row, plain_count_table
 from recompute_scan.result import MEASURED, Finding, Fix, Result
-from recompute_scan.result.recompute import DOUBLED
+from recompute_scan.result.patch import places_of
+from recompute_scan.result.recompute import DOUBLED, DOUBLED_LEAD
 from recompute_scan.units import plural
 
 # Lines of the diff on the first screen.
 _MOST_DIFF = 10
-_FILE = re.compile(r"^\+\+\+ b/(.{1,400})$", re.MULTILINE)
-_HUNK = re.compile(r"^@@ -(\d{1,9})[^\n]*\n((?: [^\n]*\n)*)", re.MULTILINE)
 _BELOW = re.compile(r"(?!/)(?!.*\.\.)[A-Za-z0-9_./@%+-]+")
 _VERDICT_COLOUR = {
     "doubled": "red",
@@ -97,30 +96,22 @@ def _cure(result: Result) -> _Cure | None:
     for anchor, finding in zip(anchors, result.findings, strict=True):
         if finding.fix is not None and result.crash is None:
             shown = _changed_lines(finding.fix.diff)
-            file = _FILE.search(finding.fix.diff or "")
-            line = _first_line(finding.fix.diff or "")
-            below = file is not None and _BELOW.fullmatch(file[1]) is not None
+            file, line = next(iter(places_of(finding.fix.diff or "")), ("", 0))
             apply = (one.text for one in result.next_steps if one.purpose == "apply")
             return _Cure(
                 anchor,
                 finding.fix,
                 tuple(shown[:_MOST_DIFF]),
                 cut=len(shown) > _MOST_DIFF,
-                file=file[1] if file else "",
-                place=f"{file[1]}:{line}" if file and line and below else "",
+                file=file,
+                place=f"{file}:{line}" if _BELOW.fullmatch(file) else "",
                 command=next(apply, ""),
             )
     return None
 
 
-def _first_line(diff: str) -> int | None:
-    """The number of the first line that the diff changes, in the file as it was."""
-    hunk = _HUNK.search(diff)
-    return int(hunk[1]) + len(hunk[2].splitlines()) if hunk else None
-
-
 def _changed_lines(diff: str | None) -> list[DiffLine]:
-    """What is added and removed, with one line that stays above each such piece."""
+    """The lines added and removed, with one line that stays above each such piece."""
     found: list[DiffLine] = []
     before: DiffLine | None = None
     for one in diff_lines(diff or ""):
@@ -154,7 +145,7 @@ def _first_screen_html(result: Result) -> Mapping[str, Any]:
 
 
 def _rows(result: Result, quoted: Callable[[str], str]) -> list[tuple[str, str, str]]:
-    """Label, value and note of what is below the three numbers in text and in Markdown.
+    """Label, value and note of each row below the three numbers in text and in Markdown.
 
     ``quoted`` makes harmless what holds names.
     """
@@ -202,7 +193,7 @@ _MORE = "and {} more (-v or the page has them)"
 
 
 def answer_text(page: Page, result: Result) -> list[list[str]]:
-    """The answer in groups of lines: what is so, and where; what to change; what else was found."""
+    """The answer in groups of lines: verdict and places, the change, other findings."""
     if result.crash is None and not analysed(result):
         page.prose(result.headline, "", most=3)
         return [page.taken()]
@@ -212,7 +203,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
         groups.append(_failure_in_short(page, result))
     if result.crash is None or result.verdict != "inconclusive":
         sure = "" if result.confidence == "high" else f" ({result.confidence} confidence)"
-        said = result.headline.removeprefix("Checkpointing is doubled: ")
+        said = result.headline.removeprefix(DOUBLED_LEAD)
         said = f"Verdict: {result.verdict}{sure}. {said[:1].upper()}{said[1:]}"
         page.prose(said, "", most=4, fg=_VERDICT_COLOUR[result.verdict], bold=True)
         told = result.verified is not None and result.verified.outcome in MEASURED
@@ -284,7 +275,7 @@ def _failure_in_short(page: Page, result: Result) -> list[str]:
 
 
 def _also_found(page: Page, result: Result, cure: _Cure | None) -> list[str]:
-    """Findings beside the one whose fix is shown, and how many notes there are, in a line."""
+    """The findings that are not shown yet, and the number of notes, in a line."""
     shown = cure.fix if cure else None
     others = [f"{one.code} {one.name}" for one in result.findings if one.fix is not shown]
     others = [] if result.crash else list(dict.fromkeys(others))
@@ -469,7 +460,7 @@ def _begun(text: str) -> str:
 
 
 def _state_words(end: RankEnd | None) -> list[tuple[str, str]]:
-    """What the rank knew when it failed: steps completed, memory, models and their checkpoints."""
+    """The rank's state when it failed: steps completed, memory, models and their checkpoints."""
     if end is None:
         return []
     found = []

@@ -8,8 +8,15 @@ from typing import Any
 from recompute_scan.report.blocks import Page, Section
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import CompiledCode, CompiledRecompute, Result
-from recompute_scan.result.decisions import DecidedOperator, Policies, WatchedPolicy
-from recompute_scan.result.fidelity import SAME, ComparedRegion, Fidelity, in_words
+from recompute_scan.result.fidelity import (
+    SAME,
+    ComparedRegion,
+    DecidedOperator,
+    Fidelity,
+    Policies,
+    WatchedPolicy,
+    in_words,
+)
 from recompute_scan.units import UNKNOWN, ms, plural, size
 
 _SAME_COMPUTATION_MOST_ROWS = 200
@@ -33,7 +40,7 @@ def _answer(region: ComparedRegion) -> str:
     said += ["the function passes on other gradients"] * region.passes_others
     said += [f"updates {visible(one.name, 80)} again" for one in region.states if one.is_buffer]
     said += [visible(why, 200) for why in region.untold]
-    # What Python code counts: no gradient hangs on it unless the block reads it, which would show.
+    # Counters of Python code: no gradient hangs on them unless the block reads them, which shows.
     counted = [
         f"changes {visible(one.name, 80)} again: {visible(one.before, 20)}, then "
         f"{visible(one.forward, 20)}, then {visible(one.recompute, 20)}"
@@ -61,7 +68,7 @@ def _rows(fidelity: Fidelity) -> list[tuple[str, str, str, str, str]]:
 
 
 def _keeping(fidelity: Fidelity) -> str | None:
-    """What keeping the random state takes, and whether anything needs it."""
+    """The time to keep the random state, and whether anything needs it."""
     took = fidelity.keeping_ms
     if took is None:
         return None
@@ -228,7 +235,7 @@ SELECTIVE_POLICIES = Section(
 )
 
 
-_COMPILED_CODE_TITLE = "What compiled code runs again"
+_COMPILED_CODE_TITLE = "Recomputes in compiled code"
 _COMPILED_CODE_MOST_ROWS = 200
 _WHY = {
     "checkpoint": "a checkpoint in the compiled code",

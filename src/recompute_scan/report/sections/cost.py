@@ -71,7 +71,7 @@ def _step_cost_html(result: Result) -> Mapping[str, Any]:
 
 
 def _is_predicted(result: Result) -> bool:
-    """Whether the step after the fix is a prediction; what was measured has its own section."""
+    """Whether the step after the fix is a prediction; measurements have their own section."""
     step = step_after(result)
     return step is not None and not step.measured
 
@@ -95,8 +95,8 @@ def _step_cost_markdown(result: Result) -> str:
 
 
 def _pie(result: Result) -> str:
-    """The step in its parts, as text of which GitHub and GitLab draw a picture: they take out
-    drawings that are in a summary or comment themselves.
+    """The step in its parts, as text that GitHub and GitLab draw: they take out drawings that a
+    summary or comment holds.
     """
     bars = cost_bars(result)
     if bars is None:
@@ -113,7 +113,7 @@ def _pie(result: Result) -> str:
 
 STEP_COST = Section(
     anchor="cost",
-    title="What it costs",
+    title="Cost",
     template="step_cost.html",
     present=lambda result: analysed(result) and result.cost is not None,
     html=_step_cost_html,
@@ -121,7 +121,7 @@ STEP_COST = Section(
     markdown=_step_cost_markdown,
     link="Cost",
     help=(
-        "What it costs",
+        "Cost",
         "splits one step into its parts. The hatched part goes away with the fix; the bar below "
         "is the step without it, and the line with two ends is the range in which the true value "
         "is expected.",
@@ -187,7 +187,7 @@ def _plan_words(plan: MemoryPlan) -> str:
 
 
 def _memory_sentences(memory: Memory) -> list[str]:
-    """What the device's memory held, what checkpoints kept out of it, what is free."""
+    """The contents of the device's memory, the savings by checkpoints, and the free part."""
     said = []
     if memory.peak_allocated_bytes is not None:
         reserved = (
@@ -233,7 +233,7 @@ def _flops_table(flops: Flops, *, told_apart: bool) -> list[tuple[str, str, str]
 
 
 def _flops_sentences(flops: Flops) -> list[str]:
-    """What the figures say, and what they leave out."""
+    """Sentences on the figures, and on operators that they leave out."""
     said = []
     if flops.hfu is not None and flops.peak_tflops is not None:
         reached = f"The device reached {share(flops.hfu)} of its peak with all that ran (HFU)"
@@ -425,25 +425,25 @@ _SAYS = (
     "Over all recorded steps. Every kernel that is neither communication nor a copy counts as "
     "computing."
 )
-# A table's first column on a terminal; two of 16 are beside it.
+# Of a table on a terminal: the first column; two of 16 follow it.
 _WIDEST_LABEL = 46
 
 
 def _title(result: Result) -> str:
-    """``Holistic Trace Analysis``, with whose breakdown it is where there are several."""
+    """``Holistic Trace Analysis``, with the rank of the breakdown where there are several."""
     if result.hta is None or result.hta.rank is None or len(result.ranks) < 2:
         return "Holistic Trace Analysis"
     return f"Holistic Trace Analysis of rank {result.hta.rank}"
 
 
 def _rows(hta: Hta) -> list[tuple[str, str, str]]:
-    """What Holistic Trace Analysis found, and what recompute-scan counts of the same."""
+    """The figures of Holistic Trace Analysis, and those that recompute-scan counts of the same."""
     own = hta.own
     parts = [
         ("Idle", hta.idle_pct, own.idle_pct if own else None),
         ("Computing", hta.compute_pct, own.compute_pct if own else None),
         ("Busy without computing", hta.non_compute_pct, own.non_compute_pct if own else None),
-        ("Communication beside computation", hta.overlap_pct, own.overlap_pct if own else None),
+        ("Communication during computation", hta.overlap_pct, own.overlap_pct if own else None),
     ]
     whole = ms(own.kernel_time_ms) if own else ""
     return [

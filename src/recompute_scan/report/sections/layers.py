@@ -314,9 +314,9 @@ CHECKPOINT_SITES = Section(
 _RECOMPUTED_BY_DESIGN_TITLE = "Recomputed by the model's own design"
 _MOST_ROWS = 50
 _MOST_NAMES = 3
-_BESIDE = (
-    "What else a function runs again of itself in its own gradient, as chunked losses and fused "
-    "activations do, is its formula and not counted."
+_OTHERS = (
+    "A function that runs parts of itself again in its own gradient, as chunked losses and fused "
+    "activations do, follows its formula; that is not counted."
 )
 
 
@@ -344,14 +344,14 @@ def _sentence(one: ByDesign) -> str:
         )
     return (
         f"{visible(one.function, 80)} runs {again} times again per step in the gradients of "
-        f"{_inside(one)}, beside {forward} times in the forward pass ({took})."
+        f"{_inside(one)}, and {forward} times in the forward pass ({took})."
     )
 
 
 def _recomputed_by_design_html(result: Result) -> Mapping[str, Any]:
     return {
         "sentences": [_sentence(one) for one in result.by_design[:_MOST_ROWS]],
-        "beside": _BESIDE,
+        "others": _OTHERS,
     }
 
 
@@ -359,11 +359,11 @@ def _recomputed_by_design_text(page: Page, result: Result) -> None:
     page.title(_RECOMPUTED_BY_DESIGN_TITLE)
     for one in result.by_design[:_MOST_ROWS]:
         page.prose(_sentence(one))
-    page.prose(_BESIDE)
+    page.prose(_OTHERS)
 
 
 def _recomputed_by_design_markdown(result: Result) -> str:
-    said = [*(_sentence(one) for one in result.by_design[:_MOST_ROWS]), _BESIDE]
+    said = [*(_sentence(one) for one in result.by_design[:_MOST_ROWS]), _OTHERS]
     return f"#### {_RECOMPUTED_BY_DESIGN_TITLE}\n\n" + "\n".join(
         f"- {markdown_prose(one)}" for one in said
     )
@@ -380,7 +380,7 @@ RECOMPUTED_BY_DESIGN = Section(
     link="By design",
     help=(
         _RECOMPUTED_BY_DESIGN_TITLE,
-        "lists functions whose forward other functions run again in their own gradients, and "
+        "lists functions that other functions run again in their own gradients, and "
         "reversible layers, which run theirs once to get their input back: forward work that runs "
         "again without a checkpoint.",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from recompute_scan.report.blocks import Page, Section
+from recompute_scan.report.blocks import Page, Section, ranges
 from recompute_scan.report.figures import drawing, recomputed
 from recompute_scan.report.summary import what_was_measured
 from recompute_scan.report.templating import markdown_prose, visible
@@ -26,6 +26,7 @@ _OUTCOMES: dict[PlanOutcome, str] = {
     "failed": "Taken back: the script failed with it.",
     "not-tried": "It was not measured (--no-verify).",
 }
+_RAN_OUT = "Taken back: the script ran out of memory with it."
 _IN_SHORT: dict[PlanOutcome, str] = {
     "helps": "proven",
     "fits": "proven",
@@ -81,7 +82,7 @@ def _today(one: PlannedModule) -> str:
 
 
 def _done(one: PlannedModule) -> str:
-    """What happens to a module."""
+    """The way a module is treated, in words."""
     if one.parts:
         return _in_part(one.parts)
     if one.recompute:
@@ -102,7 +103,7 @@ def _names(names: Sequence[str], most: int = 4) -> str:
     said = [
         f"{stem}.{lasts[0]}"
         if len(lasts) == 1 and lasts[0].isdigit()
-        else f"{stem}[{_spans(lasts)}]"
+        else f"{stem}[{ranges(sorted(map(int, lasts)), len(lasts))}]"
         if lasts[0].isdigit()
         else stem
         for stem, lasts in groups.items()
@@ -111,14 +112,10 @@ def _names(names: Sequence[str], most: int = 4) -> str:
     return visible(", ".join(said[:most]) + more, 300)
 
 
-def _spans(numbers: Sequence[str]) -> str:
-    spans: list[list[int]] = []
-    for number in sorted(map(int, numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+def _outcome(plan: ActivationPlan) -> str:
+    """What the measurement has shown; without one, memory did not suffice for the plan."""
+    ran_out = plan.proof.outcome == "does-not-fit" and plan.proof.peak_bytes is None
+    return _RAN_OUT if ran_out else _OUTCOMES[plan.proof.outcome]
 
 
 def _proven(plan: ActivationPlan) -> bool:
@@ -148,7 +145,7 @@ def _measured(plan: ActivationPlan) -> tuple[PlanPoint, PlanPoint] | None:
 
 
 def _gain(plan: ActivationPlan) -> str:
-    """What changes against today, measured where it was."""
+    """The change against today, measured where it was."""
     if plan.as_today:
         return "nothing changes"
     measured = _measured(plan)
@@ -167,7 +164,7 @@ def _proof_words(plan: ActivationPlan) -> str:
     if plan.as_today:
         return _AS_TODAY
     if proof.step_ms is None or proof.predicted_step_ms is None:
-        return _OUTCOMES[proof.outcome]
+        return _outcome(plan)
     return (
         f"{_OUTCOMES[proof.outcome]} Measured in turn with the unchanged script "
         f"({ms(proof.today_step_ms)}): {ms(proof.step_ms)}, predicted "
@@ -177,7 +174,7 @@ def _proof_words(plan: ActivationPlan) -> str:
 
 
 def _points(plan: ActivationPlan) -> list[tuple[str, PlanPoint, PlanPoint | None]]:
-    """Name, predicted and measured point of what the table compares."""
+    """Name, predicted and measured point of each row of the table."""
     today, then = _measured(plan) or (None, None)
     return [
         ("Today", plan.today, today),
@@ -238,7 +235,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
     """The plan in groups of lines: what came of it, what it changes, and the setting."""
     plan = _beside(_plan_of(result))
     page.prose(_lead(plan), "", most=2, bold=True)
-    page.prose(_AS_TODAY if plan.as_today else _OUTCOMES[plan.proof.outcome], most=3)
+    page.prose(_AS_TODAY if plan.as_today else _outcome(plan), most=3)
     groups = [page.taken()]
     _table(page, plan, _points(plan)[:2])
     groups.append(page.taken())
@@ -326,7 +323,7 @@ def _markdown(result: Result) -> str:
 
 PLANNED_CHECKPOINTS = Section(
     anchor="plan",
-    title="What to recompute, and what to keep",
+    title="The plan: recompute or keep",
     template="planned_checkpoints.html",
     present=lambda result: result.plan is not None,
     html=_html,
@@ -334,7 +331,7 @@ PLANNED_CHECKPOINTS = Section(
     markdown=_markdown,
     link="Plan",
     help=(
-        "What to recompute, and what to keep",
+        "The plan: recompute or keep",
         "shows how long a step takes for how much memory, with today's script and the plan on the "
         "curve, what the plan was measured to do, and the setting that makes it.",
     ),

@@ -15,7 +15,7 @@ from recompute_scan.result import Rank, Result, Verdict
 from recompute_scan.result.document import MemorySnapshot
 from recompute_scan.units import UNKNOWN, ms, plural, size
 
-# From here on the rows of single ranks are folded away under those of their groups.
+# From here on the rows of single ranks are folded away under their groups.
 MANY_RANKS = 16
 MOST_RANKS = 2048
 
@@ -81,7 +81,7 @@ _MOST_ENVIRONMENT = 12
 
 
 def _counters(result: Result) -> list[tuple[str, int]]:
-    """What was repaired, dropped or missing, in words; the plain number of events is neither."""
+    """Repairs, dropped and missing parts, in words; the plain number of events is neither."""
     return [
         (name.replace("_", " "), number)
         for name, number in result.health.items()
@@ -145,7 +145,7 @@ _KINDS = {
     "backward": "made by the backward pass (gradients, workspace)",
     "optimizer": "made by the optimizer",
     "other": "made by other code (weights, inputs)",
-    "unknown": "without a stack that tells",
+    "unknown": "with no stack that shows",
 }
 _MOST_LINES = 5
 
@@ -181,8 +181,8 @@ def _memory_snapshots_text(page: Page, result: Result) -> None:
 
 
 def _memory_snapshots_markdown(result: Result) -> str:
-    said = "\n".join(f"- {markdown_prose(_lead(one))}" for one in result.snapshots)
-    return f"#### {_TITLE}\n\n{said}"
+    items = "\n".join(f"- {markdown_prose(_lead(one))}" for one in result.snapshots)
+    return f"#### {_TITLE}\n\n{items}"
 
 
 MEMORY_SNAPSHOTS = Section(

@@ -12,9 +12,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from recompute_scan.trace.columns import (
     Bool,
@@ -22,11 +21,10 @@ from recompute_scan.trace.columns import (
     Int32,
     Int64,
     Ints,
+    Kind,
     Limits,
     Trace,
-    refuse_distinct,
-    refuse_event_size,
-    refuse_events,
+    refuse,
 )
 from recompute_scan.trace.health import Numbering, count
 from recompute_scan.trace.kineto.schema import (
@@ -37,40 +35,19 @@ from recompute_scan.trace.kineto.schema import (
     NO_TIME,
     Args,
     Event,
-    Kind,
     nanoseconds,
 )
 from recompute_scan.trace.streams import Stream
 
-# What a convolution does depends on its stride, padding and the like, not on shapes alone.
+# A convolution's work depends on its stride, padding and the like, not on shapes alone.
 _CONVOLUTION = "convolution"
 _MISFIT = (struct.error, TypeError, AttributeError, OverflowError, ValueError)
 
 
-class Packed(msgspec.Struct, gc=False, array_like=True):
-    """Columns of a few events, as bytes in the machine's own order.
-
-    Attributes:
-        rows: How many events.
-        kind: A :class:`Kind` each, of 8 bits.
-        name: Code each, of 32 bits; so are ``thread`` and ``dims``.
-        ts: Start, a double in µs each; with ``exact``, ns of 64 bits. ``dur`` is the same.
-        sequence: 32 or 64 bits each, as needed, or nothing where all are -1; so are
-            ``correlation``, ``stream`` and ``made_by``.
-    """
-
-    rows: int
-    exact: bool
-    kind: bytes
-    name: bytes
-    thread: bytes
-    dims: bytes
-    ts: bytes
-    dur: bytes
-    sequence: bytes
-    correlation: bytes
-    stream: bytes
-    made_by: bytes
+# Columns of a few events by their name in `Trace`, as bytes in the machine's order. A kind has 8
+# bits; a name, a thread and dims are codes of 32 bits; ts and dur are doubles in µs, or exact ns of
+# 64 bits. The others have 32 or 64 bits each, as needed, or no bytes where all are -1.
+Packed = dict[str, bytes]
 
 
 class Codes(dict[Any, int]):
@@ -151,7 +128,7 @@ class Packer:
         self._kinds = _KindCodes({name: int(kind) for name, kind in KINDS.items()})
 
     def pack(self, events: Sequence[Event]) -> Packed | None:
-        """The columns of these events, of which only those with an interval are kept."""
+        """The columns of the events that have an interval; ``None`` where there are none."""
         timed = [event for event in events if event.ph == "X"]
         known = len(self.names), len(self.threads), len(self.signatures)
         try:
@@ -164,7 +141,7 @@ class Packer:
                 codes.forget(number)
             odd, timed = timed, [_tame(event, {}) for event in timed]
             kinds, kept = self._chosen(timed)
-            counted = {id(event) for event in kept}  # of what is passed over, nothing counts
+            counted = {id(event) for event in kept}  # events that are passed over do not count
             for event, tame in zip(odd, timed, strict=True):
                 if id(tame) in counted:
                     _tame(event, self._health)
@@ -243,20 +220,18 @@ class Packer:
             shapes = [(*s, a.values) if c in names.convolutions else s for s, a, c in all_of]
         dims = ints(*map(self.signatures.__getitem__, map(b"".join, shapes)))
         self._note_missing(events, args, kinds)
-        return Packed(
-            rows=number,
-            exact=self.exact,
-            kind=kinds,
-            name=name,
-            thread=thread,
-            dims=dims,
-            ts=ts,
-            dur=dur,
-            sequence=sequence,
-            correlation=correlation,
-            stream=stream,
-            made_by=_numbers([a.made_by or -1 for a in args], widths="i"),
-        )
+        return {
+            "kind": kinds,
+            "name": name,
+            "thread": thread,
+            "dims": dims,
+            "ts": ts,
+            "dur": dur,
+            "sequence": sequence,
+            "correlation": correlation,
+            "stream": stream,
+            "made_by": _numbers([a.made_by or -1 for a in args], widths="i"),
+        }
 
 
 def _overlaps(event: Event, begin: int, end: int) -> bool:
@@ -326,7 +301,7 @@ def _time(value: Any) -> Any:
         return float("nan")
 
 
-# Rows whose times wait as doubles before they become nanoseconds together.
+# So many times wait as doubles before they become nanoseconds together.
 _BLOCK = 1 << 15
 _NARROW, _WIDE = 4, 8
 
@@ -432,47 +407,35 @@ class Builder:
         self._source = source
         self._limits = limits
         self._health = health
-        self._kind = bytearray()
-        self._name = bytearray()
-        self._thread = bytearray()
-        self._dims = bytearray()
-        self._ts, self._dur = Times(), Times()
-        self._sequence, self._correlation = Numbers(), Numbers()
-        self._stream, self._made_by = Numbers(), Numbers()
+        self._plain = {name: bytearray() for name in ("kind", "name", "thread", "dims")}
+        self._times = {name: Times() for name in ("ts", "dur")}
+        self._numbers = {
+            name: Numbers() for name in ("sequence", "correlation", "stream", "made_by")
+        }
 
     def add(self, events: Sequence[Event]) -> None:
-        """Take in decoded events, of which only those with an interval are kept.
+        """Take in decoded events; the ones that have an interval are kept.
 
         Raises:
             InputError: More events (``E313``) or distinct texts (``E314``) than allowed.
         """
         packed = self.packer.pack(events)
-        if packed is not None:
-            self.take(packed)
-
-    def take(self, packed: Packed) -> None:
-        """Take in events that are packed already, with the codes of this builder's packer.
-
-        Raises:
-            InputError: See :meth:`add`.
-        """
-        self._kind += packed.kind
-        self._name += packed.name
-        self._thread += packed.thread
-        self._dims += packed.dims
-        self._ts.add(packed.ts, packed.exact)
-        self._dur.add(packed.dur, packed.exact)
-        self._sequence.add(packed.sequence, packed.rows)
-        self._correlation.add(packed.correlation, packed.rows)
-        self._stream.add(packed.stream, packed.rows)
-        self._made_by.add(packed.made_by, packed.rows)
-        self.rows += packed.rows
+        if packed is None:
+            return
+        rows = len(packed["kind"])
+        for name, column in self._plain.items():
+            column.extend(packed[name])
+        for name, times in self._times.items():
+            times.add(packed[name], self.packer.exact)
+        for name, numbers in self._numbers.items():
+            numbers.add(packed[name], rows)
+        self.rows += rows
         self._check()
 
     def _check(self) -> None:
         most = min(self._limits.events, _MOST_ROWS)
         if self.rows > most:
-            raise refuse_events(self._source, most)
+            raise refuse("E313", self._source, most)
         packer = self.packer
         for codes, what in (
             (packer.names, "names"),
@@ -480,7 +443,7 @@ class Builder:
             (packer.threads, "threads"),
         ):
             if len(codes) > self._limits.distinct:
-                raise refuse_distinct(self._source, self._limits.distinct, what)
+                raise refuse("E314", self._source, self._limits.distinct, what)
 
     def finish(self, metadata: dict[str, Any], rank: int | None, cut: bool) -> Trace:
         """The trace of all events taken in; the builder is spent.
@@ -491,15 +454,17 @@ class Builder:
             cut: Whether the file was cut among its events.
         """
         packer, health = self.packer, self._health
-        name: Int32 = np.frombuffer(self._name, np.int32)
-        kind: Int8 = np.frombuffer(self._kind, np.int8)
+        name, codes, dims = (
+            np.frombuffer(self._plain[column], np.int32) for column in ("name", "thread", "dims")
+        )
+        kind: Int8 = np.frombuffer(self._plain["kind"], np.int8)
         names = _texts(packer.names, self._limits.name_chars, health)
         annotations = np.array([text.startswith(_ANNOTATION_PREFIXES) for text in names], np.bool_)
         if len(names):
             kind[(kind == Kind.OP) & annotations[name]] = Kind.ANNOTATION
-        thread, threads = _merge_threads(np.frombuffer(self._thread, np.int32), packer.threads)
+        thread, threads = _merge_threads(codes, packer.threads)
         self._count_missing(name, thread, kind, threads)
-        ts, dur = self._ts.finish(), self._dur.finish()
+        ts, dur = (times.finish() for times in self._times.values())
         if (unknown := dur == NO_TIME).any():
             lasting = unknown & (kind != Kind.OTHER)
             count(health, "events_without_duration", int(lasting.sum()))
@@ -513,11 +478,7 @@ class Builder:
             thread=thread,
             ts=ts,
             dur=dur,
-            sequence=_in_range(self._sequence, health, lowest=-1),
-            correlation=_in_range(self._correlation, health),
-            stream=_in_range(self._stream, health),
-            made_by=_in_range(self._made_by, health),
-            dims=np.frombuffer(self._dims, np.int32),
+            dims=dims,
             names=names,
             threads=threads,
             signatures=tuple(key.decode(errors="replace") for key in packer.signatures),
@@ -525,6 +486,10 @@ class Builder:
             metadata=metadata,
             health=health,
             left_out=packer.left_out,
+            sequence=_in_range(self._numbers["sequence"], health, lowest=-1),
+            correlation=_in_range(self._numbers["correlation"], health),
+            stream=_in_range(self._numbers["stream"], health),
+            made_by=_in_range(self._numbers["made_by"], health),
         )
         if cut and not packer.after_python and kind[-1] in _HOST:
             trace = replace(trace, cut_at=int(ts[-1]))
@@ -594,14 +559,8 @@ def _from_zero(trace: Trace) -> Trace:
 
 
 def _rows(trace: Trace, kept: Bool) -> Trace:
-    columns = {
-        name: getattr(trace, name)[kept]
-        for name in (
-            "name", "kind", "thread", "ts", "dur", "sequence", "correlation", "stream", "dims",
-            "made_by",
-        )
-    }  # fmt: skip
-    return replace(trace, **columns)
+    columns = ((name, one) for name, one in asdict(trace).items() if isinstance(one, np.ndarray))
+    return replace(trace, **{name: column[kept] for name, column in columns})
 
 
 class Window:
@@ -642,7 +601,7 @@ class Window:
             InputError: It would hold more than one event may take (``E315``).
         """
         if len(self.data) > self._limit:
-            raise refuse_event_size(self._source, self._limit)
+            raise refuse("E315", self._source, self._limit)
         data = bytearray(2 * len(self.data))
         data[: self.end] = memoryview(self.data)[: self.end]
         self.data = data

@@ -1,24 +1,32 @@
-"""Kineto's fields, its brackets, and the outline of a file.
+"""Kineto's events: their fields, and the repair of text that no JSON parser takes.
 
 Of an event the fields in use are decoded, and nothing else. Times become exact nanoseconds, and
-kinds go over all spellings of a category since torch 1.8. The field names and their changes over
-the versions are those of Kineto's own writer (``libkineto/src/output_json.cpp``) as found in traces
-of each version. Every field may hold anything: leniency costs no time, and one odd value must not
-cost its neighbours.
+kinds cover all spellings of a category since torch 1.8. The field names of each version come from
+Kineto's writer (``libkineto/src/output_json.cpp``) and from traces. Every field may hold anything:
+leniency costs no time, and one odd value must not cost its neighbors.
+
+Kineto copies names into its file byte by byte: a name can bring invalid UTF-8
+(pytorch/pytorch#64345), control characters (pytorch/pytorch#136180), quotes
+(pytorch/kineto#1459) or the backslashes of a Windows path (pytorch/kineto#336) with it; numbers
+can be ``nan`` or ``inf`` (pytorch/kineto#105); and programs that write a trace anew leave
+halves of surrogate pairs and trailing commas. Lost and repaired events are counted.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
-from itertools import islice, pairwise
-from typing import Any, Final
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+
+from recompute_scan.trace.columns import Kind, Limits, refuse
+from recompute_scan.trace.health import count
+
+T = TypeVar("T")
 
 # Matches at every quote, closed or not: a failing match would be tried again at each quote.
 STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
@@ -31,8 +39,8 @@ _ENDS = 8
 # A longer event is none.
 _LONGEST = 1 << 20
 _WINDOW, _WINDOW_GROWS = 256, 16
-# How often each byte is looked at in the mean, for an end and as part of what may be an event,
-# before only the nearest end is taken. Sound events take a little over 1.
+# How often each byte is looked at in the mean, for an end and as part of a possible event, before
+# only the nearest end is taken. Sound events take a little over 1.
 _LOOKS, _TRIES = 8, 64
 
 
@@ -138,20 +146,6 @@ def nanoseconds(value: Any) -> int:
     return ns if abs(ns) < LATEST_US * 1000 else NO_TIME
 
 
-class Kind:
-    """What an event is; the host's calls come first. Plain numbers, as NumPy compares them fast."""
-
-    OP: Final = 0
-    ANNOTATION: Final = 1
-    RUNTIME: Final = 2
-    KERNEL: Final = 3
-    COPY: Final = 4
-    PYTHON: Final = 5
-    OTHER: Final = 6
-
-
-KIND_NAMES = ("op", "annotation", "runtime", "kernel", "copy", "python", "other")
-
 KINDS = {
     "cpu_op": Kind.OP,
     "Operator": Kind.OP,
@@ -241,7 +235,7 @@ decode_document_exactly: Callable[[bytes], Document] = msgspec.json.Decoder(
     Document, float_hook=exact_time
 ).decode
 
-# What a decoder raises on bytes it cannot take; RecursionError says "too deep".
+# Errors of a decoder on bytes it cannot take; RecursionError stands for "too deep".
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -251,7 +245,7 @@ _TIME = re.compile(rb'"ts"\s*:\s*(\d+(?:\.\d+)?)[\s,}]')
 def earliest(data: bytearray, first: int, stop: int) -> float:
     """The earlier of the times that stand first and last in a part of a buffer, ns.
 
-    Minus infinity where either cannot be told.
+    Minus infinity where either is unknown.
     """
     times = []
     for at in (data.find(b'"ts"', first, stop), data.rfind(b'"ts"', first, stop)):
@@ -262,57 +256,260 @@ def earliest(data: bytearray, first: int, stop: int) -> float:
     return min(times)
 
 
-class Outline(Struct):
-    """The parts of a plain file, in order.
+# A JSON string may not hold these, and between values a space means the same.
+_CONTROLS = bytes.maketrans(bytes(range(0x20)), b" " * 0x20)
+# A valid pair, half of one, or any other escape: reading them in turn keeps `\\ud800` (an
+# escaped backslash and plain text) apart from `\ud800`.
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"|\\.",
+    re.DOTALL,
+)
+# Outside strings: words where a number should be, and numbers beyond any float.
+_NOT_FINITE = re.compile(
+    STRING + rb"|((?<![\w.])[-+]?(?:nan|inf(?:inity)?|n/a|none|undefined)\b(?:\([a-z]*\))?"
+    rb"|-?\b1\.#(?:INF|IND|QNAN|SNAN)\w*"
+    rb"|(?<![\w.])-?\d+(?:\.\d+)?e\+?\d{3,})",
+    re.DOTALL | re.IGNORECASE,
+)
+_EXTRA_COMMA = re.compile(STRING + rb"|,(?=\s*[,}\]])", re.DOTALL)
+# Whether there may be such a thing at all; cheap, and blind to strings.
+_MAYBE_NOT_FINITE = re.compile(
+    rb"[:\[,]\s*[-+]?(?:[nN][aA/oO]|[iI][nN]|[uU][nN]|1\.#|\d[\d.]*[eE]\+?\d{3})"
+)
+_MAYBE_EXTRA_COMMA = re.compile(rb",\s*[,}\]]")
+_STRING_START = re.compile(rb'"[\w #.()/-]{1,60}"\s*:\s*"')
+# A quote that can only end a value: the next key follows, or the object's end. The keys of the
+# format itself first: source text in a name has other keys.
+_KNOWN_END = re.compile(
+    rb'"(?=\s*(?:\}\s*(?:\}\s*)?\Z'
+    rb'|,\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|bp|s|tts|cname|sf)"\s*:))'
+)
+_ANY_END = re.compile(rb'"(?=\s*(?:\}|,\s*"[\w #.()/-]{1,60}"\s*:))')
+_LOOSE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|(["\\])')
+# The same in a value with a backslash that starts no escape: a Windows path, all of it raw.
+_RAW = re.compile(rb'\\["\\]|(["\\])')
+_NO_ESCAPE = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ARGS = re.compile(rb',\s*"args"\s*:')
+# Longer pieces are no event of any profiler; repairing them would cost more than they hold.
+_LONGEST = 1 << 20
+# A block that was never written: it is unknown how many events it held.
+_HOLE = b"\0" * 16
 
-    Attributes:
-        begins: Where in the file each begins: with an event, except for the first.
-        earliest: The earlier of the times of its first and last event, ns; minus infinity where
-            it is unknown.
+
+def mend_text(data: bytes) -> bytes:
+    """The document in valid UTF-8, without raw control characters or halves of surrogate pairs.
+
+    Bytes that are no UTF-8 and halves of pairs become U+FFFD, control characters spaces. Sound
+    text stays as it is.
     """
-
-    begins: list[int] = field(default_factory=lambda: [0])
-    earliest: list[float] = field(default_factory=lambda: [-math.inf])
-
-    def add(self, begin: int, time: float) -> None:
-        """Note the next part."""
-        self.begins.append(begin)
-        self.earliest.append(time)
-
-    def before(self, time: int) -> Iterator[tuple[int, int | None]]:
-        """Begin and end of the parts that do not begin and end at this time, in ns, or later.
-
-        The last part, whose end is ``None``, is always among them.
-        """
-        ends = pairwise([*self.begins, None])
-        for (begin, end), earliest in zip(ends, self.earliest, strict=True):
-            if begin is not None and (earliest < time or end is None):
-                yield begin, end
+    data = data.decode(errors="replace").encode().translate(_CONTROLS)
+    if b"\\u" not in data:
+        return data
+    return _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], data)
 
 
-class Excerpt:
-    """Parts of a file as one stream; each begins with an event, so that they read as a trace.
+def mend(
+    data: bytes,
+    decode: Callable[[bytes], T],
+    errors: tuple[type[Exception], ...],
+    *,
+    whole: bool = False,
+) -> tuple[T, str] | None:
+    """One damaged object, repaired and decoded, and the counter for the repair.
+
+    Repairs are tried from the mildest on: text, values and commas, quotes and backslashes, and
+    last the object without its ``args``.
 
     Args:
-        file: The file.
-        parts: Begin and end of each, in order; ``None`` for the end of the file.
+        data: The object's bytes.
+        decode: Decodes an object.
+        errors: What ``decode`` raises on bytes it cannot take.
+        whole: Whether to stop short of dropping the ``args``.
+
+    Returns:
+        ``None`` where nothing helped, ``data`` is longer than 1 MB, or has a hole.
+    """
+    if len(data) > _LONGEST or _HOLE in data:
+        return None
+    tried = data
+    for attempt, counter in _attempts(data, whole):
+        if attempt == tried:
+            continue
+        tried = attempt
+        try:
+            return decode(attempt), counter
+        except errors:
+            continue
+    return None
+
+
+def _attempts(data: bytes, whole: bool) -> Iterator[tuple[bytes, str]]:
+    text = mend_text(data)
+    yield text, "text_repaired"
+    yield _mend_values(text), "events_repaired"
+    before = text
+    for end in (_KNOWN_END, _ANY_END):
+        quoted = _mend_quotes(text, end)
+        if quoted != before:
+            before = quoted
+            yield _mend_values(quoted), "events_repaired"
+    args = None if whole else _ARGS.search(text)
+    if args and not BETWEEN_EVENTS.search(text, args.end()):
+        yield _mend_values(_mend_quotes(text[: args.start()] + b"}", _KNOWN_END)), "args_dropped"
+
+
+def _mend_values(text: bytes) -> bytes:
+    """Values that are no JSON become null; commas before a closing bracket go."""
+    if _MAYBE_NOT_FINITE.search(text):
+        text = _NOT_FINITE.sub(lambda found: b"null" if found[1] else found[0], text)
+    if _MAYBE_EXTRA_COMMA.search(text):
+        text = _EXTRA_COMMA.sub(lambda found: b"" if found[0] == b"," else found[0], text)
+    return text
+
+
+def _mend_quotes(text: bytes, end: re.Pattern[bytes]) -> bytes:
+    """Quotes and backslashes inside values escaped; where a value ends is judged by ``end``."""
+    pieces: list[bytes] = []
+    position = 0
+    while start := _STRING_START.search(text, position):
+        stop = end.search(text, start.end())
+        if stop is None:
+            break
+        inside = text[start.end() : stop.start()]
+        if b'"' in inside or b"\\" in inside:
+            kept = _RAW if _NO_ESCAPE.search(inside) else _LOOSE
+            inside = kept.sub(_escape, inside)
+        pieces += text[position : start.end()], inside
+        position = stop.start()
+        # The quote that ends this value begins no key.
+        pieces.append(text[position : position + 1])
+        position += 1
+    return b"".join(pieces) + text[position:]
+
+
+def _escape(found: re.Match[bytes]) -> bytes:
+    return b"\\" + found[1] if found[1] else found[0]
+
+
+_FOLLOWING = re.compile(rb"[^\s,]")
+# After so many pieces in a row that nothing repaired, one in so many is still tried.
+_HOPELESS = 200
+_SAMPLE = 50
+
+
+class Mender:
+    """Takes damaged runs of events apart; whatever is lost or repaired is counted.
+
+    Args:
+        source: The file's name, for messages.
+        limits: Bounds the nesting.
+        health: Counters to add to.
+
+    Attributes:
+        decode: Decodes an array of events.
     """
 
-    def __init__(self, file: io.RawIOBase, parts: Iterator[tuple[int, int | None]]) -> None:
-        self._file = file
-        self._parts = parts
-        self._left = 0
+    def __init__(self, source: str, limits: Limits, health: dict[str, int]) -> None:
+        self.decode: Decode = decode_events
+        self._source = source
+        self._limits = limits
+        self._health = health
+        # Pieces in a row that nothing could repair.
+        self._hopeless = 0
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        """See :class:`recompute_scan.trace.streams.Stream`."""
-        while not self._left:
-            begin, end = next(self._parts, (None, None))
-            if begin is None:
-                return 0
-            self._file.seek(begin)
-            size = self._file.seek(0, io.SEEK_END) if end is None else end
-            self._file.seek(begin)
-            self._left = max(0, size - begin)
-        number = self._file.readinto(buffer[: self._left]) or 0
-        self._left = self._left - number if number else 0
-        return number
+    def decoded(self, piece: bytes) -> Event | None:
+        """The one event that the bytes are, or nothing.
+
+        Raises:
+            InputError: They are nested too deep (``E312``).
+        """
+        try:
+            return self._decode_one(piece)
+        except RecursionError:
+            depth = self._limits.depth
+            if measure_nesting(piece, depth + 1) > depth:
+                raise refuse("E312", self._source, depth) from None
+        except UNREADABLE:
+            pass
+        return None
+
+    def mended(self, piece: bytes) -> list[Event]:
+        """The events of a piece that is not one sound event, repaired where they need it."""
+        if event := self._mend(piece, whole=True):
+            return [event]
+        events: list[Event] = []
+        within = EventSpans(piece)
+        position = 0
+        while position < len(piece):
+            found = self.event_at(within, position)
+            if not found:
+                self._drop(piece)
+                break
+            events += found[0]
+            position = self.next(piece, found[1])
+        return events
+
+    def event_at(
+        self, within: EventSpans, start: int, *, cut: bool = False
+    ) -> tuple[list[Event], int] | None:
+        """The event that begins at ``start``, repaired if need be, and where it ends.
+
+        What cannot be repaired is left out; either is counted.
+
+        Args:
+            within: Where the event lies.
+            start: Where it begins there.
+            cut: Whether the bytes may end inside an event, where a brace alone proves no end.
+
+        Returns:
+            ``None`` where no event ends.
+        """
+        data = within.data
+        if not data.startswith(b"{", start):
+            brace = data.find(b"{", start)
+            count(self._health, "events_dropped")
+            return [], brace if brace >= 0 else len(data)
+        end = within.end(start)
+        if end > 0 and (event := self.decoded(data[start:end])):
+            return [event], end
+        nearest = None
+        for end in within.likely_ends(start):
+            nearest = nearest or end
+            if event := self._mend(data[start:end], whole=cut and end == len(data)):
+                return [event], end
+        if nearest is None or (cut and nearest == len(data)):
+            return None
+        self._drop(b"")
+        return [], nearest
+
+    def next(self, data: bytes, end: int) -> int:
+        """Where something follows what ends at ``end``: the next event, as a rule."""
+        following = _FOLLOWING.search(data, end)
+        if not following:
+            return len(data)
+        commas = data.count(b",", end, following.start())
+        count(self._health, "commas_dropped", max(0, commas - 1))
+        return following.start()
+
+    def _mend(self, piece: bytes, whole: bool) -> Event | None:
+        # Bytes that inflate behind damage are garbage without end: there only samples are tried.
+        if self._hopeless > _HOPELESS and self._hopeless % _SAMPLE:
+            return None
+        mended = mend(piece, self._decode_one, UNREADABLE, whole=whole)
+        if not mended:
+            return None
+        count(self._health, mended[1])
+        self._hopeless = 0
+        return mended[0]
+
+    def _drop(self, piece: bytes) -> None:
+        self._hopeless += 1
+        count(self._health, "events_dropped", 1 + len(BETWEEN_EVENTS.findall(piece)))
+
+    def _decode_one(self, piece: bytes) -> Event:
+        events = self.decode(b"[" + piece + b"]")
+        if len(events) != 1:
+            raise msgspec.DecodeError("not one event")
+        return events[0]

@@ -1,13 +1,10 @@
-"""What attention's kernels alone say, and what bears it out.
+"""Recomputes by attention's kernels alone, and a check by the kernels around them.
 
 Traces of device activity alone, Nsight exports without operator ranges, CUDA graphs, and compiled
 code have this in common: nothing links a kernel to an operator of the model. Attention kernels
-still tell forward from backward by name (:mod:`recompute_scan.recompute.attention.kernels`), and
-their order tells recomputes (:mod:`recompute_scan.recompute.attention.order`). Of everything else
-that ran they say nothing: a checkpoint that keeps attention's results, or recomputes attention
-alone, looks like none or like a whole one.
-
-What the kernels around attention's bear out, and what they do not.
+are still forward or backward by name (:data:`FAMILIES`), and their order shows recomputes
+(:mod:`recompute_scan.recompute.kernel_order`). They show nothing else that ran: a checkpoint that
+keeps attention's results, or recomputes attention alone, looks like none or like a whole one.
 
 Names are one account, the sequence of all kernels is another: both have to agree.
 """
@@ -17,15 +14,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import median, places_of
-from recompute_scan.recompute.attention.kernels import Direction, attention_role
-from recompute_scan.recompute.attention.order import (
+from recompute_scan.recompute.kernel_order import (
     BACKWARD,
     FORWARD,
     RECOMPUTE,
@@ -36,13 +34,154 @@ from recompute_scan.recompute.attention.order import (
     passes_by_thread,
     recomputed,
     spans_beside,
-    spans_of,
     with_recomputes,
 )
 from recompute_scan.recompute.roles import Structure
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
+
+Direction = Literal["forward", "backward"]
+
+# Text allowed before a name, in `pytorch_flash::name` and in the mangled `_ZN…16nameI…`.
+_BEGIN = r"(?<![A-Za-z_])"
+# Text allowed behind it: template arguments, parameters, or nothing.
+_END = r"(?=[<(I]|E|\.kd|$)"
+
+
+class KernelFamily(NamedTuple):
+    """One implementation of attention, named as in ``Family.family`` of the result.
+
+    A main kernel's name has one of the patterns, no other kernel's has; a backward call has one
+    main kernel.
+    """
+
+    name: str
+    forward: str
+    backward: str
+
+
+# Why these patterns, and where the kernels are named.
+FAMILIES: tuple[KernelFamily, ...] = (
+    # torch's copy is in `pytorch_flash`. Split keys take another forward kernel and a combination.
+    # Helpers: flash_bwd_dot_do_o_kernel, flash_bwd_convert_dq_kernel, … Source:
+    # Dao-AILab/flash-attention: csrc/flash_attn/src/flash_fwd_launch_template.h,
+    # flash_bwd_launch_template.h.
+    KernelFamily(
+        "flash_attention_2",
+        rf"{_BEGIN}flash_fwd(_splitkv)?_kernel{_END}",
+        rf"{_BEGIN}flash_bwd_dq_dk_dv_loop(_seqk_parallel)?_kernel{_END}",
+    ),
+    # torch 2.0 and 2.1 carry it in `pytorch_fmha`. Helper: fmha_bwd_dot_do_o_kernel. Source:
+    # Dao-AILab/flash-attention v1: csrc/flash_attn/src/fmha_fwd_launch_template.h,
+    # fmha_bwd_launch_template.h.
+    KernelFamily(
+        "flash_attention_1",
+        rf"{_BEGIN}fmha_fwd_loop_kernel{_END}",
+        rf"{_BEGIN}fmha_bwd_dq_dk_dv_loop_kernel{_END}",
+    ),
+    # All are cutlass::device_kernel<…>; the class inside differs. The first releases had
+    # another forward, compute_attn_ws. Helpers: FlashAttnBwdPreprocess,
+    # FlashAttnBwdPostprocessConvertdQ, prepare_varlen_num_blocks_kernel, FlashAttnFwdCombine.
+    # Source: Dao-AILab/flash-attention:
+    # hopper/flash_fwd_launch_template.h, flash_bwd_launch_template.h; seen in
+    # traces/public/h100-nanogpt-compiled.
+    KernelFamily(
+        "flash_attention_3",
+        rf"FlashAttnFwd(Sm\d+)?{_END}|{_BEGIN}compute_attn_ws(_fp8)?{_END}",
+        rf"FlashAttnBwd(Sm\d+)?{_END}",
+    ),
+    # CuTe DSL makes one word of module, class and arguments. Helpers:
+    # FlashAttentionBackwardPreprocess, …Postprocess, FlashAttentionForwardCombine. Source:
+    # Dao-AILab/flash-attention: flash_attn/cute/flash_fwd_sm90.py, flash_bwd_sm90.py,
+    # flash_fwd_sm100.py, flash_bwd_sm100.py.
+    KernelFamily(
+        "flash_attention_4",
+        r"FlashAttentionForwardSm\d+",
+        r"FlashAttentionBackwardSm\d+",
+    ),
+    # cuDNN names what it generates after the graph. Transformer Engine's fused attention runs it
+    # too. Helpers: cudnn::fusion::compute_dot_do_o…, convert_dq_to_16bits, … Source: profiles in
+    # public repositories:
+    # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_…,
+    # …_flash_bprop_wgmma_f16_knob_26_64x64x128_….
+    KernelFamily(
+        "cudnn_attention",
+        r"cudnn_generated_\w*sdpa_\w*fprop",
+        r"cudnn_generated_\w*sdpa_\w*bprop",
+    ),
+    # torch's and xFormers' memory-efficient attention: F forward, B backward, one kernel each.
+    # Source: pytorch/pytorch: aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/;
+    # forward seen in traces/public/a100-segment-anything-inference.
+    KernelFamily(
+        "efficient_attention",
+        rf"{_BEGIN}fmha_cutlassF_",
+        rf"{_BEGIN}fmha_cutlassB_",
+    ),
+    # Transformer Engine's, Megatron's and Apex's unfused attention: its masked softmax runs once
+    # per call and in attention only. torch's own softmax_warp_forward is anybody's. Source:
+    # NVIDIA/TransformerEngine: transformer_engine/common/fused_softmax/.
+    KernelFamily(
+        "fused_softmax_attention",
+        (
+            rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
+            rf"softmax_warp_forward{_END}"
+        ),
+        (
+            rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
+            r"softmax_warp_backward(_masked)?(?=[<(I]|E|$)"
+        ),
+    ),
+    # Inductor's template kernels are triton_tem_…; a kernel fused with attention's inputs or
+    # outputs (triton_poi_fused__flash_attn_backward_…) is no attention. Source: pytorch/pytorch:
+    # torch/_inductor/kernel/flex_attention.py.
+    KernelFamily(
+        "flex_attention",
+        r"^triton_tem_fused_(?!\w*backward)\w*flex_attention",
+        r"^triton_tem_fused_\w*flex_attention_backward",
+    ),
+    # Triton's tutorial, and AOTriton, which is torch's flash and efficient attention on ROCm.
+    # AOTriton's backward is one kernel, or one for dK and dV, which is counted, and bwd_kernel_dq.
+    # Helpers: _attn_bwd_preprocess, bwd_preprocess. Source: triton-lang/triton:
+    # python/tutorials/06-fused-attention.py; ROCm/aotriton: tritonsrc/.
+    KernelFamily(
+        "triton_attention",
+        r"^_?attn_fwd(_\d\w*)?(\.kd)?$",
+        r"^(_attn_bwd|bwd_kernel_dk_dv|bwd_kernel_fuse)(_\d\w*)?(\.kd)?$",
+    ),
+    # CK's kernels are arguments of ck_tile::kentry or make_kernel. Helpers: FmhaBwdOGradDotOKernel,
+    # FmhaBwdConvertQGradKernel, FmhaFwdSplitKVCombineKernel. Source: ROCm/composable_kernel:
+    # include/ck_tile/ops/fmha/kernel/.
+    KernelFamily(
+        "composable_kernel_attention",
+        r"FmhaFwd(SplitKV)?Kernel(?=[<I])",
+        r"FmhaBwdDQDKDVKernel(?=[<I])",
+    ),
+    # AITER's assembly kernels say direction, head size and type. Helpers: fmha_bwd_hd128_odo_bf16,
+    # …_dq_convert_bf16, …_dq_shuffle. Source: ROCm/aiter: hsa/gfx942/fmha_v3_fwd/, fmha_v3_bwd/.
+    KernelFamily(
+        "aiter_attention",
+        rf"{_BEGIN}fmha_fwd_hd\d+(x\d+)?_(bf16|fp16|fp8)",
+        rf"{_BEGIN}fmha_bwd_hd\d+(x\d+)?_(bf16|fp16|fp8)",
+    ),
+)
+
+
+def attention_role(name: str) -> tuple[str, Direction] | None:
+    """Family and direction of an attention call's main kernel; ``None`` for any other."""
+    return next((role for pattern, role in _patterns() if pattern.search(name)), None)
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], tuple[str, Direction]], ...]:
+    # Compiled where kernels are: a trace of a CPU has none. Backward first: a family's backward
+    # may hold the name of its forward.
+    found: list[tuple[re.Pattern[str], tuple[str, Direction]]] = []
+    for family in FAMILIES:
+        found.append((re.compile(family.backward), (family.name, "backward")))
+        found.append((re.compile(family.forward), (family.name, "forward")))
+    return tuple(found)
+
 
 GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
 # Kernels of other operators that say which pass they are of.
@@ -58,8 +197,8 @@ Roles = dict[int, tuple[str, Direction]]
 class FamilyCount(Struct, frozen=True):
     """Main kernels of one family in all steps: of the forward pass, recomputed, backward.
 
-    Where threads do not tell recomputes from the forward pass, each backward is taken to have had
-    one forward, and the forwards beyond those to have run again.
+    Where threads do not separate recomputes from the forward pass, each backward is taken to
+    have had one forward, and the forwards beyond those to have run again.
 
     Attributes:
         name: The family.
@@ -92,22 +231,22 @@ class KernelStep(Struct, frozen=True):
 
     @property
     def highest(self) -> int | None:
-        """Highest multiplicity in the step; ``None`` where it cannot be told."""
+        """Highest multiplicity in the step; ``None`` where it is unknown."""
         return None if self.passes is None else max((p.highest for p in self.passes), default=0)
 
 
 class KernelEvidence(Struct, frozen=True):
-    """What attention's kernels say of one trace.
+    """The recomputes that attention's kernels show in one trace.
 
     Attributes:
         families: Families that ran in the counted steps.
         steps: Steps that hold an attention backward.
         steps_marked: Whether the trace marks its steps.
-        by_thread: Whether recomputes were told from the forward pass by the thread that launched
-            them, and not by their order alone.
+        by_thread: Whether the launching thread separated recomputes from the forward pass,
+            and not by their order alone.
         judgement: The verdict on attention.
         rows: Positions in :class:`Kernels` of the main kernels, in order of launch.
-        events: What each of these is, as :mod:`recompute_scan.recompute.attention.order` spells.
+        events: What each of these is, as :mod:`recompute_scan.recompute.kernel_order` spells.
     """
 
     families: tuple[FamilyCount, ...]
@@ -125,15 +264,15 @@ class KernelEvidence(Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be seen, one sentence each."""
+        """Limits of this evidence, one sentence each."""
         found = [
-            "Only attention could be counted, by the names of its kernels; what runs again around "
-            "it is what repeats the forward pass's kernels. A checkpoint that keeps attention's "
-            "results cannot be told from none."
+            "Only attention could be counted, by the names of its kernels. Around it, kernels ran "
+            "again where they repeat the forward pass's. A checkpoint that keeps attention's "
+            "results looks like none."
         ]
         if not self.by_thread:
             found.append(
-                "No launching thread tells the forward pass from the backward pass: recomputes are "
+                "No launching thread separates the forward from the backward pass: recomputes are "
                 "read off the order of the kernels."
             )
         if not self.steps_marked:
@@ -147,7 +286,7 @@ class KernelEvidence(Struct, frozen=True):
 
 
 def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence | None:
-    """What attention's kernels say; ``None`` where no attention backward ran.
+    """The evidence of attention's kernels; ``None`` where no attention backward ran.
 
     Kernels belong to the step that launched them. Those without a record of their launch are
     left out, unless no kernel has one: then the whole recording is one step.
@@ -243,11 +382,11 @@ def _named_backward(trace: Trace, code: Int32) -> Bool:
     return np.isin(code, np.array(said, np.int64))
 
 
-def _parted(trace: Trace, kernels: Kernels, rows: Int64, beside: Int64) -> list[frozenset[int]]:
-    """For each kernel: names of those of ``beside`` that begin between it and the one before."""
-    beside = beside[kernels.start[beside].argsort(kind="stable")]
-    name = trace.name[kernels.event[beside]]
-    number = kernels.start[beside].searchsorted(kernels.start[rows])
+def _parted(trace: Trace, kernels: Kernels, rows: Int64, named: Int64) -> list[frozenset[int]]:
+    """For each kernel: names in ``named`` that begin between it and the kernel before."""
+    named = named[kernels.start[named].argsort(kind="stable")]
+    name = trace.name[kernels.event[named]]
+    number = kernels.start[named].searchsorted(kernels.start[rows])
     first = np.roll(number, 1)
     first[:1] = number[:1]
     both = zip(first.tolist(), number.tolist(), strict=True)
@@ -275,7 +414,7 @@ def _named_steps(calls: Calls) -> list[StepSpan]:
 def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None:
     """For each attention kernel: did a thread launch it that launches no backward?
 
-    ``None`` where the threads do not tell: each backward has a forward from such a thread, but
+    ``None`` where the threads do not show it: each backward has a forward from such a thread, but
     for what recording missed.
     """
     thread = calls.thread[launch]
@@ -296,7 +435,7 @@ def _read_step(
     if not by_thread:
         passes = passes_by_order(events, not marked, parted)
         return KernelStep(span, None if passes is None else tuple(passes), 0)
-    # A backward whose forward is not in the recording is no pass of its own.
+    # A backward without its forward in the recording is no separate pass.
     first = events.index(FORWARD) if FORWARD in events else len(events)
     passes = passes_by_thread(events[first:], not marked)
     if passes is None:
@@ -329,7 +468,7 @@ def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
     if not passes or any(step.passes is None for step in steps):
         return Judgement(
             "inconclusive",
-            "Attention's kernels run in an order from which recomputes cannot be told from further "
+            "Attention's kernels run in an order that does not separate recomputes from further "
             "forward passes.",
         )
     highest = max(each.highest for each in passes)
@@ -343,25 +482,18 @@ def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
 
 # A recompute that repeats less of a layer's kernels is not known to be one of the whole layer.
 _WHOLE = 0.7
-# The backward pass reads what a recompute makes: of other kernels, this share is let be.
-_STRANGE = 0.25
 PRODUCT = re.compile(r"gemm|nvjet|cijk|cutlass|xmma|ampere_|volta_|turing_|sm\d\d_", re.I)
-# Two, and what a second loss has of its own.
+# Two, and the products of a second loss.
 _MOST_PRODUCTS = 2.1
-# ReLU's has no such word.
-_OF_BACKWARD = re.compile(rf"{NAMED_BACKWARD.pattern}|threshold_kernel", re.I)
 _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 
 
 def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
-    """The evidence, without what the kernels around those that ran again do not bear out.
+    """The evidence, or ``inconclusive`` where the kernels around attention do not agree with it.
 
     A checkpoint around attention alone, or one that keeps the results of matrix products, runs
-    attention again as one around the whole layer does. And a recompute is a piece of the forward
-    pass that the backward pass goes on from. Where each such piece is followed by a kernel that is
-    neither a product nor named after the backward pass, and that the rest of it does not have,
-    something else used what was computed: a hook ran it. And more products than gradients take are
-    recomputes of something without attention.
+    attention again as one around the whole layer does. More products than gradients take are
+    recomputes of operators without attention.
     """
     if found.judgement.verdict == "inconclusive":
         return found
@@ -379,21 +511,9 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
         )
     if not highest:
         return found
-    if _backward_twice(events):
-        return _unsettled(
-            found,
-            "More runs backward than forward: how many backward passes a recompute is for cannot be"
-            " told.",
-        )
     again = repeats >= 0
     forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
     number = sum(event == RECOMPUTE for event in events)
-    if _used_elsewhere(trace, sequence, again, at, events):
-        return _unsettled(
-            found,
-            "Forward work runs again in the backward pass, and kernels of neither follow it: a "
-            "hook cannot be told from a recompute.",
-        )
     between = np.diff(forwards)
     if found.judgement.verdict != "full" or not number or not len(between):
         return found
@@ -402,59 +522,22 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
     return _unsettled(
         found,
         "Attention runs again, and most of the kernels around do not: a checkpoint that keeps "
-        "results cannot be told from one whose kernels ran in another order.",
+        "results looks like one with kernels in another order.",
     )
-
-
-def _backward_twice(events: list[str]) -> bool:
-    """May two backward passes go through what ran again once?
-
-    Where losses are two, each backward pass has recomputes of its own, equally many, so that no
-    kernel of the one follows on one of the other.
-    """
-    number = Counter(events)
-    uneven = number[RECOMPUTE] % max(1, number[BACKWARD]) > 0
-    in_a_row = (BACKWARD, BACKWARD) in pairwise(events)
-    return number[BACKWARD] > number[FORWARD] and (uneven or in_a_row) and number[RECOMPUTE] > 0
 
 
 def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
     return replace(found, judgement=Judgement("inconclusive", reason))
 
 
-def _used_elsewhere(
-    trace: Trace,
-    sequence: KernelSequence,
-    again: Bool,
-    at: Int64,
-    events: list[str],
-) -> bool:
-    """Do kernels follow the recomputes, or many, that have no other place in the backward pass?"""
-    ends = np.flatnonzero(again[:-1] & ~again[1:]) + 1
-    size = len(trace.names)
-    behind = np.bincount(sequence.token[ends], minlength=size)
-    rest = np.bincount(
-        sequence.token[spans_of(at, events, False, len(again)) & ~again], minlength=size
-    )
-    # What stands right before a counted kernel of the backward pass prepares it.
-    counted = at[np.array([event == BACKWARD for event in events], np.bool_)]
-    ends = ends[~(np.isin(ends, counted) | np.isin(ends + 1, counted))]
-    strange = [
-        2 * behind[code] > rest[code]
-        and not (PRODUCT.search(trace.names[code]) or _OF_BACKWARD.search(trace.names[code]))
-        for code in sequence.token[ends].tolist()
-    ]
-    return bool(sum(strange) > _STRANGE * len(strange))
-
-
 def more_products(
     trace: Trace, sequence: KernelSequence, at: Int64, events: Sequence[str], again: Bool
 ) -> bool:
-    """Are there more products in the backward pass, beside what ran again, than gradients take?
+    """Are there more products in the backward pass, except recomputed ones, than gradients take?
 
-    Between its first counted kernel and its last the backward pass passes what is between those of
-    the forward: two products for each. Compiled code has products in kernels of its own: there
-    nothing is said.
+    Between its first counted kernel and its last the backward pass goes through the same
+    products as the forward between its own: two for each. Compiled code has products in other
+    kernels, so there the answer is no.
     """
     if any(name.startswith("triton_") for name in trace.names):
         return False

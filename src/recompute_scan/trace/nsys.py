@@ -1,181 +1,58 @@
-"""Rows and texts of Nsight Systems' SQLite database.
+"""Reader of Nsight Systems' SQLite export (``nsys export --type sqlite``).
 
-Tables and columns are those of the "SQLite Export Schema Reference" in NVIDIA's Nsight Systems
+Tables and columns follow the "SQLite Export Schema Reference" in NVIDIA's Nsight Systems
 documentation (``nsys-exporter/exported_data.html``). Tables are made lazily there and columns
 differ between versions, so a column that is missing is unknown for every event, and a table that
-is missing has no events.
+is missing has no events. An export is recognized by the tables that every export has.
 
-SQLite files from anywhere, as blocks of numbers and texts.
+Kernels and the calls that launched them are always there, tied by ``correlationId``. Times are
+whole nanoseconds. ``globalTid`` and ``globalPid`` hold the thread in 24 bits, the process in the
+next 24, and machine numbers above (``nsys-exporter/examples.html``, "Serialized process and thread
+identifiers").
 
-A database is a program's file format and a program: views, generated columns, virtual tables and
-expression indexes run what their author wrote. So a file is opened read-only and immutable,
-nothing but the plain columns of plain tables is ever named in a query, indexes are not used, and
-an authorizer refuses all else. These are the precautions of https://sqlite.org/security.html
-for database files of unknown origin.
-
-Names of Nsight Systems' events: numbers in the tables, texts in ``StringIds``.
-
-A name is decoded once per distinct text, not once per event, except for NVTX ranges, whose texts
-mostly differ. What a text says is four numbers: code of the
-name, kind, sequence number, code of the shapes.
-
-Under ``torch.autograd.profiler.emit_nvtx`` (which ``nsys profile --pytorch=autograd-nvtx`` and
-``autograd-shapes-nvtx`` switch on) each operator and each autograd node becomes one range, its
-text put together in ``torch/csrc/profiler/util.cpp`` (``getNvtxStr``)::
+Operators are there only where the script ran under ``torch.autograd.profiler.emit_nvtx``, which
+``nsys profile --pytorch=autograd-nvtx`` and ``autograd-shapes-nvtx`` switch on. Each operator and
+each autograd node becomes one range, with a text from ``torch/csrc/profiler/util.cpp``
+(``getNvtxStr``)::
 
     name, seq = 12, op_id = 345, sizes = [[2, 8, 16], []], input_op_ids = [(344,0), (0,-1)]
 
 Each part but the name may be missing: the sequence number where it is negative, ``op_id`` before
-torch 1.10, sizes without ``record_shapes``. Nodes said ``stashed seq`` before torch 1.5.
+torch 1.10, sizes without ``record_shapes``. Before torch 1.5 nodes had ``stashed seq``.
 """
 
 from __future__ import annotations
 
 import re
-import sqlite3
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct, structs
 
+from recompute_scan.errors import InputError
 from recompute_scan.trace.columns import (
+    DEFAULT_LIMITS,
     OPERATOR,
     RANGE,
     Bool,
+    Int32,
     Int64,
     Kind,
     Limits,
-    refuse_distinct,
-    refuse_events,
+    Trace,
+    refuse,
 )
-
-# What is in a block where the file has no integer.
-UNKNOWN = int(np.iinfo(np.int64).min)
-# What a damaged file raises: Python decodes SQLite's own messages strictly, and they may quote it.
-UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-_BLOCK = 1 << 14
-_TEXT_BLOCK = 1 << 9
-# Longer texts are cut: none that means something to us comes near it.
-TEXT_CHARS = 1 << 16
-_LONGEST_CELL = 1 << 24
-_FUNCTIONS = ("typeof", "substr")
-_PRECAUTIONS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
-
-
-@contextmanager
-def open_database(path: Path) -> Iterator[Database]:
-    """The file's tables; nothing is ever written, no lock or journal is made.
-
-    Raises:
-        sqlite3.Error, UnicodeDecodeError: It cannot be opened, or its schema cannot be read; so
-            everywhere in this module, see :data:`UNREADABLE`.
-    """
-    address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-    with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
-        for setting in _PRECAUTIONS:
-            connection.execute(f"PRAGMA {setting}")
-        if sys.version_info >= (3, 11):
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_CELL)
-        connection.text_factory = bytes
-        connection.set_authorizer(_authorize)
-        yield Database(connection)
-
-
-class Database:
-    """Plain tables of an open file; made by :func:`open_database`."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        # Views and virtual tables have no page of their own.
-        rows = connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
-        )
-        self._tables = {name.decode(errors="replace") for (name,) in rows}
-
-    def columns(self, table: str) -> frozenset[str]:
-        """Names of a table's stored columns; none where there is no such table.
-
-        Raises:
-            sqlite3.Error: The schema cannot be read.
-        """
-        if table not in self._tables:
-            return frozenset()
-        # Generated and hidden columns are not among these.
-        rows = self._connection.execute(f"PRAGMA table_info({_quoted(table)})")
-        return frozenset(row[1].decode(errors="replace") for row in rows)
-
-    def numbers(self, table: str, columns: Sequence[str]) -> Iterator[Int64]:
-        """Blocks of rows, one array column for each name.
-
-        :data:`UNKNOWN` stands for what is no integer, and for columns that do not exist.
-
-        Raises:
-            sqlite3.Error: From here on the table cannot be read.
-        """
-        for rows in self._blocks(table, _integers(self.columns(table), columns), _BLOCK):
-            yield np.array(rows, np.int64)
-
-    def texts(
-        self, table: str, columns: Sequence[str], text: str
-    ) -> Iterator[tuple[Int64, list[bytes | None]]]:
-        """Blocks of rows: numbers as :meth:`numbers` has them, and one column of text.
-
-        ``None`` stands for what is no text; texts are cut to :data:`TEXT_CHARS` characters.
-
-        Raises:
-            sqlite3.Error: From here on the table cannot be read.
-        """
-        present = self.columns(table)
-        wanted = _integers(present, columns)
-        name = _quoted(text)
-        cut = f"CASE typeof({name}) WHEN 'text' THEN substr({name}, 1, {TEXT_CHARS}) END"
-        wanted.append(cut if text in present else "NULL")
-        for rows in self._blocks(table, wanted, _TEXT_BLOCK):
-            *numbers, found = zip(*rows, strict=True)
-            yield np.array(numbers, np.int64).T, list(found)
-
-    def _blocks(self, table: str, wanted: Sequence[str], size: int) -> Iterator[list[tuple]]:  # type: ignore[type-arg]
-        if table not in self._tables:
-            return
-        # The names are ours, not the file's. An index could hold what its author computed.
-        query = f"SELECT {', '.join(wanted)} FROM {_quoted(table)} NOT INDEXED"  # noqa: S608
-        with closing(self._connection.execute(query)) as cursor:
-            while rows := cursor.fetchmany(size):
-                yield rows
-
-
-def _integers(present: frozenset[str], columns: Sequence[str]) -> list[str]:
-    # A literal of -2**63 would be read as a float.
-    unknown = f"({UNKNOWN + 1} - 1)"
-    return [
-        f"CASE typeof({_quoted(name)}) WHEN 'integer' THEN {_quoted(name)} ELSE {unknown} END"
-        if name in present
-        else unknown
-        for name in columns
-    ]
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _authorize(
-    action: int, first: str | None, second: str | None, _database: str | None, inside: str | None
-) -> int:
-    """Reading tables is allowed, by our own statements; nothing else is."""
-    if inside is not None:
-        return sqlite3.SQLITE_DENY
-    allowed = (
-        action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
-        or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
-        or (action == sqlite3.SQLITE_PRAGMA and first == "table_info")
-    )
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
-
+from recompute_scan.trace.database import (
+    TEXT_CHARS,
+    UNKNOWN,
+    UNREADABLE,
+    Database,
+    open_database,
+)
 
 _OPERATORS = ("aten::", "autograd::engine::", "torch::autograd::", "prims::")
 _SIZES = re.compile(r"\[[\[\], 0-9]*\]")
@@ -184,10 +61,10 @@ _DIGITS = 18
 
 
 class Range(NamedTuple):
-    """What the text of one range says.
+    """The parts of the text of one range.
 
     Attributes:
-        name: The operator's, node's or annotation's own name.
+        name: The name of the operator, node or annotation.
         kind: ``Kind.OP`` for operators and autograd nodes, else ``Kind.ANNOTATION``.
         sequence: Autograd's sequence number, -1 where there is none.
         sizes: Input shapes as JSON text, empty where they were not recorded.
@@ -230,6 +107,7 @@ def _kind(name: str, sequence: int, operator_number: int) -> int:
     return Kind.ANNOTATION
 
 
+# A text as numbers: code of the name, kind, sequence number, code of the shapes.
 Said = tuple[int, int, int, int]
 NAMELESS = -1
 # The driver's version of an entry point: cudaLaunchKernel_v7000. Kineto leaves it out.
@@ -238,6 +116,9 @@ _VERSION = re.compile(r"_v\d+(_ptsz|_ptds)?$")
 
 class Texts:
     """Distinct names and shapes, numbered as they come.
+
+    A name is decoded once per distinct text, not once per event, except for NVTX ranges, which
+    mostly have different texts.
 
     Args:
         most_chars: Longer names are cut and counted as ``names_shortened``.
@@ -272,21 +153,20 @@ class Texts:
         return self._codes.setdefault(name, len(self._codes))
 
     def kernel(self, text: bytes) -> Said:
-        """What a device activity's text says: its name."""
+        """The name of a device activity."""
         return self.code(self._decode(text)), Kind.KERNEL, -1, 0
 
     def call(self, text: bytes) -> Said:
-        """What a CUDA call's text says: its name, without the version of its entry point."""
+        """The name of a CUDA call, without the version of its entry point."""
         return self.code(_VERSION.sub("", self._decode(text))), Kind.RUNTIME, -1, 0
 
     def range(self, text: bytes) -> Said:
-        """What an NVTX range's text says: all four."""
+        """All parts of an NVTX range's text."""
         decoded = self._decode(text)
-        said = parse_range(decoded)
+        name, kind, sequence, sizes = parse_range(decoded)
         # Shapes that were cut are no shapes.
-        sizes = said.sizes if len(decoded) < TEXT_CHARS else ""
-        dims = self._sizes.setdefault(sizes, len(self._sizes))
-        return self.code(said.name), said.kind, said.sequence, dims
+        sizes = sizes if len(decoded) < TEXT_CHARS else ""
+        return self.code(name), kind, sequence, self._sizes.setdefault(sizes, len(self._sizes))
 
     def _decode(self, text: bytes) -> str:
         try:
@@ -305,7 +185,7 @@ class Wanted:
     Args:
         strings: Row for each event, ``none`` where its name is known or lacking.
         none: See ``strings``.
-        reading: What a text of this table says.
+        reading: Reads a text of this table.
     """
 
     def __init__(self, strings: Int64, none: int, reading: Callable[[bytes], Said]) -> None:
@@ -315,7 +195,7 @@ class Wanted:
         self._reading = reading
 
     def offer(self, rows: Int64, texts: Sequence[bytes | None]) -> None:
-        """Take what is wanted of some rows of ``StringIds``."""
+        """Read the wanted texts among some rows of ``StringIds``."""
         if not len(self._rows):
             return
         at = np.minimum(self._rows.searchsorted(rows), len(self._rows) - 1)
@@ -324,18 +204,10 @@ class Wanted:
                 self._said[at[row]] = self._reading(text)
 
     def fill(self, said: Int64) -> None:
-        """Write what the texts say over the events' rows of ``said``, where a text was found."""
+        """Write the texts' numbers over the events' rows, where a text was found."""
         found = self._said[self._where]
         known = found[:, 0] != NAMELESS
         said[np.flatnonzero(self._asks)[known]] = found[known]
-
-
-def look_up(wanted: Iterable[Wanted], blocks: Iterable[tuple[Int64, list[bytes | None]]]) -> None:
-    """Go through ``StringIds`` once, for all tables."""
-    wanted = list(wanted)
-    for numbers, texts in blocks:
-        for one in wanted:
-            one.offer(numbers[:, 0], texts)
 
 
 STRINGS = "StringIds"
@@ -346,10 +218,10 @@ _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _RANGES = "NVTX_EVENTS"
 EVENT_TABLES = (_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES)
-# Push/pop ranges of the program, and those of imported NVTXT files (ENUM_NSYS_EVENT_TYPE). Those
-# of start and end calls may cross threads and do not nest.
+# Push/pop ranges of the program and of imported NVTXT files (ENUM_NSYS_EVENT_TYPE). Ranges of start
+# and end calls may cross threads and do not nest.
 _PUSH_POP = (59, 70)
-# What the schema reference calls CUDA_MEMCPY_KIND, in Kineto's words.
+# The schema reference's CUDA_MEMCPY_KIND in Kineto's words.
 _COPIED = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 # Starts and ends beyond it are no times; the difference of two fits into 63 bits.
 _LATEST = 2**62
@@ -364,12 +236,12 @@ class EventRows(Struct, frozen=True):
     Attributes:
         start: ns on the recording's clock.
         end: ns, not before ``start``.
-        process: Process number, ``UNKNOWN`` where not told.
+        process: Process number, or ``UNKNOWN``.
         place: ``globalTid``, or device and stream together.
         on_device: Which of the two ``place`` is.
         correlation: -1 where there is none.
         stream: -1 on the host.
-        said: Four columns: code of the name, kind, sequence number, code of the shapes.
+        texts: Four columns, see ``Said``.
     """
 
     start: Int64
@@ -379,7 +251,7 @@ class EventRows(Struct, frozen=True):
     on_device: Bool
     correlation: Int64
     stream: Int64
-    said: Int64
+    texts: Int64
 
     def __len__(self) -> int:
         return len(self.start)
@@ -391,24 +263,8 @@ class EventRows(Struct, frozen=True):
         return EventRows(**{name: column[kept] for name, column in structs.asdict(self).items()})
 
 
-class Export(Struct, frozen=True):
-    """All that is used of one file.
-
-    Attributes:
-        events: Events of all tables.
-        names: Distinct names, and shapes.
-        devices: Names of the GPUs.
-        left_out: Rows that are sound but no events: marks, domains, ranges that do not nest.
-    """
-
-    events: EventRows
-    names: Texts
-    devices: tuple[str, ...]
-    left_out: int
-
-
-def read_tables(database: Database, source: str, limits: Limits, health: dict[str, int]) -> Export:
-    """The events of every table that is there.
+class TableReader:
+    """Reads the tables of one file.
 
     Args:
         database: The open file.
@@ -416,29 +272,11 @@ def read_tables(database: Database, source: str, limits: Limits, health: dict[st
         limits: Bounds on events, distinct names and the length of names.
         health: Counters to add to.
 
-    Raises:
-        InputError: More events (``E313``) or distinct names (``E314``) than allowed.
+    Attributes:
+        names: Distinct names, and shapes.
+        left_out: Rows that are sound but no events: marks, domains, ranges that do not nest.
     """
-    reader = _TableReader(database, source, limits, health)
-    parts = [
-        reader.kernels(),
-        reader.copies(),
-        reader.activities(_SETS, Kind.COPY, "Memset"),
-        reader.activities(_GRAPHS, Kind.KERNEL, "CUDA graph"),
-        reader.calls(),
-        reader.ranges(),
-    ]
-    reader.resolve()
-    events = EventRows(
-        **{
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in EventRows.__struct_fields__
-        }
-    )
-    return Export(events, reader.names, reader.devices(), reader.left_out)
 
-
-class _TableReader:
     def __init__(
         self, database: Database, source: str, limits: Limits, health: dict[str, int]
     ) -> None:
@@ -450,6 +288,26 @@ class _TableReader:
         self._health = health
         self._number = 0
         self._asked: list[tuple[Wanted, Int64]] = []
+
+    def read(self) -> EventRows:
+        """The events of every table that is there.
+
+        Raises:
+            InputError: More events (``E313``) or distinct names (``E314``) than allowed.
+        """
+        parts = [
+            self.kernels(),
+            self.copies(),
+            self.activities(_SETS, Kind.COPY, "Memset"),
+            self.activities(_GRAPHS, Kind.KERNEL, "CUDA graph"),
+            self.calls(),
+            self.ranges(),
+        ]
+        self.resolve()
+        names = EventRows.__struct_fields__
+        return EventRows(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        )
 
     def kernels(self) -> EventRows:
         naming = ("demangledName", "shortName", "mangledName")
@@ -505,8 +363,9 @@ class _TableReader:
 
     def resolve(self) -> None:
         """Give events their names, once all tables were read."""
-        wanted = [one for one, _ in self._asked]
-        look_up(wanted, self._sound(self._database.texts(STRINGS, ("id",), "value")))
+        for numbers, texts in self._sound(self._database.texts(STRINGS, ("id",), "value")):
+            for one, _ in self._asked:
+                one.offer(numbers[:, 0], texts)
         for one, said in self._asked:
             one.fill(said)
             missing = said[:, 0] == NAMELESS
@@ -515,10 +374,10 @@ class _TableReader:
                 self._add("events_without_name", int(missing.sum()))
         self._check_names()
 
-    def devices(self) -> tuple[str, ...]:
+    def devices(self) -> list[str]:
         blocks = self._sound(self._database.texts("TARGET_INFO_GPU", (), "name"))
         found = [text for _, texts in blocks for text in texts if text]
-        return tuple(text.decode(errors="replace") for text in found)
+        return [text.decode(errors="replace") for text in found]
 
     def _range(self, text: bytes) -> Said:
         said = self.names.range(text)
@@ -527,11 +386,11 @@ class _TableReader:
 
     def _device(self, table: str, further: tuple[str, ...]) -> tuple[dict[str, Int64], list[Int64]]:
         wanted = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId", *further)
-        start, end, pid, device, stream, correlation, *told = self._columns(table, wanted)
+        start, end, pid, device, stream, correlation, *others = self._columns(table, wanted)
         device, stream = (_within(column, 0, 2**31) for column in (device, stream))
         columns = {"start": start, "end": end, "correlation": correlation, "stream": stream}
         columns |= {"place": (device << 32) + stream, "process": _process(pid)}
-        return columns, told
+        return columns, others
 
     def _events(
         self,
@@ -559,10 +418,10 @@ class _TableReader:
             on_device=np.full(len(start), on_device, np.bool_),
             correlation=_within(columns.get("correlation", none), 0, _LARGEST_NUMBER),
             stream=columns.get("stream", none),
-            said=said,
+            texts=said,
         ).rows(timed)
         if strings is not None and reading is not None:
-            self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events.said))
+            self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events.texts))
         return events
 
     def _columns(self, table: str, wanted: tuple[str, ...]) -> list[Int64]:
@@ -583,11 +442,11 @@ class _TableReader:
     def _count_rows(self, number: int) -> None:
         self._number += number
         if self._number > self._limits.events:
-            raise refuse_events(self._source, self._limits.events)
+            raise refuse("E313", self._source, self._limits.events)
 
     def _check_names(self) -> None:
         if len(self.names) > self._limits.distinct:
-            raise refuse_distinct(self._source, self._limits.distinct, "names")
+            raise refuse("E314", self._source, self._limits.distinct, "names")
 
     def _add(self, counter: str, number: int) -> None:
         if number:
@@ -595,7 +454,7 @@ class _TableReader:
 
 
 def _copy_name(kind: int) -> str:
-    """What Kineto calls such a copy."""
+    """Kineto's name of such a copy."""
     return f"Memcpy {_COPIED[kind]}" if kind in _COPIED else "Memcpy"
 
 
@@ -614,3 +473,182 @@ def _process(number: Int64) -> Int64:
 def _within(numbers: Int64, least: int, end: int) -> Int64:
     """The numbers, -1 for those that make no sense."""
     return np.where((numbers >= least) & (numbers < end), numbers, -1)
+
+
+# `nsys export` writes some of these for any recording; which ones depends on its version.
+_OF_EVERY_EXPORT = (
+    "META_DATA_EXPORT",
+    "EXPORT_META_DATA",
+    "TARGET_INFO_SESSION_START_TIME",
+    "TARGET_INFO_SYSTEM_ENV",
+    "ANALYSIS_DETAILS",
+    "ProcessStreams",
+)
+# Other tables of a recording, in words.
+_OTHERWISE = (
+    ("OSRT_API", "calls into the operating system"),
+    ("SCHED_EVENTS", "switches of threads"),
+    ("COMPOSITE_EVENTS", "samples of the CPU"),
+    ("MPI_P2P_EVENTS", "MPI"),
+)
+# Databases that people take for an export, by one of their tables.
+_OTHERS = (
+    ("read_only_op_instances", "it is DLProf's database; the export of nsys lies next to it"),
+    ("rocpd_kernel_dispatch", "it is rocprofv3's database (rocpd)"),
+    ("rocpd_op", "it is a database of AMD's RPD tracer"),
+    ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "it is a database of nvprof"),
+)
+# nsys 2022 and before wrote the second one.
+_VERSION_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+_EXPORT_VERSION = re.compile(r"\d{4}(?:\.\d+){1,3}")
+_RECORD = (
+    "record with `nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx`, and export again"
+)
+_LOW_32 = (1 << 32) - 1
+
+
+def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
+    """The trace in an SQLite file that ``nsys export`` wrote.
+
+    Of a recording of several processes, the one with the most operators is read (without any,
+    the one with the most device work); events of the others are counted in ``health``.
+
+    Args:
+        path: The file. It is opened read-only, and nothing that its schema says is run.
+        limits: Bounds on events, distinct names and the length of names.
+
+    Raises:
+        InputError: The file cannot be opened as a database (``E320``), it is a database but no
+            export of Nsight Systems (``E321``), it holds no events of CUDA or NVTX (``E322``), or
+            it holds more events (``E313``) or names (``E314``) than ``limits`` allow.
+    """
+    health: dict[str, int] = {}
+    try:
+        with open_database(path) as database:
+            _check_holds(database, path)
+            reader = TableReader(database, str(path), limits, health)
+            events, devices = reader.read(), reader.devices()
+            version = _version_of(database)
+    except (*UNREADABLE, OSError) as error:
+        raise InputError(
+            "E320",
+            f"{path} cannot be read as an SQLite database.",
+            why=str(error),
+            hint="export it again with `nsys export --type sqlite`, and copy it whole",
+        ) from None
+    if not len(events):
+        raise InputError(
+            "E322",
+            f"{path} holds no events.",
+            why="its tables of kernels, CUDA calls and NVTX ranges are empty or missing",
+            hint=_RECORD,
+        )
+    metadata: dict[str, Any] = {"source": f"Nsight Systems {version}".strip()}
+    if devices:
+        metadata["deviceProperties"] = [{"name": name} for name in devices]
+    return _trace(_one_process(events, health), reader, metadata, health)
+
+
+def _one_process(events: EventRows, health: dict[str, int]) -> EventRows:
+    """The events of the process that has most, and of unknown processes."""
+    processes, mine = np.unique(events.process, return_inverse=True)
+    # Operators weigh more than any device work, and that more than any call.
+    scores = [
+        tuple(np.bincount(mine[which], minlength=len(processes)).tolist())
+        for which in (events.texts[:, 1] == Kind.OP, events.on_device, np.full(len(mine), True))
+    ]
+    ranking = list(zip(*scores, strict=True))
+    known = [place for place, process in enumerate(processes.tolist()) if process != UNKNOWN]
+    if len(known) < 2:
+        return events
+    best = max(known, key=lambda place: (ranking[place], -place))
+    kept = (events.process == processes[best]) | (events.process == UNKNOWN)
+    health["events_of_other_processes"] = int((~kept).sum())
+    return events.rows(kept)
+
+
+def _trace(
+    events: EventRows, reader: TableReader, metadata: dict[str, Any], health: dict[str, int]
+) -> Trace:
+    thread, threads = _threads(events)
+    return Trace(
+        name=events.texts[:, 0].astype(np.int32),
+        kind=events.texts[:, 1].astype(np.int8),
+        thread=thread,
+        ts=events.start - min(0, int(events.start.min(initial=0))),
+        dur=events.end - events.start,
+        sequence=events.texts[:, 2].copy(),
+        correlation=events.correlation,
+        stream=events.stream.astype(np.int32),
+        dims=events.texts[:, 3].astype(np.int32),
+        names=reader.names.names,
+        threads=threads,
+        signatures=reader.names.signatures,
+        metadata=metadata,
+        health=health,
+        left_out=reader.left_out,
+    )
+
+
+def _threads(events: EventRows) -> tuple[Int32, tuple[tuple[str, str], ...]]:
+    """Code of each event's thread or stream, and what they are called."""
+    thread = np.zeros(len(events), np.int32)
+    called: list[tuple[str, str]] = []
+    for on_device in (False, True):
+        rows = events.on_device == on_device
+        places, codes = np.unique(events.place[rows], return_inverse=True)
+        thread[rows] = codes + len(called)
+        for place in places.tolist():
+            if on_device:
+                called.append((str(place >> 32), f"stream {place & _LOW_32}"))
+            elif place == UNKNOWN:
+                called.append(("unknown", "unknown"))
+            else:
+                called.append((str(place >> 24 & _LOW_24), str(place & _LOW_24)))
+    return thread, tuple(called)
+
+
+def _check_holds(database: Database, path: Path) -> None:
+    """Refuse a database without anything that could be read.
+
+    Raises:
+        InputError: It is no export of Nsight Systems (``E321``), or one without CUDA and NVTX
+            (``E322``).
+    """
+    known = any(database.columns(table) for table in EVENT_TABLES)
+    named = {"id", "value"} <= database.columns(STRINGS)
+    if known and named:
+        return
+    if named and any(database.columns(table) for table in _OF_EVERY_EXPORT):
+        *most, last = ["", *(what for table, what in _OTHERWISE if database.columns(table))]
+        held = " and ".join(filter(None, (", ".join(most[1:]), last)))
+        raise InputError(
+            "E322",
+            f"{path} is an export of Nsight Systems without CUDA or NVTX.",
+            why=f"it holds {held} only" if held else "nothing was recorded into it",
+            hint=_RECORD,
+        )
+    other = next((what for table, what in _OTHERS if database.columns(table)), None)
+    raise InputError(
+        "E321",
+        f"{path} is an SQLite database, but no export of Nsight Systems.",
+        why=other or f"it has no table {STRINGS if known else EVENT_TABLES[0]}",
+        hint="make one with `nsys export --type sqlite report.nsys-rep`",
+    )
+
+
+def _version_of(database: Database) -> str:
+    """The version of nsys that wrote the export, such as ``2026.2.1.210``; empty if unknown."""
+    for table in _VERSION_TABLES:
+        with suppress(*UNREADABLE):
+            names, values = (_column(database, table, which) for which in ("name", "value"))
+            for name, value in zip(names, values, strict=False):
+                if name == "EXPORT_PRODUCT_VERSION" and _EXPORT_VERSION.fullmatch(value):
+                    return value
+    return ""
+
+
+def _column(database: Database, table: str, name: str) -> Iterator[str]:
+    """A column's texts, of no more rows than such a table can have."""
+    texts = (text for _, block in database.texts(table, (), name) for text in block)
+    return ((text or b"").decode(errors="replace") for text in islice(texts, 1000))

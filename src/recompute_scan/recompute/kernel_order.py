@@ -9,15 +9,12 @@ forward and the backward pass stand the originals. So a pass through four layers
     F F F F   F F B B F F B B   m = 1, a checkpoint around two layers
     F F F F   F F B F F B …     m = 2
 
-What ran in the forward pass is told from recomputes by the launching thread where it can be: on a
-GPU, autograd launches from threads of its own. Without that, by the period, and by where the
+The launching thread separates the forward pass from recomputes where it can: on a GPU,
+autograd launches from other threads. Without that, by the period, and by where the
 backward pass begins: kernels that are named after it come between the two (``|``)::
 
     F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
-    F F F F F F F F | B B B B           evaluation, or another model: not told
-
-Some of these kernels open a backward pass, as a loss's do: they are nowhere else in it. All
-the forward pass is before them; where they return, another pass begins.
+    F F F F F F F F | B B B B           evaluation, or another model: unknown
 
 Recomputes in the sequence of all kernels, where attention's main kernels say where they are.
 
@@ -101,7 +98,7 @@ def passes_by_thread(events: Sequence[str], cut: bool = False) -> list[Pass] | N
     """The backward passes in a sequence of ``F`` (forward pass), ``R`` (recompute) and ``B``.
 
     A new pass begins with the first B behind an F. ``None`` where attention ran in a backward pass
-    and none of its backwards followed: no checkpoint does that, a hook that runs a module does.
+    and no backward of it followed: no checkpoint does that, a hook that runs a module does.
 
     Args:
         events: In order of launch.
@@ -130,11 +127,11 @@ def passes_by_order(
     """The backward passes in a sequence of ``F`` and ``B``, all of one length; else ``None``.
 
     The length is the shortest that repeats: every so many B, the longest run of F returns, of at
-    least that many, and between these runs the same numbers of F. What comes before the first B of
+    least that many, and between these runs the same numbers of F. All F before the first B of
     a pass beyond the F that the pass needs are recomputes, where a kernel named after the backward
     pass parts the two. Where none does, these must be no more than the recomputes seen later in the
     pass: a further forward pass, and a recompute of the whole model, look alike. So do a forward
-    pass later on and the recompute of several layers, but for kernels that open a backward pass.
+    pass later on and the recompute of several layers: then there is no answer.
 
     Args:
         events: In order of time.
@@ -161,7 +158,7 @@ def passes_by_order(
 
 
 class _Before(Struct, frozen=True):
-    """What ran between two B: ``gaps`` has what is before each F, and before the second B."""
+    """Events between two B: ``gaps`` has what is before each F, and before the second B."""
 
     gaps: tuple[Collection[int], ...]
 
@@ -169,16 +166,6 @@ class _Before(Struct, frozen=True):
     def number(self) -> int:
         """How many F."""
         return len(self.gaps) - 1
-
-    @property
-    def names(self) -> set[int]:
-        """All kernels named after the backward pass."""
-        return {name for gap in self.gaps for name in gap}
-
-    def until(self, opening: set[int]) -> int:
-        """How many F have one of these kernels behind them."""
-        rows = (row for row, gap in enumerate(self.gaps) if not opening.isdisjoint(gap))
-        return max(rows, default=0)
 
     @property
     def parted(self) -> int:
@@ -200,38 +187,26 @@ def _periodic(before: list[_Before], layers: int, cut: bool) -> list[list[_Befor
 
 def _read(passes: list[list[_Before]], layers: int) -> list[Pass] | None:
     numbers = [each.number for each in passes[0]]
-    begins = [place for place in range(1, layers) if _may_begin(numbers, place)]
-    opening = {name for one in passes for name in one[0].names}
-    for one in passes:
-        for place in set(range(1, layers)).difference(begins):
-            opening -= one[place].names
-    for one in passes if begins else ():
-        again = set[int]().union(*(one[place].names for place in begins))
-        if not one[0].until(opening) or not opening.isdisjoint(again):
-            return None
+    if any(_may_begin(numbers, place) for place in range(1, layers)):
+        return None
     found = []
     for first, *_ in passes:
         recomputes = first.number - layers
-        originals = first.until(opening) or first.parted
-        told = originals < first.number or first.until(opening) > 0
-        if originals != layers if told else recomputes > max(numbers[1:]):
+        parted = first.parted < first.number
+        if first.parted != layers if parted else recomputes > max(numbers[1:]):
             return None
         found.append(Pass((recomputes, *numbers[1:])))
     return found
 
 
 def _may_begin(numbers: Sequence[int], place: int) -> bool:
-    """May a pass of its own, with a forward pass of its own, be there up to the end?
+    """May another pass, with another forward pass, be there up to the end?
 
-    It has more F than any recompute beside it.
+    It has more F than any other recompute.
     """
     rest, mine = len(numbers) - place, numbers[place]
     others = (*numbers[1:place], *numbers[place + 1 :])
     return rest >= _FEWEST_LAYERS and mine >= rest and mine > max(others)
-
-
-# So many kernels that agree with those around the expected original leave no doubt that it is it.
-_ENOUGH = 2
 
 
 class KernelSequence(Struct, frozen=True):
@@ -265,7 +240,7 @@ def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelS
 
 
 def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] | None:
-    """The events with recomputes told from the forward pass where only their order tells them.
+    """The events, with recomputes found by their order where threads do not show them.
 
     A forward pass is as many forwards as its backward pass has backwards; further ones before the
     first backward, and all between backwards, are recomputes. ``None`` where passes differ in
@@ -306,14 +281,14 @@ def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: 
         # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
         # Where the backward pass before it ends as a layer does, it seems to begin earlier.
         if not number or events[number - 1] != RECOMPUTE:
-            before = here - _run_of(token, here, places, layer, (low, here + 1))[0]
+            before = here - _equal(token, here, places[layer], (low, here + 1))[0]
             if highest > 1 and len(set(np.diff(places).tolist())) == 1:
                 before = least[places[0]] = min(before, least.get(places[0], before))
         low = max(low, here - before)
         if events[number + 1 : number + 2] == [RECOMPUTE]:
             high = max(here + 1, min(high, int(at[number + 1]) - before))
-        first, last, origin = _run_of(token, here, places, layer, (low, high))
-        _fill(repeats, first, last, origin - here)
+        first, last = _equal(token, here, places[layer], (low, high))
+        _fill(repeats, first, last, places[layer] - here)
     return repeats
 
 
@@ -343,7 +318,7 @@ def _turns(events: Sequence[str]) -> list[int]:
 
 
 def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
-    """What a run repeats, where that is not known yet."""
+    """Note which kernels a run repeats, where that is not known yet."""
     rows = np.arange(first, last)
     rows = rows[repeats[rows] < 0]
     repeats[rows] = rows + away
@@ -393,7 +368,7 @@ def _assigned(
 
 
 def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
-    """For each event: how far around it a recompute can reach, without the events beside it."""
+    """For each event: how far around it a recompute can reach, without the events next to it."""
     found = []
     for number in range(len(events)):
         low = int(at[number - 1]) + 1 if number else 0
@@ -402,25 +377,8 @@ def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
     return found
 
 
-def _run_of(
-    token: Int64, at: int, originals: Sequence[int], layer: int, limits: tuple[int, int]
-) -> tuple[int, int, int]:
-    """The run around ``at`` that equals one around an original: first, end, and that original.
-
-    Of equal layers it is the one expected; another only if twice as much agrees with it.
-    """
-    expected = originals[layer]
-    best = _equal(token, at, expected, limits)
-    if best[1] - best[0] > _ENOUGH:
-        return *best, expected
-    for origin in originals:
-        other = _equal(token, at, origin, limits)
-        if other[1] - other[0] > 2 * (best[1] - best[0]):
-            best, expected = other, origin
-    return *best, expected
-
-
 def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple[int, int]:
+    """The run around ``at`` that equals one around ``origin``: its first kernel and its end."""
     low, high = limits
     if token[origin] != token[at]:
         return at, at + 1

@@ -1,0 +1,252 @@
+"""Training frameworks with settings that put torch's wrapper around layers.
+
+- NeMo Automodel: ``nemo_automodel/components/distributed/`` chooses the model's checkpointing, the
+  wrapper around layers, or the wrapper around parts of them, and never two. NeMo's Megatron models
+  go by Megatron-core's settings.
+- torchtitan: ``FullAC``, ``SelectiveAC`` and ``MemoryBudgetAC``, in
+  ``torchtitan/distributed/activation_checkpoint.py``, wrap each block with early stop off, so that
+  a second non-reentrant checkpoint around a block would double it.
+- torchtune: a recipe applies ``set_activation_checkpointing`` (``torchtune/training/memory.py``) or
+  the selective wrapper (``torchtune/training/activations.py``).
+- Composer and LLM Foundry: ``fsdp_config``, read for FSDP1 in
+  ``composer/distributed/dist_strategy.py``, for FSDP2 by ``apply_ac`` in
+  ``composer/distributed/activation_checkpointing.py``.
+- Lightning and Fabric: ``_setup_activation_checkpointing`` in
+  ``lightning/fabric/strategies/fsdp.py`` applies torch's wrapper, unless a ``CheckpointWrapper`` is
+  there already; it does not look at the model's flags. ``DeepSpeedStrategy``'s settings only
+  configure DeepSpeed's function and turn nothing on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from recompute_scan.frameworks import huggingface, pytorch
+from recompute_scan.frameworks.base import Edit, Flaw, Setting, SettingSwitch, Values, truthy
+from recompute_scan.frameworks.detect import Signature, innermost
+
+_GRANULARITY = ("activations_checkpoint_granularity",)
+_POLICIES = {"activation_checkpointing", "activation_checkpointing_policy"}
+_FSDP_FILES = (
+    "lightning/fabric/strategies/fsdp",
+    "lightning/pytorch/strategies/fsdp",
+    "lightning_fabric/strategies/fsdp",
+    "pytorch_lightning/strategies/fsdp",
+)
+_ISSUES = "Lightning-AI/pytorch-lightning/issues/"
+
+NEMO = replace(
+    pytorch.CONFIGURED,
+    name="nemo-automodel",
+    title="NeMo Automodel's activation_checkpointing",
+    remove="set distributed.activation_checkpointing: false in the recipe",
+    docs="https://docs.nvidia.com/nemo/automodel/latest/index.html",
+    checked="read (nemo-automodel 0.7.0)",
+    variants=("0.7: non-reentrant",),
+    caution="Look whether the recipe is shared with other jobs.",
+    asks=(*pytorch.WRAPPER.asks, *huggingface.BASE.asks),
+    switched_by=("nemo_automodel/components/*:*",),
+)
+TORCHTITAN = replace(
+    pytorch.CONFIGURED,
+    name="torchtitan",
+    title="torchtitan's activation checkpointing",
+    remove="take activation checkpointing out of the trainer's configuration",
+    docs="https://github.com/pytorch/torchtitan/tree/main/docs",
+    packages=("torchtitan",),
+    checked="ran here (torchtitan 0.3.0: FullAC); read (the others)",
+    variants=("0.3: non-reentrant, early stop off",),
+    switched_by=("torchtitan/distributed/activation_checkpoint.py:*",),
+)
+TORCHTUNE = replace(
+    pytorch.CONFIGURED,
+    name="torchtune",
+    title="torchtune's enable_activation_checkpointing",
+    remove="set enable_activation_checkpointing: false in the recipe, and leave ac_mode out",
+    docs="https://docs.pytorch.org/torchtune/stable/tutorials/memory_optimizations.html",
+    checked="ran here (torchtune 0.6.1: set_activation_checkpointing); read (recipes)",
+    variants=("0.6: non-reentrant",),
+    caution="Look whether the recipe is shared with other jobs.",
+    switched_by=("torchtune/training/*:*",),
+    edits=(Edit("set_activation_checkpointing", "delete"),),
+)
+COMPOSER = replace(
+    pytorch.CONFIGURED,
+    name="composer-fsdp",
+    title="Composer's fsdp_config activation_checkpointing",
+    keep_sharded=105,
+    remove="set activation_checkpointing: false in fsdp_config",
+    docs="https://docs.mosaicml.com/projects/composer/en/stable/notes/distributed_training.html",
+    checked="read (mosaicml 0.32.1)",
+    variants=(
+        "FSDP1: reentrant unless activation_checkpointing_reentrant is false",
+        "FSDP2: non-reentrant",
+    ),
+    switched_by=("composer/distributed/*:*",),
+)
+LIGHTNING = replace(
+    pytorch.CONFIGURED,
+    name="lightning-fsdp",
+    title="Lightning's activation_checkpointing_policy",
+    remove="leave activation_checkpointing_policy out of FSDPStrategy(…)",
+    docs="https://lightning.ai/docs/pytorch/stable/advanced/model_parallel/fsdp.html",
+    packages=("lightning", "pytorch-lightning"),
+    checked="ran here (lightning 2.6.6: its set-up function; the strategy needs a GPU)",
+    variants=("lightning 2.x: non-reentrant (explicit below torch 2.2)",),
+    caution="Look whether the strategy is shared with other jobs.",
+    switched_by=tuple(f"{file}.py:*" for file in _FSDP_FILES),
+    settings=tuple(f"{file.replace('/', '.')}:FSDPStrategy.__init__" for file in _FSDP_FILES),
+    edits=(
+        Edit("*", "keyword", "activation_checkpointing_policy", "None"),
+        Edit("*", "keyword", "activation_checkpointing", "None"),
+    ),
+)
+MECHANISMS = (NEMO, TORCHTITAN, TORCHTUNE, COMPOSER, LIGHTNING)
+
+
+def flaws(values: Values) -> Iterator[Flaw]:
+    """Settings that a framework refuses, or reads otherwise than they look."""
+    yield from _nemo_flaws(values)
+    yield from _torchtune_flaws(values)
+    yield from _lightning_flaws(values)
+
+
+def _nemo_flaws(values: Values) -> Iterator[Flaw]:
+    """A granularity that NeMo's ``ParallelTransformer`` refuses."""
+    for path, setting in values.items():
+        if path[-1:] != _GRANULARITY or setting.value != "full":
+            continue
+        method = values.get((*path[:-1], "activations_checkpoint_method"))
+        given = str(method.value) if method else ""
+        if given not in ("uniform", "block") and "$" not in given:
+            yield Flaw(
+                setting.line,
+                "RS604",
+                "granularity full needs activations_checkpoint_method uniform or block",
+                "NeMo raises a ValueError when the model is made.",
+                "Set activations_checkpoint_method: uniform and ..._num_layers: 1.",
+            )
+
+
+def _torchtune_flaws(values: Values) -> Iterator[Flaw]:
+    """Settings that ``recipes/full_finetune_distributed.py`` leaves out or refuses."""
+    if not any(
+        path[-1:] == ("_component_",) and str(setting.value).startswith("torchtune.")
+        for path, setting in values.items()
+    ):
+        return
+    whole = values.get(("enable_activation_checkpointing",))
+    mode = values.get(("ac_mode",))
+    offload = values.get(("enable_activation_offloading",))
+    if whole and truthy(whole.value) and mode and mode.value not in (None, "None", ""):
+        yield Flaw(
+            mode.line,
+            "RS606",
+            "nothing is checkpointed: ac_mode and enable_activation_checkpointing exclude each "
+            f"other, and line {whole.line} is on",
+            "torchtune's distributed recipe applies each only where the other is off.",
+            "Keep one of the two.",
+        )
+    if offload and truthy(offload.value) and not (whole and truthy(whole.value)):
+        yield Flaw(
+            offload.line,
+            "RS604",
+            "enable_activation_offloading needs enable_activation_checkpointing",
+            "torchtune's recipes raise a RuntimeError.",
+            "Switch both on, or this one off.",
+            "off",
+        )
+
+
+def _lightning_flaws(values: Values) -> Iterator[Flaw]:
+    """Arguments that a strategy in a configuration refuses."""
+    begins: set[tuple[str, ...]] = set()
+    for path, setting in values.items():
+        if path[-1:] != ("class_path",) or not str(setting.value).endswith("FSDPStrategy"):
+            continue
+        begins = begins or {other[:size] for other in values for size in range(1, len(other) + 1)}
+        given = {name for name in _POLICIES if (*path[:-1], "init_args", name) in begins}
+        if given == _POLICIES:
+            yield from lightning_refuses(given, setting.line)
+
+
+def lightning_refuses(given: set[str], line: int) -> Iterator[Flaw]:
+    """Two arguments of one strategy, which takes either alone."""
+    if given >= _POLICIES:
+        yield Flaw(
+            line,
+            "RS604",
+            "activation_checkpointing and activation_checkpointing_policy are both given",
+            "Lightning's FSDPStrategy raises a ValueError.",
+            "Keep activation_checkpointing_policy.",
+        )
+
+
+def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:
+    """The checkpoints that one setting asks for, by the framework that reads it."""
+    if path[-2:] == ("distributed", "activation_checkpointing") and truthy(setting.value):
+        yield SettingSwitch("NeMo Automodel", "the layers that it wraps", "non-reentrant")
+    if path[-1:] == _GRANULARITY and setting.value in ("full", "selective"):
+        which = "whole layers" if setting.value == "full" else "the attention of each layer"
+        yield SettingSwitch("NeMo", which, "reentrant")
+    if path == ("activation_checkpoint", "mode") and setting.value in ("full", "selective"):
+        each = (
+            "each TransformerBlock" if setting.value == "full" else "TransformerBlocks, selectively"
+        )
+        yield SettingSwitch("torchtitan", each, "non-reentrant")
+    if path == ("enable_activation_checkpointing",) and truthy(setting.value):
+        yield SettingSwitch("torchtune", "each TransformerSelfAttentionLayer", "non-reentrant")
+    if path[-2:-1] == ("activation_checkpointing_policy",) and "init_args" in path:
+        layers = f"each {str(setting.value).rpartition('.')[2]}"
+        yield SettingSwitch("Lightning's strategy", layers, "non-reentrant")
+
+
+def signatures() -> tuple[Signature, ...]:
+    """Failures of Lightning and Fabric alone."""
+    return (
+        Signature(
+            code="RS201",
+            cause_name="optimizer-states",
+            error="KeyError",
+            message=re.compile(r"^'optimizer_states'$"),
+            where=innermost(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
+            frameless=True,
+            title="""Lightning looked for optimizer state in a checkpoint that was to hold weights
+                only""",
+            cause="""With state_dict_type='sharded', FSDPStrategy.save_checkpoint removes
+                'optimizer_states' from the checkpoint, but ModelCheckpoint(save_weights_only=True)
+                left it out.""",
+            fix="Upgrade to lightning 2.2.2 or later, or save with save_weights_only=False.",
+            versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
+            sources=(f"{_ISSUES}19492",),
+            checked="reproduced",
+        ),
+        Signature(
+            code="RS206",
+            cause_name="exists",
+            error="FileExistsError",
+            message=re.compile(r"The checkpoint directory already exists and is not empty"),
+            title="A sharded checkpoint was to be written over an older one",
+            cause="""A sharded checkpoint is a folder, and Fabric does not write into a folder with
+                files.""",
+            fix="""Save under a new name, or remove the old folder first (on one rank, then a
+                barrier).""",
+            versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
+            sources=(f"{_ISSUES}18881",),
+        ),
+        Signature(
+            code="RS125",
+            cause_name="lightning",
+            message=re.compile(r"the model already contains checkpointed layers"),
+            notice=True,
+            severity="warning",
+            title="Lightning found checkpoint wrappers in the model and left its own policy out",
+            cause="Checkpointing is configured in the strategy and in the model's code.",
+            fix="Keep the strategy's policy and remove the wrappers from the model's code.",
+            versions="Lightning 2.1 and later.",
+            sources=("Lightning-AI/pytorch-lightning/pull/18006",),
+        ),
+    )

@@ -1,1 +1,0 @@
-"""Recomputes from attention's kernels alone, without operators."""
