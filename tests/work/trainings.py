@@ -143,23 +143,6 @@ def encoder_for_two_losses() -> Step:
     return step
 
 
-@planted("repeated")
-def accuracy_by_a_second_forward() -> Step:
-    net = Net()
-    train = _trained(net)
-
-    def step() -> object:
-        x, y = _x(), _y()
-        loss = F.cross_entropy(net(x), y)
-        with torch.no_grad():
-            right = net(x).argmax(-1) == y  # WASTE: accuracy_by_a_second_forward
-            share = right.float().mean().item()
-        train(loss)
-        return share
-
-    return step
-
-
 @planted("unread")
 def head_for_nobody() -> Step:
     net = Net()
@@ -306,21 +289,6 @@ def two_forwards_with_other_dropout() -> Step:
 
 
 @ordinary
-def accumulation_and_clipping() -> Step:
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
-
-    def step() -> None:
-        for _ in range(3):
-            (F.cross_entropy(net(_x()), _y()) / 3).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-@ordinary
 def averaged_weights() -> Step:
     net, teacher = Net(), Net()
     train = _trained(net)
@@ -346,20 +314,6 @@ def written_through_numpy() -> Step:
         x, y = _x(), _y()
         first = F.cross_entropy(net(x), y)
         x.numpy()[:] *= 2.0
-        train(first + F.cross_entropy(net(x), y))
-
-    return step
-
-
-@ordinary
-def written_through_data() -> Step:
-    net = Net()
-    train = _trained(net)
-
-    def step() -> None:
-        x, y = _x(), _y()
-        first = F.cross_entropy(net(x), y)
-        x.data.mul_(2.0)
         train(first + F.cross_entropy(net(x), y))
 
     return step
@@ -426,35 +380,5 @@ def batch_statistics() -> Step:
         with torch.no_grad():
             net(images)  # moves the running statistics
         train(F.cross_entropy(net(images), y))
-
-    return step
-
-
-@ordinary
-def evaluation_between() -> Step:
-    net, fixed = Net(), _x()
-    train = _trained(net)
-    losses: list[float] = []
-
-    def step() -> None:
-        train(F.cross_entropy(net(_x()), _y()))
-        net.eval()
-        with torch.no_grad():
-            losses.append(F.cross_entropy(net(fixed), _y()).item())
-        net.train()
-
-    return step
-
-
-@ordinary
-def losses_in_a_list() -> Step:
-    net = Net()
-    train = _trained(net)
-    kept: list[torch.Tensor] = []
-
-    def step() -> None:
-        loss = F.cross_entropy(net(_x()), _y())
-        kept.append(loss.detach())
-        train(loss)
 
     return step

@@ -44,7 +44,7 @@ from recompute_scan.result.fidelity import (
     WatchedPolicy,
 )
 from recompute_scan.result.run_record import Source, SwitchedOn
-from recompute_scan.result.work import WatchedStep
+from recompute_scan.result.uses import WatchedStep
 
 
 class CodeEvidence(Struct, frozen=True):

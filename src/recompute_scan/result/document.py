@@ -29,7 +29,7 @@ from recompute_scan.result.recompute import (
     Verdict,
 )
 from recompute_scan.result.run_record import NextCommand
-from recompute_scan.result.work import WatchedStep
+from recompute_scan.result.uses import WatchedStep
 
 SCHEMA = "recompute-scan/1"
 

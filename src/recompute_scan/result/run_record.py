@@ -37,7 +37,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, encodable, is_file, write_whole
 from recompute_scan.result.fidelity import Fidelity, Policies
-from recompute_scan.result.work import WatchedStep
+from recompute_scan.result.uses import WatchedStep
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.

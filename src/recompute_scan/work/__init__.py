@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from recompute_scan.result.work import WatchedStep
+from recompute_scan.result.uses import WatchedStep
+from recompute_scan.work.groups import waste_of
 from recompute_scan.work.ledger import Ledger
-from recompute_scan.work.memory import kept_of, peak_of
-from recompute_scan.work.waste import waste_of
+from recompute_scan.work.storages import kept_of, peak_of
 from recompute_scan.work.watch import StepWatch
 
 __all__ = ["Ledger", "StepWatch", "watched_step"]

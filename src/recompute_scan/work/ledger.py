@@ -11,12 +11,14 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+from msgspec import Struct, field
+
 Phase = Literal["forward", "recompute", "backward"]
 # A file and a line in it.
 Line = tuple[str, int]
 
 
-class Memory:
+class Memory(Struct, eq=False):
     """One storage, from its first sight to its end.
 
     Attributes:
@@ -34,50 +36,29 @@ class Memory:
         read_from_outside: Whether the program may have read it without an operator.
         writers: Places of the operations that wrote it.
         unwritten: Whether it holds whatever was there before.
-        version: The highest version counter seen on a tensor in it.
         expected: The version counter that the known writes explain.
+        reference: A weak reference to the storage; its callback notes the end.
     """
 
-    __slots__ = (
-        "born",
-        "bytes",
-        "call",
-        "died",
-        "expected",
-        "last_read",
-        "line",
-        "made_in",
-        "number",
-        "outside",
-        "read_from_outside",
-        "read_in_backward",
-        "reference",
-        "sources",
-        "unwritten",
-        "writers",
-    )
-
-    def __init__(self, number: int, size: int, born: int, *, outside: bool, made_in: Phase) -> None:
-        self.number = number
-        self.sources = frozenset((number,))
-        self.bytes = size
-        self.born = born
-        self.outside = outside
-        self.made_in: Phase = made_in
-        self.call: int | None = None
-        self.line: Line | None = None
-        self.died: int | None = None
-        self.last_read = born
-        self.read_in_backward = False
-        self.read_from_outside = False
-        self.writers: list[int] = []
-        self.unwritten = False
-        self.expected = 0
-        # A weak reference to the storage; its callback notes the end.
-        self.reference: object = None
+    number: int
+    bytes: int
+    born: int
+    outside: bool
+    made_in: Phase
+    sources: frozenset[int]
+    expected: int = 0
+    call: int | None = None
+    line: Line | None = None
+    died: int | None = None
+    last_read: int = 0
+    read_in_backward: bool = False
+    read_from_outside: bool = False
+    writers: list[int] = field(default_factory=list)
+    unwritten: bool = False
+    reference: object = None
 
 
-class Operation:
+class Operation(Struct, eq=False):
     """One call of an operator that computes, writes or communicates.
 
     Attributes:
@@ -100,47 +81,26 @@ class Operation:
         needed: Whether something outside of the watched operators sees what it does.
     """
 
-    __slots__ = (
-        "behind",
-        "call",
-        "counts",
-        "draws",
-        "in_function",
-        "line",
-        "makes",
-        "ms",
-        "name",
-        "needed",
-        "node",
-        "number",
-        "phase",
-        "reads",
-        "repeats",
-        "step",
-        "writes",
-    )
-
-    def __init__(self, name: str, step: int, phase: Phase, call: int | None) -> None:
-        self.name = name
-        self.step = step
-        self.phase: Phase = phase
-        self.call = call
-        self.line: Line | None = None
-        self.ms = 0.0
-        self.number = 0
-        self.reads: tuple[Memory, ...] = ()
-        self.makes: tuple[Memory, ...] = ()
-        self.writes: tuple[Memory, ...] = ()
-        self.node = -1
-        self.behind = -1
-        self.in_function = False
-        self.repeats: int | None = None
-        self.draws = False
-        self.counts = False
-        self.needed = False
+    name: str
+    step: int
+    phase: Phase
+    call: int | None
+    line: Line | None = None
+    ms: float = 0.0
+    number: int = 0
+    reads: tuple[Memory, ...] = ()
+    makes: tuple[Memory, ...] = ()
+    writes: tuple[Memory, ...] = ()
+    node: int = -1
+    behind: int = -1
+    in_function: bool = False
+    repeats: int | None = None
+    draws: bool = False
+    counts: bool = False
+    needed: bool = False
 
 
-class ModuleCall:
+class ModuleCall(Struct, eq=False):
     """One call of a module.
 
     Attributes:
@@ -158,38 +118,22 @@ class ModuleCall:
         thread: The thread that it ran in.
     """
 
-    __slots__ = (
-        "class_name",
-        "first",
-        "last",
-        "line",
-        "module",
-        "name",
-        "parent",
-        "phase",
-        "rows",
-        "sources",
-        "thread",
-        "trained",
-        "weights",
-    )
-
-    def __init__(self, module: int, name: str, class_name: str, parent: int | None) -> None:
-        self.module = module
-        self.name = name
-        self.class_name = class_name
-        self.parent = parent
-        self.phase: Phase = "forward"
-        self.line: Line | None = None
-        self.first = self.last = 0
-        self.trained = False
-        self.rows: tuple[int, ...] = ()
-        self.sources: frozenset[int] = frozenset()
-        self.weights = 0
-        self.thread = 0
+    module: int
+    name: str
+    class_name: str
+    parent: int | None
+    phase: Phase
+    line: Line | None
+    first: int
+    last: int
+    thread: int
+    trained: bool = False
+    rows: tuple[int, ...] = ()
+    sources: frozenset[int] = frozenset()
+    weights: int = 0
 
 
-class BackwardPass:
+class BackwardPass(Struct, eq=False):
     """One pass of autograd's engine.
 
     Attributes:
@@ -198,13 +142,10 @@ class BackwardPass:
         nested: Whether it ran inside another pass.
     """
 
-    __slots__ = ("first", "last", "nested", "nodes")
-
-    def __init__(self, first: int, nodes: frozenset[int], *, nested: bool) -> None:
-        self.first = first
-        self.last = first
-        self.nodes = nodes
-        self.nested = nested
+    first: int
+    last: int
+    nodes: frozenset[int]
+    nested: bool
 
 
 class Ledger:

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from msgspec import Struct
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -419,20 +420,16 @@ class StepWatch:
                 memory.unwritten = False
                 memory.expected = max(version, memory.expected)
             return memory
-        ledger = self.ledger
+        number, place = self._fresh(), len(self.ledger.operations)
         memory = Memory(
-            self._fresh(),
-            storage.nbytes(),
-            len(ledger.operations),
-            outside=not new,
-            made_in=self._phase(),
+            number, storage.nbytes(), place, not new, self._phase(), frozenset((number,)), version
         )
-        memory.expected = version
+        memory.last_read = place
         reference = _End(storage, self._ended.append)
         reference.memory = memory
         memory.reference = reference
         self._memories[key] = memory
-        ledger.memories.append(memory)
+        self.ledger.memories.append(memory)
         return memory
 
     def _drain(self) -> None:
@@ -473,11 +470,18 @@ class StepWatch:
         calls, thread = self.ledger.calls, threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
         name, class_name = self._name_of(module)
-        call = ModuleCall(id(module), name, class_name, stack[-1] if stack else None)
-        call.phase = self._phase()
-        call.line = line_outside_torch(sys._getframe(1), by_itself=False)
-        call.first = call.last = len(self.ledger.operations)
-        call.thread = thread
+        place = len(self.ledger.operations)
+        call = ModuleCall(
+            id(module),
+            name,
+            class_name,
+            stack[-1] if stack else None,
+            self._phase(),
+            line_outside_torch(sys._getframe(1), by_itself=False),
+            place,
+            place,
+            thread,
+        )
         stack.append(len(calls))
         calls.append(call)
 
@@ -510,7 +514,8 @@ class StepWatch:
         if not self.on:
             return call(roots, *args, **kwargs)
         nested = torch._C._current_graph_task_id() != -1
-        here = BackwardPass(len(self.ledger.operations), nodes_below(roots), nested=nested)
+        place = len(self.ledger.operations)
+        here = BackwardPass(place, place, nodes_below(roots), nested)
         self.ledger.passes.append(here)
         keeps_graph, self._keeps_graph = self._keeps_graph, bool(args[2:3] and args[2])
         stacks, self._stacks = self._stacks, {}
@@ -557,30 +562,22 @@ class StepWatch:
         return call(tensor, *args, **kw)
 
 
-class _Given:
+class _Given(Struct, eq=False):
     """The input of one call: kind, tensors, number, memory, and the moment at which it begins."""
 
-    __slots__ = ("begun", "drawn", "first_bytes", "key", "kind", "memories", "tensors", "written")
+    kind: OperatorKind
+    tensors: list[torch.Tensor]
+    key: tuple[object, ...]
+    memories: list[Memory]
+    written: list[Memory]
+    drawn: Drawn | None
+    begun: Any
 
-    def __init__(
-        self,
-        kind: OperatorKind,
-        given: list[torch.Tensor],
-        key: tuple[object, ...],
-        memories: list[Memory],
-        written: list[Memory],
-        drawn: Drawn | None,
-        begun: Any,
-    ) -> None:
-        self.kind = kind
-        self.tensors = given
-        self.key = key
-        self.memories = memories
-        self.written = written
-        self.drawn = drawn
-        self.begun = begun
-        first = given[0] if given else None
-        self.first_bytes = first.numel() * first.element_size() if first is not None else 0
+    @property
+    def first_bytes(self) -> int:
+        """Size of the first tensor."""
+        first = self.tensors[0] if self.tensors else None
+        return first.numel() * first.element_size() if first is not None else 0
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]

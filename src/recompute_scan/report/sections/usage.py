@@ -8,7 +8,7 @@ from typing import Any
 from recompute_scan.report.blocks import Page, Section
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import Result
-from recompute_scan.result.work import WatchedStep
+from recompute_scan.result.uses import WatchedStep
 from recompute_scan.units import ms, pct, plural, size
 
 _TITLE = "What earns its place"
@@ -111,7 +111,7 @@ def _markdown(result: Result) -> str:
 EARNS = Section(
     anchor="earns",
     title=_TITLE,
-    template="work.html",
+    template="earns.html",
     present=lambda result: result.watched is not None,
     html=_html,
     text=_text,
