@@ -24,6 +24,7 @@ from recompute_scan.result import (
     json_schema,
     run_record,
     to_json,
+    uses,
 )
 from tests.effort import examples
 from tests.recompute.training import checkpointed_step
@@ -167,6 +168,6 @@ def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
 
 def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
-        homes = (result, crash, fidelity, run_record)
+        homes = (result, crash, fidelity, run_record, uses)
         module = next(home for home in homes if hasattr(home, name))
         assert getattr(module, name).__struct_config__.frozen, name

@@ -129,6 +129,16 @@ def _plan_arm(r: Result) -> object:
 
 
 CONDITIONS: dict[str, Condition] = {
+    "of one step took {}: {} in recompute": lambda r: r.watched is not None and r.watched.operators,
+    "The step's own tensors took at most": lambda r: bool(r.watched.work or r.watched.kept),
+    "were kept longer than they were read": lambda r: any(one.bytes for one in r.watched.kept),
+    "in small pieces and": lambda r: (
+        r.watched.small_ms + r.watched.library_ms >= 0.01 * r.watched.ms
+    ),
+    "Unread results could not be found": lambda r: r.watched.hidden is not None,
+    "the script ran out of memory with it": lambda r: (
+        (r.plan.proof.outcome, r.plan.proof.peak_bytes) == ("does-not-fit", None)
+    ),
     "The profiler slows these steps down": lambda r: r.cost.step_source == "trace",
     "; no saving is predicted": lambda r: r.verdict == "doubled" and not _saves(r),
     "The recording has whole steps with an annotation": _no_verdict,

@@ -117,6 +117,7 @@ def result_from(
             info.fidelity if info else None,
             compiled.code if compiled else None,
             policies,
+            info.watched if info else None,
         )
     )
     families = count_families(opened, scale) if facts.level != "graphs" else ()
@@ -159,6 +160,7 @@ def result_from(
         policies=policies,
         compiled=compiled.code if compiled else None,
         by_design=_by_design(facts, scale),
+        watched=info.watched if info else None,
     )
     return replace(result, headline=headline(result))
 

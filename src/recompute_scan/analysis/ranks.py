@@ -297,12 +297,15 @@ def result_by_hooks(info: RunInfo) -> Result | None:
         bare = replace(bare, recompute_per_backward=most if told else None)
     else:
         return None
-    findings, checked = check_run(RunEvidence(fidelity, info.untrained, info.sources))
+    findings, checked = check_run(
+        RunEvidence(fidelity, info.untrained, info.sources, watched=info.watched)
+    )
     return replace(
         bare,
         findings=findings,
         checked=checked,
         fidelity=info.fidelity,
+        watched=info.watched,
         environment=info.environment,
         warnings=(*info.warnings, *bare.warnings),
     )

@@ -15,7 +15,7 @@ from recompute_scan.errors import UsageError
 
 # Under which headings help lists options, by parameter; all others come last.
 _GROUPS = {
-    "Recording": "steps warmup timing_steps quick device fidelity timeout_s keep_going guard "
+    "Recording": "steps warmup timing_steps quick device fidelity work timeout_s keep_going guard "
     "memory step_time_ms is_module",
     "Processes": "nproc_per_node ranks workers dask",
     "Measuring the fix": "verify without_checkpointing",
@@ -138,6 +138,11 @@ _OPTIONS = (
         "[default: compare it after the profiled ones]",
     ),
     click.option(
+        "--work",
+        is_flag=True,
+        help="Watch two steps more for repeated and unused work and memory.",
+    ),
+    click.option(
         "--guard",
         is_flag=True,
         help="Instead of recording, watch the whole training for recomputes that change.",
@@ -165,7 +170,7 @@ def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[s
         if recorded["timing_steps"] > _FEWEST_TIMED:
             recorded["fewest"] = (min(warmup, recorded["warmup"]), _FEWEST_TIMED)
         return {**recorded, "fidelity": recorded["fidelity"] is None}
-    alone = (*_NOT_ALONE, "warmup", "fidelity") if quick else _NOT_ALONE
+    alone = (*_NOT_ALONE, *(("warmup", "fidelity") if quick else ("work",)))
     others = [name for name in alone if typed(context, name)]
     if others:
         name, does, hint = "--fidelity", "compares", "the step is compared after the profiled ones"

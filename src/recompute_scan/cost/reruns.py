@@ -275,7 +275,7 @@ def _by_number(calls: Calls, rows: Int64) -> Int64:
 
 
 def _plain(name: str) -> str:
-    """The name without the mark of an operator in place, which saves the same tensors."""
+    """The name without the suffix of an operator in place, which saves the same tensors."""
     return name.removeprefix("aten::").removesuffix("_")
 
 

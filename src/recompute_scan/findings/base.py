@@ -44,6 +44,7 @@ from recompute_scan.result.fidelity import (
     WatchedPolicy,
 )
 from recompute_scan.result.run_record import Source, SwitchedOn
+from recompute_scan.result.uses import WatchedStep
 
 
 class CodeEvidence(Struct, frozen=True):
@@ -85,6 +86,7 @@ class RunEvidence(Struct, frozen=True):
         sources: Statements at call sites.
         gradients: Gradients with and without the checkpoints.
         confidence: It was seen, and not inferred from a trace.
+        watched: The use of each operator of a step; ``None`` where it was not watched.
     """
 
     fidelity: Fidelity | None
@@ -92,6 +94,7 @@ class RunEvidence(Struct, frozen=True):
     sources: Mapping[str, Source]
     gradients: ComparedGradients | None = None
     confidence: Level = "high"
+    watched: WatchedStep | None = None
 
     @property
     def no_comparison(self) -> str | None:
@@ -128,6 +131,7 @@ class Evidence(Struct, frozen=True, dict=True):
         fidelity: How recomputes compare with their forward; ``None`` if not observed.
         graphs: Compiled code; ``None`` where there is none, or its graphs are not here.
         policies: Decisions of selective checkpoints' policies; ``None`` if not observed.
+        watched: The use of each operator of a step; ``None`` if not observed.
     """
 
     _facts: RecomputeFacts
@@ -142,6 +146,7 @@ class Evidence(Struct, frozen=True, dict=True):
     fidelity: Fidelity | None = None
     graphs: CompiledCode | None = None
     policies: Policies | None = None
+    watched: WatchedStep | None = None
 
     @property
     def code(self) -> CodeEvidence | None:
@@ -153,7 +158,7 @@ class Evidence(Struct, frozen=True, dict=True):
     @property
     def of_run(self) -> RunEvidence:
         """The evidence for rules on the run's own observations."""
-        return RunEvidence(self.fidelity, self.untrained, self.sources)
+        return RunEvidence(self.fidelity, self.untrained, self.sources, watched=self.watched)
 
     # The trace
 

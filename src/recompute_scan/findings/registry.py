@@ -24,7 +24,7 @@ from recompute_scan.result.patch import file_of
 from recompute_scan.result.run_record import Source
 
 # Modules of this folder with rules.
-_MODULES = ("doubled", "distributed", "compiled", "memory", "fidelity", "policies")
+_MODULES = ("doubled", "distributed", "compiled", "memory", "fidelity", "policies", "waste")
 
 
 def _rules_of(name: str) -> list[Rule]:
@@ -67,7 +67,7 @@ def _check_each(
 
 def settle(result: Result, gradients: ComparedGradients, sources: Mapping[str, Source]) -> Result:
     """The result, once gradients were compared with those without checkpoints."""
-    evidence = RunEvidence(result.fidelity, None, sources, gradients)
+    evidence = RunEvidence(result.fidelity, None, sources, gradients, watched=result.watched)
     findings = list(result.findings)
     for rule in RULES:
         if rule.wrong_gradients and rule.check_run is not None and rule.needs == "comparison":

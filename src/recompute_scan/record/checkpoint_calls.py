@@ -34,7 +34,7 @@ from torch import nn
 from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.frameworks.registry import MECHANISMS
-from recompute_scan.record.attribution import CallSites
+from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import (
     Call,
     Guard,
@@ -69,6 +69,7 @@ from recompute_scan.record.region_ranges import (
 )
 from recompute_scan.record.torch_versions import inputs
 from recompute_scan.result.run_record import SwitchedOn
+from recompute_scan.work import Ledger, StepWatch
 
 _TURNS_ON = frozenset({"enable_grad", "set_grad_enabled"})
 _DEEPEST = 2
@@ -417,6 +418,16 @@ class Probe:
         self.policies.end()
         self._switches.remove()
         self._patches.undo()
+
+    def watch(self, cuda: bool) -> StepWatch:
+        """What watches two steps; the module names are those known by now."""
+
+        def name_of(module: nn.Module) -> tuple[str, str]:
+            found = self._index.look_up([module])
+            return found.name, found.class_name
+
+        ledger = Ledger(self.sites.line_of, lambda file: site_folder(file) is not None)
+        return StepWatch(ledger, name_of, self._guard.around, Patches(), cuda=cuda)
 
     def at_removal(self, undo: Undo) -> None:
         """Something else to call when torch's functions are put back."""

@@ -110,6 +110,7 @@ class RunOptions(Struct, frozen=True):
         fidelity: Whether to compare the recomputes of one more step with their forward.
         events: File that gets an event for each step and phase; empty for none.
         stacks: Whether to profile one more step with Python stacks.
+        work: Whether to watch two more steps for unused work.
         fewest: As for :class:`recompute_scan.record.steps.Plan`; ignored in runs that measure a
             change.
     """
@@ -134,6 +135,7 @@ class RunOptions(Struct, frozen=True):
     events: str = ""
     takes_place_of: Path | None = None
     stacks: bool = True
+    work: bool = False
     fewest: tuple[int, int] | None = None
 
     @property
@@ -153,6 +155,7 @@ class RunOptions(Struct, frozen=True):
             steps=self.steps,
             fidelity=self.fidelity,
             stacks=self.stacks,
+            watched=self.work and not self.is_special and bool(self.steps),
             fewest=None if self.is_special else self.fewest,
         )
 
@@ -490,4 +493,5 @@ def make_run_record(
         fidelity=kept.fidelity,
         policies=kept.policies,
         counted=kept.counted,
+        watched=kept.watched,
     )

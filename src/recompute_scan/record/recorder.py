@@ -49,7 +49,9 @@ from recompute_scan.record.steps import (
 from recompute_scan.record.torch_versions import compiled_something, stacks_crash
 from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.run_record import Counted
+from recompute_scan.result.uses import WatchedStep
 from recompute_scan.units import plural
+from recompute_scan.work import StepWatch, watched_step
 
 
 class Phase(Enum):
@@ -61,6 +63,7 @@ class Phase(Enum):
     TRACE = auto()
     STACKS = auto()
     COMPARING = auto()
+    WATCHING = auto()
     COUNTING = auto()  # on a rank that is not to record
     DONE = auto()
 
@@ -79,6 +82,7 @@ class Phase(Enum):
             Phase.TRACE: f"profiling {plural(plan.steps, 'step')}",
             Phase.STACKS: "profiling one step with stacks",
             Phase.COMPARING: "comparing recomputes with their forward",
+            Phase.WATCHING: "watching two steps for unused work",
             Phase.COUNTING: f"other ranks record {plural(plan.wanted, 'step')}",
         }.get(self)
 
@@ -98,6 +102,7 @@ class RecordedSoFar(Struct):
         fidelity: What comparing a step has shown, once it was.
         policies: What policies of selective checkpoints decided in a step, once it was seen.
         counted: How often checkpointed blocks ran in the last step in which they were counted.
+        watched: The use of each operator of one step, once two were watched.
         warnings: What the person should know.
         failure: Why recording had to be given up.
     """
@@ -113,6 +118,7 @@ class RecordedSoFar(Struct):
     fidelity: Fidelity | None = None
     policies: Policies | None = None
     counted: Counted | None = None
+    watched: WatchedStep | None = None
     warnings: list[str] = field(default_factory=list)
     failure: str | None = None
 
@@ -183,6 +189,9 @@ _COMPILED = Fidelity(
 )
 
 
+_COMPILED_WORK = "Part of the step is compiled, and operators of compiled code cannot be watched."
+
+
 def _hidden() -> Fidelity | None:
     """Why nothing can be compared, where something is compiled."""
     return _COMPILED if compiled_something() else None
@@ -230,6 +239,7 @@ class Recorder:
         self._events = events or TrainingEvents("")
         self._first_word = FirstWord(probe.comparison, plan, self._say) if reports else None
         self._guard = guard
+        self._watch: StepWatch | None = None
         self._thread = threading.get_ident()
         self._plan = plan
         self._wanted_device = device
@@ -345,6 +355,7 @@ class Recorder:
         with without_own_warnings():
             self._guard.run(partial(self._or_fail, self._keep_window), otherwise=None)
             self._guard.run(self._end_comparison, otherwise=None)
+            self._guard.run(self._end_watching, otherwise=None)
         if self._has_times:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times()
@@ -356,6 +367,8 @@ class Recorder:
         """A bug of ours has shown, or the GPU has failed: what is kept is kept, and no more is."""
         self.kept.failure = self._guard.failure
         self.kept.phase = Phase.DONE
+        if self._watch is not None:
+            self._watch.on = False  # what it has put into the process goes between two steps
         self._membership.go_on(self._counter.steps)
 
     def settle(self) -> None:
@@ -363,6 +376,8 @@ class Recorder:
         if threading.get_ident() == self._thread and not in_backward():
             with without_own_warnings():
                 self._drop_window()
+            if self._watch is not None:
+                self._watch.end()
 
     def abandon(self) -> None:
         """The script hangs in another thread: keep the step times, and touch nothing else."""
@@ -394,10 +409,14 @@ class Recorder:
             self._counter.freeze()  # now, as where a window has begun
         elif self.kept.phase is Phase.COMPARING:
             self._end_comparison()
+        elif self.kept.phase is Phase.WATCHING:
+            self._go_on_watching()
         else:
             self._step_window()
         if self.kept.phase is Phase.DONE:
             self._begin_comparison()
+        if self.kept.phase is Phase.DONE:
+            self._begin_watching()
         self._report()
 
     def _open_window(self, *, lead: int) -> None:
@@ -410,7 +429,7 @@ class Recorder:
         stacks = kept.trace is not None
         foreign = membership.chosen and self.others.running()
         if not foreign:
-            needed = (0 if stacks else lead + plan.steps) + plan.stacks + plan.fidelity
+            needed = (0 if stacks else lead + plan.steps) + plan.behind_profiled
             membership.last_step.settle(self._counter.steps, needed)
         if not membership.chosen:
             kept.phase = Phase.COUNTING
@@ -527,6 +546,36 @@ class Recorder:
             found = self._comparison.compared()
             # Code that is compiled in that very step hides its operators as well.
             self.kept.fidelity = _hidden() or found
+            self._on_kept()
+
+    def _begin_watching(self) -> None:
+        """Behind all that is profiled and compared: two more steps are watched, once."""
+        kept = self.kept
+        if not self._plan.watched or kept.trace is None or kept.watched is not None:
+            return
+        if compiled_something():
+            kept.watched = WatchedStep(untold=_COMPILED_WORK)
+            return
+        self._watch = self._probe.watch(kept.device == "cuda")
+        if self._watch.begin():
+            kept.phase = Phase.WATCHING
+        else:
+            self._end_watching()
+
+    def _go_on_watching(self) -> None:
+        if self._watch is not None and self._watch.next_step():
+            self._end_watching()
+
+    def _end_watching(self) -> None:
+        """Both steps have ended, or the script has."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self.kept.phase = Phase.DONE
+            watch.end()
+            compiled = compiled_something()
+            self.kept.watched = (
+                WatchedStep(untold=_COMPILED_WORK) if compiled else watched_step(watch)
+            )
             self._on_kept()
 
     def _wait(self) -> None:

@@ -367,6 +367,8 @@ def chosen(text: str, world_size: int) -> frozenset[int]:
     return frozenset(rank for rank in found if rank < world_size)
 
 
+# A step is watched, and the next one for what it reads of it.
+WATCHED = 2
 # Steps longer than this warm up once. Timing ends when the interval of the median is no wider than
 # this share of it, or after so long.
 LONG_S, NARROW, ENOUGH_S = 2.0, 0.02, 60.0
@@ -382,6 +384,7 @@ class Plan(Struct, frozen=True):
         fidelity: Whether one more step is compared, where any is profiled, or nothing else is
             done.
         stacks: Whether one more is profiled, with Python stacks.
+        watched: Whether two steps more are watched for unused work.
         fewest: Warm-up and timed steps that are made at least; fewer than all where long steps
             warm up once, and timing ends as soon as the median is known.
     """
@@ -391,6 +394,7 @@ class Plan(Struct, frozen=True):
     steps: int
     fidelity: bool = False
     stacks: bool = True
+    watched: bool = False
     fewest: tuple[int, int] | None = None
 
     @property
@@ -415,7 +419,12 @@ class Plan(Struct, frozen=True):
         """Steps behind the timed ones."""
         if not self.steps:
             return int(self.only_compares)
-        return self.lead + self.steps + self.stacks + self.fidelity
+        return self.lead + self.steps + self.behind_profiled
+
+    @property
+    def behind_profiled(self) -> int:
+        """Steps behind the profiled ones without stacks."""
+        return self.stacks + self.fidelity + WATCHED * self.watched
 
     @property
     def least(self) -> int:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from recompute_scan.report import summary
 from recompute_scan.report.blocks import WIDTH, Page, Section, checkpoint_stacks, columns, printed
 from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS, Picture, picture
-from recompute_scan.report.sections import answer, correctness, cost, layers, plan, run
+from recompute_scan.report.sections import answer, correctness, cost, layers, plan, run, usage
 from recompute_scan.report.sections.answer import MOST_LINES, answer_text
 from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
@@ -49,6 +49,7 @@ SECTIONS: tuple[Section, ...] = (
     correctness.COMPILED_CODE,
     answer.FINDINGS_AND_FIXES,
     correctness.SAME_COMPUTATION,
+    usage.EARNS,
     correctness.SELECTIVE_POLICIES,
     run.MEMORY_SNAPSHOTS,
     answer.HOW_TO_CHECK,

@@ -29,6 +29,7 @@ from recompute_scan.result.recompute import (
     Verdict,
 )
 from recompute_scan.result.run_record import NextCommand
+from recompute_scan.result.uses import WatchedStep
 
 SCHEMA = "recompute-scan/1"
 
@@ -115,6 +116,7 @@ class Result(Struct, frozen=True):
     policies: Policies | None = None
     snapshots: tuple[MemorySnapshot, ...] = ()
     plan: ActivationPlan | None = None
+    watched: WatchedStep | None = None
     next_steps: tuple[NextCommand, ...] = ()
     schema: str = field(default=SCHEMA)
 

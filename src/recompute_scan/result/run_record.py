@@ -37,6 +37,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, encodable, is_file, write_whole
 from recompute_scan.result.fidelity import Fidelity, Policies
+from recompute_scan.result.uses import WatchedStep
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.
@@ -226,6 +227,7 @@ class RunInfo(Struct, frozen=True):
         policies: Decisions of selective checkpoints' policies in one step; ``None`` if not
             observed.
         counted: How often checkpointed blocks ran in an early step; ``None`` where no step ended.
+        watched: The use of each operator of one step; ``None`` where no step was watched.
     """
 
     rank: int
@@ -252,6 +254,7 @@ class RunInfo(Struct, frozen=True):
     fidelity: Fidelity | None = None
     policies: Policies | None = None
     counted: Counted | None = None
+    watched: WatchedStep | None = None
     schema: str = RUN_SCHEMA
 
 

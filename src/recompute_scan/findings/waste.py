@@ -1,0 +1,172 @@
+"""RS311 to RS313, RS321 to RS324: memory and work that a training step does not need.
+
+RS311: results between the checkpointed parts of a layer are kept for the backward pass.
+
+RS312: what a recompute made is alive behind its backward pass.
+
+RS313: memory is alive during the backward pass, which never reads it.
+
+RS321: operators compute what others have computed in the step.
+
+RS322: nothing reads what operators compute.
+
+RS323: nothing reads the gradients that operators compute.
+
+RS324: nothing reads the last results of a reentrant recompute.
+"""
+
+from __future__ import annotations
+
+from recompute_scan.advise import place
+from recompute_scan.findings.base import Answer, NotApplicable, Rule, RunEvidence
+from recompute_scan.result import Finding
+from recompute_scan.result.uses import Kept, KeptKind, WatchedStep, Work, WorkKind
+from recompute_scan.units import ms, pct, plural, size
+
+_NOT_WATCHED = "Only `recompute-scan run --work` watches how a step's results are used."
+
+
+def _watched(evidence: RunEvidence) -> WatchedStep | NotApplicable:
+    watched = evidence.watched
+    if watched is None:
+        return NotApplicable(_NOT_WATCHED)
+    return watched if watched.untold is None else NotApplicable(watched.untold)
+
+
+def _kept_rule(code: str, name: str, kind: KeptKind) -> Rule:
+    def check(evidence: RunEvidence) -> Answer:
+        """One finding for each place that keeps memory of this kind."""
+        watched = _watched(evidence)
+        if isinstance(watched, NotApplicable):
+            return watched
+        return [_kept(rule, evidence, watched, one) for one in watched.kept if one.kind == kind]
+
+    rule = Rule(code, name, check_run=check, needs="nothing")
+    return rule
+
+
+def _kept(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Kept) -> Finding:
+    much, layers = size(one.bytes), plural(one.layers, "layer")
+    title, detail = {
+        "between": (
+            f"{much} between checkpointed parts of {layers} ({one.module_class}) stay in memory",
+            f"The parts of each {one.module_class} are checkpointed and the layer is not. So each "
+            "input of a part is kept for the backward pass. A checkpoint around the whole layer "
+            f"would keep one input of a layer instead of {one.tensors // max(one.layers, 1)} "
+            "results more. Its recompute then needs the memory of a whole layer at once, so with "
+            "few layers the peak can rise: `recompute-scan plan` measures both.",
+        ),
+        "after-backward": (
+            f"{much} that recomputes made are alive behind the backward pass",
+            "No operator reads them any more, but something refers to them: a reference cycle, "
+            "which only the garbage collector breaks, a list or an attribute. In an autograd "
+            "function, save tensors with ctx.save_for_backward instead of ctx attributes.",
+        ),
+        "never-read": (
+            f"{much} are alive during the backward pass, which never reads them",
+            "A variable, a list or a policy that keeps results refers to them. Delete the "
+            "reference before the backward pass, or keep less: the memory is then free for the "
+            "recomputes and gradients. No operator runs more often for it.",
+        ),
+    }[one.kind]
+    called = "; a part is called" if one.kind == "between" else ", the largest made"
+    held = (f"held by {one.holder}",) if one.holder else ()
+    return rule.finding(
+        evidence,
+        title=title,
+        detail=detail,
+        evidence=(
+            f"{plural(one.tensors, 'tensor')}{called}{place(one.line)}",
+            *held,
+            f"the step's own tensors took at most {size(watched.peak_bytes)}, in the "
+            f"{watched.peak_in} pass",
+        ),
+    )
+
+
+def _work_rule(code: str, name: str, *kinds: WorkKind) -> Rule:
+    def check(evidence: RunEvidence) -> Answer:
+        """One finding for each place that asks for work of this kind."""
+        watched = _watched(evidence)
+        if isinstance(watched, NotApplicable):
+            return watched
+        if watched.hidden is not None and "repeated" not in kinds:
+            return NotApplicable(watched.hidden)
+        return [_work(rule, evidence, watched, one) for one in watched.work if one.kind in kinds]
+
+    rule = Rule(code, name, check_run=check, needs="nothing", severity="warning")
+    return rule
+
+
+def _work(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Work) -> Finding:
+    calls = plural(one.calls, "call") + f" of {one.module_class}"
+    what = calls if one.calls else plural(one.operators, "operator")
+    took = f"{ms(one.ms)}, {pct(100 * one.share)} of the step's operators"
+    title, detail = {
+        "repeated": (
+            f"{what}{place(one.line)} compute what the step has computed{place(one.same_as)}",
+            f"Weights and inputs are the same, so every bit of the results is. {_reuse(one)}",
+        ),
+        "repeated-rows": (
+            f"{what}{place(one.line)} run for {one.rows} of {one.of_rows} rows that the "
+            f"training forward computes, too{place(one.same_as)}",
+            "The rows and the weights are the same, nothing is drawn at random, and nothing is "
+            "updated. Where each row is computed on its own, as without batch statistics and "
+            "capacity limits, the results are the same. Use the training forward's result, "
+            "detached, in the place of this one.",
+        ),
+        "unread": (
+            f"Nothing reads what {what}{place(one.line)} compute",
+            "No operator and no part of the program reads the results, in this step or the next "
+            "one, and no gradient flows through them. Leave them out, or compute them in the "
+            "steps that use them.",
+        ),
+        "unread-gradient": (
+            f"{what} of the backward pass compute gradients that nothing reads",
+            "The gradients are computed for operators of the line below and dropped before an "
+            "optimizer or any other operator reads them. Set requires_grad_(False) on these "
+            "weights for this pass, or name the inputs that need a gradient: "
+            "backward(inputs=...). Other gradients stay the same.",
+        ),
+        "unread-recompute": (
+            f"{what} of reentrant recomputes have results that nothing reads",
+            "A reentrant checkpoint runs its whole function again, and the last operators' "
+            "results are not needed for the backward pass. With use_reentrant=False a recompute "
+            "stops where nothing more is needed; its hooks take time, so measure the step.",
+        ),
+    }[one.kind]
+    same = (f"the same as{place(one.same_as)}",) if one.same_as else ()
+    inside = f" in {one.module or one.module_class}" if one.module or one.module_class else ""
+    return rule.finding(
+        evidence,
+        title=title,
+        detail=detail,
+        evidence=(f"{plural(one.operators, 'operator')}{inside}{place(one.line)}", *same, took),
+        saving_ms=one.ms,
+        saving_pct=100 * one.share,
+    )
+
+
+def _reuse(one: Work) -> str:
+    """How to use the other result, and at which price."""
+    if one.needs == "detach":
+        return (
+            "Use the result of the forward with gradients, detached: it takes no memory more, and "
+            "the forward without gradients is not needed."
+        )
+    if one.needs == "retain-graph":
+        return (
+            "A backward pass has freed the first result's graph by then. To use it again takes one "
+            "backward pass of both losses together, or retain_graph=True, which keeps the graph's "
+            "memory longer."
+        )
+    return "Keep the first result in a variable and use it again."
+
+
+RS311 = _kept_rule("RS311", "between-checkpoints", "between")
+RS312 = _kept_rule("RS312", "alive-after-backward", "after-backward")
+RS313 = _kept_rule("RS313", "never-read", "never-read")
+RS321 = _work_rule("RS321", "repeated-work", "repeated", "repeated-rows")
+RS322 = _work_rule("RS322", "unread-work", "unread")
+RS323 = _work_rule("RS323", "unread-gradients", "unread-gradient")
+RS324 = _work_rule("RS324", "recompute-tail", "unread-recompute")

@@ -1,0 +1,39 @@
+"""Repeated and unused work of a training step, and memory that it keeps unused."""
+
+from __future__ import annotations
+
+from recompute_scan.result.uses import WatchedStep
+from recompute_scan.work.groups import waste_of
+from recompute_scan.work.ledger import Ledger
+from recompute_scan.work.storages import kept_of, peak_of
+from recompute_scan.work.watch import StepWatch
+
+__all__ = ["Ledger", "StepWatch", "watched_step"]
+
+
+def watched_step(watch: StepWatch) -> WatchedStep:
+    """The use of each operator in the first of the two watched steps.
+
+    Args:
+        watch: Ended, behind two steps.
+    """
+    if watch.untold is not None:
+        return WatchedStep(untold=watch.untold)
+    ledger = watch.ledger
+    if len(ledger.steps) < 2:
+        return WatchedStep(untold="The script ended before the watched step did.")
+    step = ledger.first_step
+    found = waste_of(ledger)
+    peak, moment = peak_of(ledger)
+    return WatchedStep(
+        operators=len(step),
+        ms=sum(one.ms for one in step),
+        recomputed_ms=sum(one.ms for one in step if one.phase == "recompute"),
+        work=found.work,
+        small_ms=found.small_ms,
+        library_ms=found.library_ms,
+        kept=kept_of(ledger),
+        peak_bytes=peak,
+        peak_in=step[moment].phase if step else "",
+        hidden=ledger.hidden,
+    )

@@ -1,0 +1,336 @@
+"""Operators of a step that it could do without: repeated and unread ones."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from recompute_scan.result.uses import Needs, Work, WorkKind
+from recompute_scan.work.ledger import Ledger, Line, ModuleCall, Operation
+
+# Less is not worth a change: of the step, in all, and for each operator.
+SHARE, LEAST_MS, LEAST_OPERATOR_MS = 0.01, 0.2, 0.02
+
+
+class Group(Struct, frozen=True):
+    """Operations that one change of the program would take out.
+
+    Attributes:
+        places: The operations.
+        calls: The module calls that they make up.
+        line: Where the program asks for them.
+    """
+
+    places: tuple[int, ...]
+    calls: tuple[ModuleCall, ...]
+    line: Line | None
+
+
+class Found(Struct, frozen=True):
+    """The waste of one step: groups above the floor, and the time of the others."""
+
+    work: tuple[Work, ...]
+    small_ms: float
+    library_ms: float
+
+
+def waste_of(ledger: Ledger) -> Found:
+    """The operators of the first step that it could do without, most time first."""
+    total = sum(one.ms for one in ledger.first_step) or 1.0
+    repeated = _repeated(ledger, total)
+    covered = {place for group, _ in repeated for place in group.places}
+    rows = _repeated_rows(ledger, total, covered)
+    unread, tails_ms = _unread(ledger, total, covered)
+    found = [*repeated, *rows, *unread]
+    listed, small, library = [], tails_ms, 0.0
+    for group, work in found:
+        if work.share < SHARE or work.ms < max(LEAST_MS, LEAST_OPERATOR_MS * work.operators):
+            small += work.ms
+        elif group.line is None or ledger.is_installed(group.line[0]):
+            library += work.ms
+        else:
+            listed.append(work)
+    listed.sort(key=lambda work: -work.ms)
+    return Found(tuple(listed), small, library)
+
+
+# Repeated
+
+
+def _repeated(ledger: Ledger, total: float) -> list[tuple[Group, Work]]:
+    """The operators that compute once more what the step has computed.
+
+    Of those with one result the first stays that a backward pass goes through, else the first.
+    """
+    operations = ledger.operations
+    alike: dict[int, list[int]] = {}
+    for place, one in enumerate(ledger.first_step):
+        if one.repeats is not None:
+            alike.setdefault(one.repeats, [one.repeats]).append(place)
+    stays: dict[int, int] = {}
+    for first, places in alike.items():
+        trained = (place for place in places if ledger.is_trained(operations[place]))
+        kept = next(trained, first)
+        stays.update((place, kept) for place in places if place != kept)
+    evaluated, behind = ledger.evaluated, _backward_ms(ledger)
+    found = []
+    for group in _groups(ledger, stays.keys()):
+        nodes = {operations[place].node for place in group.places} & evaluated
+        place = group.places[0]
+        work = _work("repeated", ledger, group, total, more_ms=sum(behind[one] for one in nodes))
+        same_as = ledger.site(_asked(ledger, stays[place], group))
+        needs = _needs(ledger, place, stays[place])
+        found.append((group, replace(work, same_as=same_as, needs=needs)))
+    return found
+
+
+def _needs(ledger: Ledger, place: int, kept: int) -> Needs:
+    """How the result of one operation can take the place of another's."""
+    trained = ledger.is_trained(ledger.operations[kept])
+    if not ledger.is_trained(ledger.operations[place]):
+        return "detach" if trained else ""
+    node = ledger.operations[kept].node
+    freed = any(kept < run.first <= place and node in run.nodes for run in ledger.passes)
+    return "retain-graph" if freed else ""
+
+
+def _asked(ledger: Ledger, place: int, group: Group) -> Line | None:
+    """Where the program asks for an operation, as far out as for the group that repeats it."""
+    operation = ledger.operations[place]
+    if group.calls:
+        wanted = group.calls[0].class_name
+        for call in ledger.calls_around(operation):
+            if call.class_name == wanted:
+                return _line_of(ledger, call)
+    return operation.line
+
+
+def _repeated_rows(
+    ledger: Ledger, total: float, covered: Collection[int]
+) -> list[tuple[Group, Work]]:
+    """Forwards without gradients that share rows with a forward with gradients.
+
+    Only where each row is computed from itself: nothing is drawn, and nothing outside is written.
+    """
+    end = ledger.first_step_ends
+    calls = [call for call in ledger.calls if call.rows and call.first < end]
+    trained = [call for call in calls if call.trained]
+    found = []
+    for call in calls:
+        places = range(call.first, call.last)
+        inside = [ledger.operations[place] for place in places]
+        if call in trained or any(place in covered for place in places):
+            continue
+        if any(one.draws or any(m.outside for m in one.writes) for one in inside):
+            continue
+        others = [
+            one
+            for one in trained
+            if (one.module, one.weights) == (call.module, call.weights)
+            # Equal rows may be a coincidence, as behind an adapter that begins at zero.
+            and not call.sources.isdisjoint(one.sources)
+        ]
+        have: Counter[int] = Counter()
+        for other in others:
+            have.update(other.rows)
+        both = sum((Counter(call.rows) & have).values())
+        if not both:
+            continue
+        group = Group(
+            tuple(place for place in places if ledger.operations[place].counts),
+            (call,),
+            _line_of(ledger, call),
+        )
+        work = _work("repeated-rows", ledger, group, total, part=both / len(call.rows))
+        same_as = ledger.site(_line_of(ledger, others[0]))
+        rows = {"rows": both, "of_rows": len(call.rows)}
+        found.append((group, replace(work, same_as=same_as, needs="detach", **rows)))
+    return found
+
+
+# Unread
+
+
+def _unread(
+    ledger: Ledger, total: float, covered: Collection[int]
+) -> tuple[list[tuple[Group, Work]], float]:
+    """Operators with unread results, and the time of those that must stay.
+
+    A recompute that stops early can leave nothing out: its unread results come before others that
+    are read.
+    """
+    if ledger.hidden is not None:
+        return [], 0.0
+    live = _live(ledger)
+    dead = [
+        place
+        for place, one in enumerate(ledger.first_step)
+        if place not in live and one.counts and not one.writes and not one.draws
+    ]
+    dead = [place for place in dead if place not in covered]
+    of_phase: dict[str, list[int]] = defaultdict(list)
+    for place in dead:
+        one = ledger.operations[place]
+        early = one.phase == "recompute" and not one.in_function
+        of_phase["tail" if early else one.phase].append(place)
+    tails_ms = sum(ledger.operations[place].ms for place in of_phase["tail"])
+    found = [
+        (group, _work("unread", ledger, group, total))
+        for group in _groups(ledger, of_phase["forward"])
+    ]
+    found += [
+        (group, _work("unread-recompute", ledger, group, total))
+        for group in _by_line(ledger, of_phase["recompute"], lambda place: place)
+    ]
+    makers = _makers(ledger)
+    found += [
+        (group, _work("unread-gradient", ledger, group, total))
+        for group in _by_line(
+            ledger,
+            of_phase["backward"],
+            lambda place: makers.get(ledger.operations[place].behind, place),
+            own=True,
+        )
+    ]
+    return found, tails_ms
+
+
+def _live(ledger: Ledger) -> set[int]:
+    """Places of the operations that have an effect."""
+
+    def is_seen(one: Operation) -> bool:
+        kept = any(m.died is None or m.read_from_outside for m in (*one.makes, *one.writes))
+        # Its node passes the gradient on, whether or not anybody reads its result.
+        passes = one.phase == "forward" and (
+            one.node in ledger.evaluated or (one.in_function and ledger.is_trained(one))
+        )
+        return one.needed or kept or passes or not (one.makes or one.writes)
+
+    waiting = [place for place, one in enumerate(ledger.operations) if is_seen(one)]
+    live: set[int] = set()
+    while waiting:
+        place = waiting.pop()
+        if place in live:
+            continue
+        live.add(place)
+        for memory in ledger.operations[place].reads:
+            waiting += [one for one in memory.writers if one < place and one not in live]
+    return live
+
+
+def _makers(ledger: Ledger) -> dict[int, int]:
+    """The first forward operation of each node."""
+    found: dict[int, int] = {}
+    for place, one in enumerate(ledger.operations):
+        if one.node >= 0:
+            found.setdefault(one.node, place)
+    return found
+
+
+def _backward_ms(ledger: Ledger) -> defaultdict[int, float]:
+    """Time of the backward pass in the first step, by the node that it belongs to."""
+    found: defaultdict[int, float] = defaultdict(float)
+    for one in ledger.first_step:
+        if one.phase == "backward" and one.behind >= 0:
+            found[one.behind] += one.ms
+    return found
+
+
+# Groups
+
+
+def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
+    """Operations of the forward, put together to the largest module calls that they make up.
+
+    Calls of one class from one line are one group, and so are single operators of one line.
+    """
+    end = ledger.first_step_ends
+    chosen = set(chosen)
+    counted = [one.counts and not one.writes for one in ledger.first_step]
+    all_of = [0, *accumulate(counted)]
+    chosen_of = [0, *accumulate(place in chosen for place in range(end))]
+    taken: set[int] = set()
+    calls: dict[tuple[str, Line | None], list[ModuleCall]] = defaultdict(list)
+    updates = [any(m.outside for m in one.writes) for one in ledger.first_step]
+    updates_of = [0, *accumulate(updates)]
+    reach = 0
+    for call in ledger.calls:  # those around come before those inside
+        if call.first >= end or call.last > end or call.phase != "forward" or call.first < reach:
+            continue
+        inside = all_of[call.last] - all_of[call.first]
+        whole = inside and inside == chosen_of[call.last] - chosen_of[call.first]
+        # A call may run only to update something outside, such as running statistics.
+        updating = not call.trained and updates_of[call.last] > updates_of[call.first]
+        if whole and not updating:
+            calls[call.class_name, _line_of(ledger, call)].append(call)
+        if whole or updating:
+            taken.update(range(call.first, call.last))
+            reach = call.last
+    found = [
+        Group(
+            tuple(
+                place for call in same for place in range(call.first, call.last) if place in chosen
+            ),
+            tuple(same),
+            line,
+        )
+        for (_, line), same in calls.items()
+    ]
+    return found + _by_line(ledger, sorted(chosen - taken), lambda place: place)
+
+
+def _by_line(
+    ledger: Ledger, places: Iterable[int], forward_of: Callable[[int], int], *, own: bool = False
+) -> list[Group]:
+    """Single operations by the line of their forward operation, and its module's class.
+
+    Args:
+        ledger: The step.
+        places: The operations.
+        forward_of: Gives the place of an operation's forward operation.
+        own: Whether to take the program's line that calls a package, for the package's.
+    """
+    found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
+    for place in places:
+        one = ledger.operations[forward_of(place)]
+        around = ledger.calls[one.call].class_name if one.call is not None else ""
+        line = ledger.own_line(one.line, one.call) if own else one.line
+        found[line, "" if own else around].append(place)
+    return [Group(tuple(same), (), line) for (line, _), same in found.items()]
+
+
+def _line_of(ledger: Ledger, call: ModuleCall) -> Line | None:
+    """Where a module is called: the program's line, where the call is a package's."""
+    return ledger.own_line(call.line, call.parent)
+
+
+def _work(
+    kind: WorkKind,
+    ledger: Ledger,
+    group: Group,
+    total: float,
+    *,
+    more_ms: float = 0.0,
+    part: float = 1.0,
+) -> Work:
+    took = part * sum(ledger.operations[place].ms for place in group.places) + more_ms
+    call = group.calls[0] if group.calls else _call_of(ledger, group.places)
+    return Work(
+        kind=kind,
+        operators=len(group.places),
+        ms=took,
+        share=took / total,
+        line=ledger.site(group.line),
+        module=call.name if call is not None else "",
+        module_class=call.class_name if call is not None else "",
+        calls=len(group.calls),
+    )
+
+
+def _call_of(ledger: Ledger, places: Sequence[int]) -> ModuleCall | None:
+    one = ledger.operations[places[0]]
+    return ledger.calls[one.call] if one.call is not None else None

@@ -1,0 +1,230 @@
+"""A training step, operator by operator, without its tensors.
+
+Values have numbers. Two results have the same number where the same operator got the same
+arguments: storages with the same number at the same place, equal sizes, equal constants. A number
+therefore proves equal bits without a look at any element.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from msgspec import Struct, field
+
+Phase = Literal["forward", "recompute", "backward"]
+# A file and a line in it.
+Line = tuple[str, int]
+
+
+class Memory(Struct, eq=False):
+    """One storage, from its first sight to its end.
+
+    Attributes:
+        number: Number of the value that it holds.
+        sources: Numbers of the values that its elements were copied from, without a change.
+        bytes: Its size.
+        born: Place of the operation that made it, or that used it first.
+        outside: Whether it was there before the watched steps.
+        made_in: Phase in which it was made.
+        call: Index of the innermost module call in which it was made.
+        line: Line that made it; ``None`` where it came from outside.
+        died: Place of the first operation behind its end; ``None`` while it lives.
+        last_read: Place of the last operation that read it, or ``born``.
+        read_in_backward: Whether a recompute or a backward pass read it.
+        read_from_outside: Whether the program may have read it without an operator.
+        writers: Places of the operations that wrote it.
+        unwritten: Whether it holds whatever was there before.
+        expected: The version counter that the known writes explain.
+        reference: A weak reference to the storage; its callback notes the end.
+    """
+
+    number: int
+    bytes: int
+    born: int
+    outside: bool
+    made_in: Phase
+    sources: frozenset[int]
+    expected: int = 0
+    call: int | None = None
+    line: Line | None = None
+    died: int | None = None
+    last_read: int = 0
+    read_in_backward: bool = False
+    read_from_outside: bool = False
+    writers: list[int] = field(default_factory=list)
+    unwritten: bool = False
+    reference: object = None
+
+
+class Operation(Struct, eq=False):
+    """One call of an operator that computes, writes or communicates.
+
+    Attributes:
+        name: The operator without its overload, such as ``aten.addmm``.
+        step: The watched step that it belongs to, from 0.
+        phase: Where it ran.
+        call: Index of the innermost module call around it; ``None`` outside of modules.
+        line: The innermost line outside of torch; ``None`` in a backward pass.
+        ms: Time that the operator took, without our own.
+        number: Number of its result.
+        reads: The memory that its result depends on.
+        makes: The memory that it made.
+        writes: The memory that it wrote, which existed before.
+        node: Number of its autograd node; -1 where there is none.
+        behind: Number of the autograd node that ran it; -1 outside of a backward pass.
+        in_function: Whether it ran in an autograd function written in Python.
+        repeats: Place of the operation with the same result before it in the step.
+        draws: Whether it drew random numbers.
+        counts: Whether its time is worth saving: it derives data from data.
+        needed: Whether something outside of the watched operators sees what it does.
+    """
+
+    name: str
+    step: int
+    phase: Phase
+    call: int | None
+    line: Line | None = None
+    ms: float = 0.0
+    number: int = 0
+    reads: tuple[Memory, ...] = ()
+    makes: tuple[Memory, ...] = ()
+    writes: tuple[Memory, ...] = ()
+    node: int = -1
+    behind: int = -1
+    in_function: bool = False
+    repeats: int | None = None
+    draws: bool = False
+    counts: bool = False
+    needed: bool = False
+
+
+class ModuleCall(Struct, eq=False):
+    """One call of a module.
+
+    Attributes:
+        name: The module's name in its model; empty where unknown.
+        class_name: Its class.
+        module: Identity of the module.
+        parent: Index of the call around it.
+        phase: Where it ran.
+        line: The innermost line outside of torch that made the call.
+        first, last: Places of its operations, as a range.
+        trained: Whether its result needs a gradient.
+        rows: One number for each row of its first input; of outermost calls in the forward only.
+        sources: Numbers of the values that the rows were copied from.
+        weights: Identity and version of all its weights, as one number, of the same calls.
+        thread: The thread that it ran in.
+    """
+
+    module: int
+    name: str
+    class_name: str
+    parent: int | None
+    phase: Phase
+    line: Line | None
+    first: int
+    last: int
+    thread: int
+    trained: bool = False
+    rows: tuple[int, ...] = ()
+    sources: frozenset[int] = frozenset()
+    weights: int = 0
+
+
+class BackwardPass(Struct, eq=False):
+    """One pass of autograd's engine.
+
+    Attributes:
+        first, last: Places of its operations, as a range.
+        nodes: Numbers of the nodes in its graph.
+        nested: Whether it ran inside another pass.
+    """
+
+    first: int
+    last: int
+    nodes: frozenset[int]
+    nested: bool
+
+
+class Ledger:
+    """Two steps: all that happened in the first, and what the second read of it.
+
+    Attributes:
+        operations: All operations, in order.
+        memories: All memory that they touched.
+        calls: All module calls, in the order in which they began.
+        passes: All backward passes, in the order in which they began.
+        steps: Place of the first operation of each step.
+        holders: What kept recomputed memory alive at the end of a backward pass: a description,
+            the line of its function, the bytes.
+        hidden: Why unread results cannot be found; ``None`` where they can.
+        site_of: Names a line for people.
+        is_installed: Whether a file belongs to an installed package.
+    """
+
+    def __init__(
+        self, site_of: Callable[[str, int], str], is_installed: Callable[[str], bool]
+    ) -> None:
+        self.site_of = site_of
+        self.is_installed = is_installed
+        self.operations: list[Operation] = []
+        self.memories: list[Memory] = []
+        self.calls: list[ModuleCall] = []
+        self.passes: list[BackwardPass] = []
+        self.steps: list[int] = [0]
+        self.holders: dict[tuple[str, Line | None], int] = {}
+        self.hidden: str | None = None
+
+    @property
+    def first_step(self) -> Sequence[Operation]:
+        """The operations of the first step."""
+        return self.operations[: self.first_step_ends]
+
+    @property
+    def first_step_ends(self) -> int:
+        """Place of the first operation that does not belong to the first step."""
+        return self.steps[1] if len(self.steps) > 1 else len(self.operations)
+
+    def site(self, line: Line | None) -> str:
+        """A line for people; empty where there is none."""
+        return self.site_of(*line) if line is not None else ""
+
+    def own_line(self, line: Line | None, index: int | None) -> Line | None:
+        """The line, or else that of the nearest module call, that is in no installed package.
+
+        Args:
+            line: A line inside a module call.
+            index: That call.
+        """
+        for call in self.calls_from(index):
+            if line is not None and not self.is_installed(line[0]):
+                break
+            line = call.line
+        return line
+
+    def calls_around(self, operation: Operation) -> Iterator[ModuleCall]:
+        """The module calls around an operation, outward."""
+        return self.calls_from(operation.call)
+
+    def calls_from(self, index: int | None) -> Iterator[ModuleCall]:
+        """A module call and those around it, outward."""
+        while index is not None:
+            call = self.calls[index]
+            yield call
+            index = call.parent
+
+    def is_trained(self, operation: Operation) -> bool:
+        """Whether gradients flow through what it is part of.
+
+        In an autograd function autograd is off, and so it is in all that the function calls.
+        """
+        return operation.node in self.evaluated or any(
+            call.trained for call in self.calls_around(operation)
+        )
+
+    @functools.cached_property
+    def evaluated(self) -> frozenset[int]:
+        """Numbers of the nodes in the graphs of all backward passes; of an ended ledger."""
+        return frozenset(node for one in self.passes for node in one.nodes if node >= 0)

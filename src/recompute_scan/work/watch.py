@@ -1,0 +1,698 @@
+"""Fills a ledger while two steps of a training run.
+
+A dispatch mode sees each operator, module hooks see the calls around it, and a replaced function
+sees autograd's engine begin. Each operator is called once, with the arguments that it would get
+without the mode. No tensor is kept and no element read, but for the rows of a model's input, which
+are summed up where they lie. An exception of ours ends the watching and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from msgspec import Struct
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recompute_scan.fidelity.operators import OperatorKind, kind_of, tensors
+from recompute_scan.fidelity.state import Drawn, weights
+from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_so_far
+from recompute_scan.fidelity.tensors import is_plain, plain_parts, unseen
+from recompute_scan.work.ledger import (
+    BackwardPass,
+    Ledger,
+    Line,
+    Memory,
+    ModuleCall,
+    Operation,
+    Phase,
+)
+
+# The name and the class of a module.
+NameOf = Callable[[nn.Module], tuple[str, str]]
+# Puts one function around another: what :meth:`recompute_scan.record.isolation.Guard.around` does.
+Around = Callable[..., Callable[..., Any]]
+# How many frames are searched for a line outside of torch.
+_DEEPEST = 80
+# Rows of more elements together are not summed up.
+_MOST_ELEMENTS = 1 << 22
+_MOST_ROWS = 4096
+# Less than this is not searched for who holds it.
+_HELD_BYTES = 1 << 20
+_TORCH, _OURS = (
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
+# Parts of torch that work by themselves.
+_CLOSED = tuple(
+    os.path.join(_TORCH, *part, "")  # noqa: PTH118 - with a separator at its end
+    for part in (("optim",), ("distributed",), ("nn", "parallel"), ("amp",))
+)
+_COMMUNICATION = ("c10d.", "_c10d_functional.", "c10d_functional.", "fsdp.")
+# The results of these are known to the program, or their sizes are.
+_KNOWN_TO_HOST = ("aten._local_scalar_dense", "aten.equal")
+# These write running statistics, their fourth and fifth arguments; their schemas do not say so.
+_UPDATING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
+# These copy elements, of so many of their arguments' memories.
+_COPYING = {"aten.cat": 1 << 10, "aten.stack": 1 << 10} | dict.fromkeys(
+    ("aten.index", "aten.index_select", "aten.clone", "aten._to_copy", "aten.repeat"), 1
+)
+# By these methods a program reads elements without an operator.
+_READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
+_storage_of = torch._C.TensorBase.untyped_storage
+
+
+class Patching(Protocol):
+    """Replaces attributes and puts them back."""
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until :meth:`undo`."""
+
+    def undo(self) -> None:
+        """Put everything back."""
+
+
+class _End(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that knows what it refers to when that is gone."""
+
+    __slots__ = ("memory",)
+    memory: Memory
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str) -> bool:
+    return file.startswith((_TORCH, _OURS, "<frozen"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_closed(file: str) -> bool:
+    return file.startswith(_CLOSED)
+
+
+def line_outside_torch(frame: FrameType | None, *, by_itself: bool = True) -> Line | None:
+    """The innermost line that is neither torch's nor ours.
+
+    Args:
+        frame: Where to begin.
+        by_itself: Whether to give ``None`` for what torch does by itself, as in an optimizer: no
+            line of the program can change it.
+    """
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return None
+        file = frame.f_code.co_filename
+        if not _is_library(file):
+            return file, frame.f_lineno
+        if by_itself and _is_closed(file):
+            return None
+        frame = frame.f_back
+    return None
+
+
+class StepWatch:
+    """Watches two steps.
+
+    Attributes:
+        ledger: What was seen.
+        untold: Why nothing could be seen; ``None`` where it could.
+    """
+
+    def __init__(
+        self, ledger: Ledger, name_of: NameOf, around: Around, patches: Patching, *, cuda: bool
+    ) -> None:
+        self.ledger = ledger
+        self.untold: str | None = None
+        self._name_of = name_of
+        self._around = around
+        self._patches = patches
+        self._mode = _Mode(self)
+        self._handles: list[Any] = []
+        self._memories: dict[int, Memory] = {}
+        self._ended: list[_End] = []
+        self._numbers: dict[object, int] = {}
+        self._number = 0
+        self._first: dict[tuple[bool, int], int] = {}
+        self._stacks: dict[int, list[int]] = {}
+        self._open: list[BackwardPass] = []
+        self._keeps_graph = False
+        self._timed: list[tuple[Operation, Any, Any]] = []
+        self._cuda = cuda
+        self._installed = False
+        self.on = False
+        # Whether autograd was on where what is noted now was called.
+        self.grad_mode = True
+
+    # The steps
+
+    def begin(self) -> bool:
+        """The first step begins; ``False`` where this version of torch cannot be watched."""
+        if torch._C._len_torch_dispatch_stack():
+            self.untold = "The script runs its steps below another dispatch mode."
+        elif not _ends_are_seen() or not hasattr(torch.autograd, "_engine_run_backward"):
+            self.untold = f"torch {torch.__version__} does not show when memory is given back."
+        if self.untold is not None:
+            return False
+        module = nn.modules.module
+        before = self._around(_nothing, lambda call, *args: self._enter(*args), named=False)
+        after = self._around(_nothing, lambda call, *args: self._leave(*args), named=False)
+        self._handles = [
+            module.register_module_forward_pre_hook(before),
+            module.register_module_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+        for owner in (torch.autograd, torch.autograd.graph):
+            original = owner._engine_run_backward
+            self._patches.replace(
+                owner, "_engine_run_backward", self._around(original, self._differentiate)
+            )
+        for name in _READING:
+            if (original := getattr(torch.Tensor, name, None)) is not None:
+                around = self._around(original, self._read_from_outside)
+                self._patches.replace(torch.Tensor, name, around)
+        self.on = self._installed = True
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return True
+
+    def next_step(self) -> bool:
+        """A step has ended; ``True`` when it was the second one."""
+        if len(self.ledger.steps) > 1:
+            return True
+        self._drain()
+        self.ledger.steps.append(len(self.ledger.operations))
+        self._numbers.clear()
+        self._first.clear()
+        return False
+
+    def end(self) -> None:
+        """The second step has ended, or the script has: nothing is watched any more."""
+        if not self._installed:
+            return
+        self.on = self._installed = False
+        stack = torch._C._len_torch_dispatch_stack()
+        if stack and torch._C._get_dispatch_stack_at(stack - 1) is self._mode:
+            self._mode.__exit__(None, None, None)
+        for handle in self._handles:
+            handle.remove()
+        self._patches.undo()
+        self._drain()
+        if self._timed:
+            torch.cuda.synchronize()
+            for operation, begun, done in self._timed:
+                operation.ms = begun.elapsed_time(done)
+        for memory in self.ledger.memories:
+            memory.reference = None
+        self._memories.clear()
+
+    def fail(self, error: Exception) -> None:
+        """Looking has failed: what was seen is worth nothing."""
+        self.untold = f"A step could not be watched ({type(error).__name__}: {error})."
+        self.on = False
+
+    # Operators
+
+    def before(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> _Given | None:
+        """The input of a call, as it is now; ``None`` of a view, which computes nothing."""
+        kind = kind_of(func)
+        if not (kind.computes or kind.writes or kind.leaves_open or _communicates(kind)):
+            return None
+        self._drain()
+        given = tensors((*args, *named.values()) if named else args)
+        key: list[object] = [func]
+        memories: list[Memory] = []
+        for one in (args, tuple(named.items())) if named else (args,):
+            self._add(key, one, kind, memories)
+        written = tensors([args[place] for place in kind.written if place < len(args)])
+        written += tensors((named["out"],)) if "out" in named else []
+        if kind.name in _UPDATING:
+            written += tensors(args[3:5])
+        elif _communicates(kind):  # their schemas do not say what they write
+            written = given
+        drawn = Drawn(given, named) if kind.may_draw and not kind.foreign else None
+        begun: Any = None
+        if self._cuda:
+            begun = _moment()
+        return _Given(kind, given, tuple(key), memories, self._all(written), drawn, begun)
+
+    def note(self, given: _Given, result: Any, took_s: float) -> None:
+        """A call has returned."""
+        kind, ledger = given.kind, self.ledger
+        results = self._results(result, given)
+        if results is None:  # a view that its schema does not say to be one
+            return
+        phase = self._phase()
+        place = len(ledger.operations)
+        stack = self._stacks.get(threading.get_ident())
+        operation = Operation(kind.name, len(ledger.steps) - 1, phase, stack[-1] if stack else None)
+        operation.ms = took_s * 1000
+        if self._cuda:
+            self._timed.append((operation, given.begun, _moment()))
+        self._place(operation, given)
+        operation.draws = (
+            kind.foreign
+            or _communicates(kind)
+            or (given.drawn is not None and given.drawn.outcome() is not None)
+        )
+        operation.number = self._fresh() if operation.draws else self._number_of(given.key)
+        operation.needed = kind.name in _KNOWN_TO_HOST or _communicates(kind)
+        self._read(operation, given, place)
+        for index, memory in enumerate(given.written):
+            memory.number = self._number_of((operation.number, "writes", index))
+            memory.sources = frozenset((memory.number,))
+            memory.expected += 1
+            memory.writers.append(place)
+            memory.unwritten = False
+        operation.writes = tuple(given.written)
+        operation.makes = tuple(self._made(operation, given, results, place))
+        operation.counts = (
+            kind.computes and kind.derives and bool(given.memories) and not operation.needed
+        )
+        if operation.counts and not operation.writes and not operation.draws:
+            first = self._first.setdefault((phase == "recompute", operation.number), place)
+            if first != place and phase == "forward":
+                operation.repeats = first
+        ledger.operations.append(operation)
+
+    def _place(self, operation: Operation, given: _Given) -> None:
+        """Where in the program and in autograd's graph an operation runs."""
+        if operation.phase != "forward":
+            node = torch._C._current_autograd_node()
+            operation.behind = node._sequence_nr() if node is not None else -1
+            operation.in_function = isinstance(node, torch.autograd.function.BackwardCFunction)
+        if operation.phase == "backward":
+            return
+        operation.line = line_outside_torch(sys._getframe(1))
+        if self.grad_mode:
+            if any(one.requires_grad for one in given.tensors):
+                operation.node = nodes_so_far() - 1
+        elif operation.phase == "forward" and in_own_function():
+            operation.in_function = True
+            operation.node = nodes_so_far() - 1  # most often of that function
+
+    def _read(self, operation: Operation, given: _Given, place: int) -> None:
+        kind = given.kind
+        if not kind.derives:
+            return
+        whole = given.written if kind.overwrites else ()
+        reads = [one for one in given.memories if one not in whole or one.bytes > given.first_bytes]
+        for memory in reads:
+            memory.last_read = place
+            if memory.unwritten and not (kind.writes or _communicates(kind)):
+                self.ledger.hidden = (
+                    f"{kind.name} reads memory that no operator has written: a kernel outside of "
+                    "torch's dispatcher is at work."
+                )
+            if operation.phase != "forward":
+                memory.read_in_backward = True
+        operation.reads = tuple(reads)
+
+    def _made(
+        self, operation: Operation, given: _Given, results: Sequence[torch.Tensor], place: int
+    ) -> list[Memory]:
+        kind, made = given.kind, list[Memory]()
+        for index, tensor in enumerate(results):
+            memory = self._memory(tensor, new=True)
+            if memory is None or memory in operation.writes or memory.born < place:
+                continue
+            open_ = kind.leaves_open or operation.draws
+            memory.number = (
+                self._fresh() if open_ else self._number_of((operation.number, "makes", index))
+            )
+            copied = kind.name in _COPYING and given.memories
+            memory.sources = (
+                frozenset().union(*(one.sources for one in given.memories[: _COPYING[kind.name]]))
+                if copied
+                else frozenset((memory.number,))
+            )
+            memory.line, memory.call = operation.line, operation.call
+            memory.unwritten = kind.leaves_open
+            if not kind.leaves_open:
+                memory.writers.append(place)
+            made.append(memory)
+        return made
+
+    def _results(self, result: Any, given: _Given) -> list[torch.Tensor] | None:
+        found = [result] if isinstance(result, torch.Tensor) else tensors((result,))
+        if found and not given.written and not given.kind.leaves_open:
+            there = {id(one) for one in given.memories}
+            memories = [self._known(one) for one in found]
+            if all(one is not None and id(one) in there for one in memories):
+                return None
+        return found
+
+    # Values and memory
+
+    def _add(
+        self, key: list[object], value: Any, kind: OperatorKind, memories: list[Memory]
+    ) -> None:
+        """An argument of a call, as part of the number of its result."""
+        if isinstance(value, torch.Tensor):
+            parts = [value] if is_plain(value) else plain_parts(value)
+            if value.layout != torch.strided:
+                parts = plain_parts(value)
+            if parts is None:
+                key.append(self._fresh())
+                return
+            for part in parts:
+                memory = self._memory(part)
+                if kind.derives and memory is not None:
+                    key.append(memory.number)
+                    memories.append(memory)
+                elif kind.derives and part.numel():
+                    key.append(self._fresh())
+                key += [part.shape, part.stride(), part.dtype, part.device]
+                key += [part.storage_offset(), part.is_conj(), part.is_neg()]
+        elif isinstance(value, (list, tuple)):
+            key.append((type(value), len(value)))
+            for one in value:
+                self._add(key, one, kind, memories)
+        elif isinstance(value, torch.Generator):
+            key.append(self._fresh())
+        else:
+            try:
+                hash(value)
+            except TypeError:
+                value = self._fresh()
+            key += [type(value), value]
+
+    def _all(self, given: Sequence[torch.Tensor]) -> list[Memory]:
+        found = (self._memory(part) for one in given for part in plain_parts(one) or ())
+        return [one for one in found if one is not None]
+
+    def _known(self, tensor: torch.Tensor) -> Memory | None:
+        parts = [tensor] if is_plain(tensor) else plain_parts(tensor)
+        if not parts or parts[0].layout != torch.strided:
+            return None
+        memory = self._memories.get(_storage_of(parts[0])._cdata)
+        return memory if memory is not None and memory.died is None else None
+
+    def _memory(self, tensor: torch.Tensor, *, new: bool = False) -> Memory | None:
+        """The memory of a plain tensor; ``None`` where it has none."""
+        if not is_plain(tensor):
+            parts = plain_parts(tensor)
+            if not parts:
+                return None
+            tensor = parts[0]
+        if tensor.layout != torch.strided:
+            return None
+        try:
+            storage = _storage_of(tensor)
+            if not storage.data_ptr():
+                return None
+        except (RuntimeError, NotImplementedError):
+            return None
+        key = storage._cdata
+        memory = self._memories.get(key)
+        version = 0 if tensor.is_inference() else tensor._version
+        if memory is not None and memory.died is None:
+            hidden = version > memory.expected or memory.read_from_outside
+            if hidden and not new:  # written by what no dispatch shows, or perhaps so
+                memory.number = self._fresh()
+                memory.unwritten = False
+                memory.expected = max(version, memory.expected)
+            return memory
+        number, place = self._fresh(), len(self.ledger.operations)
+        memory = Memory(
+            number, storage.nbytes(), place, not new, self._phase(), frozenset((number,)), version
+        )
+        memory.last_read = place
+        reference = _End(storage, self._ended.append)
+        reference.memory = memory
+        memory.reference = reference
+        self._memories[key] = memory
+        self.ledger.memories.append(memory)
+        return memory
+
+    def _drain(self) -> None:
+        """Note the deaths since the last operation."""
+        while self._ended:
+            memory = self._ended.pop().memory
+            memory.died = len(self.ledger.operations)
+            memory.reference = None
+
+    def _fresh(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _number_of(self, key: object) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._fresh()
+        return number
+
+    # Around operators
+
+    def _phase(self) -> Phase:
+        """Where the program is: in a backward pass a module that is called runs again, and so does
+        what runs with autograd on, unless the pass itself is to be differentiated.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            return "forward"
+        if self._stacks.get(threading.get_ident()):
+            return "recompute"
+        if self._keeps_graph:
+            return "backward"
+        return "recompute" if self.grad_mode or in_own_function() else "backward"
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if not self.on:
+            return
+        self.grad_mode = torch.is_grad_enabled()
+        calls, thread = self.ledger.calls, threading.get_ident()
+        stack = self._stacks.setdefault(thread, [])
+        name, class_name = self._name_of(module)
+        place = len(self.ledger.operations)
+        call = ModuleCall(
+            id(module),
+            name,
+            class_name,
+            stack[-1] if stack else None,
+            self._phase(),
+            line_outside_torch(sys._getframe(1), by_itself=False),
+            place,
+            place,
+            thread,
+        )
+        stack.append(len(calls))
+        calls.append(call)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if not self.on:
+            return
+        named = rest[0] if len(rest) > 1 else {}  # of a call that has failed there are no others
+        stack = self._stacks.get(threading.get_ident(), [])
+        while stack:
+            call = self.ledger.calls[stack.pop()]
+            call.last = len(self.ledger.operations)
+            if call.module == id(module):
+                results = tensors(rest[-1:])
+                call.trained = any(one.requires_grad for one in results)
+                if call.parent is None and call.phase == "forward" and len(self.ledger.steps) == 1:
+                    unseen(self._see_rows, call, module, (*args, *named.values()))
+                return
+
+    def _see_rows(self, call: ModuleCall, module: nn.Module, given: tuple[Any, ...]) -> None:
+        for one in tensors(given):
+            if one.dim() > 1 and is_plain(one) and one.layout == torch.strided:
+                memory = self._memory(one)
+                call.sources = memory.sources if memory is not None else call.sources
+                call.rows = row_numbers(one)
+                break
+        held = weights(module)
+        call.weights = hash(tuple((_storage_of(p)._cdata, p._version) for p in held if is_plain(p)))
+
+    def _differentiate(self, call: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.on:
+            return call(roots, *args, **kwargs)
+        nested = torch._C._current_graph_task_id() != -1
+        place = len(self.ledger.operations)
+        here = BackwardPass(place, place, nodes_below(roots), nested)
+        self.ledger.passes.append(here)
+        keeps_graph, self._keeps_graph = self._keeps_graph, bool(args[2:3] and args[2])
+        stacks, self._stacks = self._stacks, {}
+        try:
+            return call(roots, *args, **kwargs)
+        finally:
+            self._keeps_graph, self._stacks = keeps_graph, stacks
+            here.last = len(self.ledger.operations)
+            if not nested:
+                self._see_holders(here)
+
+    def _see_holders(self, here: BackwardPass) -> None:
+        """Which autograd functions keep recomputed memory behind the pass that recomputed it."""
+        self._drain()
+        alive = {
+            key: memory
+            for key, memory in self._memories.items()
+            if memory.died is None and memory.made_in == "recompute" and memory.born >= here.first
+        }
+        if sum(one.bytes for one in alive.values()) < _HELD_BYTES:
+            return
+        for one in gc.get_objects():
+            # By type: to ask some objects for their class warns.
+            if issubclass(type(one), torch.autograd.function.BackwardCFunction):
+                for name, value in list(vars(one).items()):
+                    if type(value) is torch.Tensor:
+                        memory = alive.get(_storage_of(value)._cdata)
+                        if memory is not None:
+                            self._hold(one, name, memory)
+
+    def _hold(self, context: Any, name: str, memory: Memory) -> None:
+        function = getattr(type(context), "_forward_cls", type(context))
+        code = getattr(getattr(function, "forward", None), "__code__", None)
+        line = (code.co_filename, code.co_firstlineno) if code is not None else None
+        key = f"{function.__name__}'s ctx.{name}", line
+        self.ledger.holders[key] = self.ledger.holders.get(key, 0) + memory.bytes
+
+    def _read_from_outside(self, call: Any, tensor: torch.Tensor, *args: Any, **kw: Any) -> Any:
+        if self.on and type(tensor) is torch.Tensor and tensor.layout == torch.strided:
+            memory = self._memories.get(_storage_of(tensor)._cdata)
+            if memory is not None:
+                memory.read_from_outside = True
+                memory.last_read = len(self.ledger.operations)
+        return call(tensor, *args, **kw)
+
+
+class _Given(Struct, eq=False):
+    """The input of one call: kind, tensors, number, memory, and the moment at which it begins."""
+
+    kind: OperatorKind
+    tensors: list[torch.Tensor]
+    key: tuple[object, ...]
+    memories: list[Memory]
+    written: list[Memory]
+    drawn: Drawn | None
+    begun: Any
+
+    @property
+    def first_bytes(self) -> int:
+        """Size of the first tensor."""
+        first = self.tensors[0] if self.tensors else None
+        return first.numel() * first.element_size() if first is not None else 0
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each operator of the thread that entered it, and of the backward passes it begins."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Code is compiled as without this mode."""
+        return True
+
+    def __init__(self, watch: StepWatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named, watch = kwargs or {}, self._watch
+        if not watch.on:
+            return func(*args, **named)
+        alone = not types and not function_modes()
+        grad_mode = watch.grad_mode = torch.is_grad_enabled()
+        given = None
+        try:
+            given = (
+                watch.before(func, args, named)
+                if alone
+                else unseen(watch.before, func, args, named)
+            )
+        except Exception as error:
+            watch.fail(error)
+        begun = time.perf_counter()
+        result = func(*args, **named)
+        took = time.perf_counter() - begun
+        if given is not None and watch.on:
+            watch.grad_mode = grad_mode
+            try:
+                if alone:
+                    watch.note(given, result, took)
+                else:
+                    unseen(watch.note, given, result, took)
+            except Exception as error:
+                watch.fail(error)
+        return result
+
+
+def _moment() -> Any:
+    """A moment of the current stream, which the GPU notes when it comes to it."""
+    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _communicates(kind: OperatorKind) -> bool:
+    return kind.name.startswith(_COMMUNICATION)
+
+
+def _ends_are_seen() -> bool:
+    """Does a weak reference to a storage live as long as the storage?"""
+    ended: list[Any] = []
+    tensor = torch.empty(1)
+    reference = weakref.ref(_storage_of(tensor), ended.append)
+    view = tensor.view(1, 1)
+    del tensor
+    lived = reference() is not None and not ended
+    del view
+    return lived and len(ended) == 1
+
+
+def nodes_below(roots: Any) -> frozenset[int]:
+    """The numbers of all nodes that a pass from these roots may evaluate."""
+    roots = roots if isinstance(roots, (list, tuple)) else [roots]
+    waiting = [
+        one.grad_fn if isinstance(one, torch.Tensor) else getattr(one, "node", None)
+        for one in roots
+    ]
+    seen = set()
+    numbers = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        with suppress(AttributeError, RuntimeError):
+            numbers.add(node._sequence_nr())
+        waiting += [below for below, _ in node.next_functions]
+    return frozenset(numbers)
+
+
+def row_numbers(tensor: torch.Tensor) -> tuple[int, ...]:
+    """A number for each row of a tensor, equal where all bits are; none if there are too many.
+
+    The bits are summed up as whole numbers, with weights, so that no order of the sum matters.
+    """
+    rows = tensor.shape[0]
+    if not 0 < rows <= _MOST_ROWS or not 0 < tensor.numel() <= _MOST_ELEMENTS:
+        return ()
+    flat = tensor.detach().reshape(rows, -1).contiguous()
+    if flat.dtype == torch.bool:
+        flat = flat.view(torch.uint8)
+    elif flat.dtype.is_floating_point or flat.dtype.is_complex:
+        size = min(flat.element_size(), 8)
+        flat = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    places = torch.arange(flat.shape[1], device=flat.device, dtype=torch.int64)
+    mixed = (places * 2654435761 + 40503) | 1
+    sums = (flat.to(torch.int64) * mixed).sum(1)
+    squares = (flat.to(torch.int64) * (mixed ^ (places << 17))).sum(1)
+    return tuple(hash(pair) for pair in zip(sums.tolist(), squares.tolist(), strict=True))

@@ -1,0 +1,124 @@
+"""What is watched in small trainings whose waste is planted, or that have none."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from recompute_scan.record.isolation import Guard, Patches
+from recompute_scan.result.uses import WatchedStep
+from recompute_scan.work import Ledger, StepWatch, watched_step
+from tests.work import trainings
+from tests.work.trainings import ORDINARY, PLANTED, Step
+
+
+def watched(step: Step, *, before: int = 2) -> WatchedStep:
+    """What the third step of a training shows."""
+    for _ in range(before):
+        step()
+    guard = Guard()
+    ledger = Ledger(lambda file, line: f"{file}:{line}", lambda file: "site-packages" in file)
+    watch = StepWatch(
+        ledger, lambda one: ("", type(one).__name__), guard.around, Patches(), cuda=False
+    )
+    assert watch.begin()
+    step()
+    assert not watch.next_step()
+    step()
+    assert watch.next_step()
+    watch.end()
+    assert guard.failure is None
+    for one in ledger.operations:  # in place of its time, which another program can stretch
+        one.ms = sum(memory.bytes for memory in (*one.reads, *one.makes)) / 2**16
+    return watched_step(watch)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_planted_waste_is_found_with_its_line(name: str) -> None:
+    kind, make = PLANTED[name]
+    torch.manual_seed(0)
+    found = watched(make())
+    listed: list[Any] = [*found.work, *found.kept]
+    source = Path(trainings.__file__).read_text("utf-8").splitlines()
+    lines = {n for n, text in enumerate(source, 1) if text.endswith(f"# WASTE: {name}")}
+    others = {"old_log_probabilities_of_a_reentrant_model": {"unread-recompute"}}.get(name, set())
+    assert {one.kind for one in listed} - others == {kind}
+    if kind == "unread-gradient":  # by the forward lines of the judge's weights
+        lines = set(range(*_lines_of(trainings.Block))) | set(range(*_lines_of(trainings.Net)))
+    if kind == "after-backward":  # where the function that keeps it computes
+        lines = set(range(*_lines_of(trainings.Kept))) | set(range(*_lines_of(trainings.cycle)))
+    named = {int(one.line.rpartition(":")[2]) for one in listed if one.kind == kind}
+    assert not lines.isdisjoint(named)
+
+
+def _lines_of(thing: Any) -> tuple[int, int]:
+    lines, first = inspect.getsourcelines(thing)
+    return first, first + len(lines)
+
+
+@pytest.mark.parametrize("name", sorted(ORDINARY))
+def test_nothing_is_found_in_an_ordinary_training(name: str) -> None:
+    torch.manual_seed(0)
+    found = watched(ORDINARY[name]())
+    assert found.untold is None
+    assert (found.work, found.kept) == ((), ())
+
+
+def test_bytes_between_parts_are_exact() -> None:
+    torch.manual_seed(0)
+    found = watched(trainings.children_checkpointed())
+    # One result between two parts of each of four layers: 2048 x 128 numbers of four bytes.
+    assert [(one.bytes, one.tensors, one.layers) for one in found.kept] == [
+        (4 * 2048 * 128 * 4, 4, 4)
+    ]
+
+
+@pytest.mark.parametrize("make", [trainings.plain, trainings.cycle, trainings.recompute_tail])
+def test_a_watched_training_computes_the_same(make: Callable[[], Step]) -> None:
+    def weights_after(*, watch: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        step = make()
+        held = [
+            cell.cell_contents
+            for cell in step.__closure__ or ()
+            if isinstance(cell.cell_contents, torch.nn.Module)
+        ]
+        if watch:
+            watched(step)
+        else:
+            for _ in range(4):
+                step()
+        return [p.detach().clone() for one in held for p in one.parameters()]
+
+    weights_after(watch=False)  # the first training of a process may differ from its repeats
+    plain, seen = weights_after(watch=False), weights_after(watch=True)
+    assert plain
+    assert all(torch.equal(*pair) for pair in zip(plain, seen, strict=True))
+
+
+def test_a_script_below_a_dispatch_mode_is_left_alone() -> None:
+    ledger = Ledger(lambda file, line: "", lambda file: False)
+    watch = StepWatch(ledger, lambda one: ("", ""), Guard().around, Patches(), cuda=False)
+    with FlopCounterMode(display=False):
+        assert not watch.begin()
+    assert re.search("dispatch mode", watched_step(watch).untold or "")
+
+
+def test_a_step_that_does_not_end_is_not_judged() -> None:
+    ledger = Ledger(lambda file, line: "", lambda file: False)
+    watch = StepWatch(ledger, lambda one: ("", ""), Guard().around, Patches(), cuda=False)
+    step = trainings.head_for_nobody()
+    assert watch.begin()
+    step()
+    watch.end()
+    assert watched_step(watch).untold is not None
+    assert "_engine_run_backward" in vars(torch.autograd)
+    assert torch._C._len_torch_dispatch_stack() == 0
