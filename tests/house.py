@@ -35,17 +35,17 @@ BANNED = frozenset(
 
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
-    "modules": (254, 175),
-    "lines of src": (71_000, 52_000),
+    "modules": (221, 175),
+    "lines of src": (70_200, 52_000),
     "lines of tests": (68_300, 46_000),
     "lines of benchmarks": (5_500, 5_500),
     "modules over 700 lines": (0, 0),
-    "modules under 80 lines, outside lists": (6, 10),
+    "modules under 80 lines, outside lists": (4, 10),
     "modules that one other imports, outside lists": (37, 15),
     "modules with a name of another, outside lists": (0, 0),
     "modules with a banned name": (0, 0),
-    "functions over 60 lines": (17, 0),
-    "functions with more than 7 parameters": (12, 0),
+    "functions over 60 lines": (14, 0),
+    "functions with more than 7 parameters": (7, 0),
     "circles of imports": (0, 0),
 }
 

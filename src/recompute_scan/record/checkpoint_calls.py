@@ -420,7 +420,7 @@ class Probe:
         self._patches.undo()
 
     def watch(self, cuda: bool) -> StepWatch:
-        """What watches two steps; the module names are those known by now."""
+        """The watch over two steps; it knows the modules that exist by now."""
 
         def name_of(module: nn.Module) -> tuple[str, str]:
             found = self._index.look_up([module])

@@ -65,7 +65,7 @@ class Reporting(Struct, frozen=True):
         root: Where the recording began.
         launched: Whether a process of ours started the ranks, and reports when all have ended.
         show: Gets the folder, a result and the commands that come next.
-        tell: Gets further lines for the person.
+        tell: Prints further lines for the person.
         progress: Gets what goes on.
         leaving: Gets the exit status where the process is about to end behind everyone's back.
     """

@@ -192,7 +192,7 @@ class Ledger:
         return self.site_of(*line) if line is not None else ""
 
     def own_line(self, line: Line | None, index: int | None) -> Line | None:
-        """The line, or else that of the nearest module call, that is in no installed package.
+        """The line, or else the line of the nearest module call, outside of installed packages.
 
         Args:
             line: A line inside a module call.

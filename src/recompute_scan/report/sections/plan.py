@@ -113,7 +113,7 @@ def _names(names: Sequence[str], most: int = 4) -> str:
 
 
 def _outcome(plan: ActivationPlan) -> str:
-    """What the measurement has shown; without one, memory did not suffice for the plan."""
+    """The outcome of the measurement; without one, memory did not suffice for the plan."""
     ran_out = plan.proof.outcome == "does-not-fit" and plan.proof.peak_bytes is None
     return _RAN_OUT if ran_out else _OUTCOMES[plan.proof.outcome]
 
