@@ -93,13 +93,13 @@ def test_a_warm_up_of_one_step_is_counted_itself(tmp_path: Path) -> None:
 
 EVALUATES = """\
     with torch.no_grad():
-        forward(torch.randn(2, 8))
+        forward(torch.randn(2, 8, requires_grad=True))
 """
 
 
 def test_an_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
-    for name, blocks in (("N in R", 4), ("non-reentrant", 4)):
-        text = script(BODIES[name]) + EVALUATES
+    for name, blocks in (("N in R", 4), ("reentrant", 4), ("non-reentrant", 4)):
+        text = script(BODIES[name]).replace("    RUNS.update", EVALUATES + "    RUNS.update")
         recorded = record_script(tmp_path / name, text, warmup=2, steps=1)
         counted = recorded.info.counted
         assert counted is not None

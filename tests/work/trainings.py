@@ -1,8 +1,4 @@
-"""Small trainings: with one waste that is planted, and with none.
-
-Each is a function that gives one training step. Truth is in the source: the line of a planted waste
-bears ``# WASTE``, and its kind stands beside the name.
-"""
+"""Small trainings with one planted waste, whose line bears ``# WASTE`` and a name, or with none."""
 
 from __future__ import annotations
 
@@ -315,6 +311,22 @@ def written_through_numpy() -> Step:
         first = F.cross_entropy(net(x), y)
         x.numpy()[:] *= 2.0
         train(first + F.cross_entropy(net(x), y))
+
+    return step
+
+
+@ordinary
+def weights_changed_through_data() -> Step:
+    net = Net()
+    train = _trained(net)
+
+    def step() -> None:
+        x = _x()
+        with torch.no_grad():
+            before = net(x).log_softmax(-1)
+            for p in net.parameters():
+                p.data.mul_(0.99)
+        train(F.kl_div(net(x).log_softmax(-1), before, log_target=True, reduction="batchmean"))
 
     return step
 

@@ -120,7 +120,12 @@ class CheckpointCalls:
                 options = arguments.options((function, *args), kwargs)
                 region = self._regions.region(
                     CheckpointCall(
-                        "non-reentrant", function, inputs(args), sys._getframe(1), options
+                        "non-reentrant",
+                        function,
+                        inputs(args),
+                        sys._getframe(1),
+                        options,
+                        differentiated=torch.is_grad_enabled(),
                     )
                 )
                 recompute = self._recompute(function, region)
@@ -171,7 +176,15 @@ class CheckpointCalls:
             frame = sys._getframe(2)
             behind = args[place + 1 :]
             return CheckpointCall(
-                "reentrant", args[place], behind, frame, options, own, "", applied if own else None
+                "reentrant",
+                args[place],
+                behind,
+                frame,
+                options,
+                own,
+                application=applied if own else None,
+                # Its own forward runs without autograd; its node knows how it was called.
+                differentiated=bool(applied.node.next_functions),
             )
 
         def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,8 +249,16 @@ class CheckpointCalls:
             if both is None:
                 with self._regions.preparing():
                     frame = sys._getframe(1)
+                    followed = torch.is_grad_enabled() or needs_gradient(args)
                     region = self._regions.region(
-                        CheckpointCall("non-reentrant", function, args, frame, library=library)
+                        CheckpointCall(
+                            "non-reentrant",
+                            function,
+                            args,
+                            frame,
+                            library=library,
+                            differentiated=followed,
+                        )
                     )
                     both = self._both_runs(function, region, runs)
             return call.instead(both, *args, **kwargs)

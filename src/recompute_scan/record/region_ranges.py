@@ -63,6 +63,7 @@ class CheckpointCall(Struct, frozen=True):
         own: Name of the autograd function where it is not torch's; else empty.
         library: Name of a library's function that is no autograd function; else empty.
         application: The call of the autograd function, where it is not torch's.
+        differentiated: Whether a backward pass can go through it.
     """
 
     variant: Variant
@@ -73,6 +74,7 @@ class CheckpointCall(Struct, frozen=True):
     own: str = ""
     library: str = ""
     application: Application | None = None
+    differentiated: bool = True
 
 
 class RangedRegion(Protocol):
@@ -227,7 +229,7 @@ class CountedRuns:
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
         block: object = id(covered[0]) if covered else id(getattr(call.function, "__code__", None))
-        return CountedRegion(self, block, torch.is_grad_enabled() or needs_gradient(call.args))
+        return CountedRegion(self, block, call.differentiated)
 
     @contextmanager
     def run(self, block: object, counts: bool) -> Iterator[None]:

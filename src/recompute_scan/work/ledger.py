@@ -114,7 +114,7 @@ class ModuleCall(Struct, eq=False):
         trained: Whether its result needs a gradient.
         rows: One number for each row of its first input; of outermost calls in the forward only.
         sources: Numbers of the values that the rows were copied from.
-        weights: Identity and version of all its weights, as one number, of the same calls.
+        weights: One number for the values of all its weights, of the same calls.
         thread: The thread that it ran in.
     """
 

@@ -507,8 +507,8 @@ class StepWatch:
                 call.sources = memory.sources if memory is not None else call.sources
                 call.rows = row_numbers(one)
                 break
-        held = weights(module)
-        call.weights = hash(tuple((_storage_of(p)._cdata, p._version) for p in held if is_plain(p)))
+        memories = [self._memory(one) for one in weights(module)]
+        call.weights = hash(tuple(one.number if one else self._fresh() for one in memories))
 
     def _differentiate(self, call: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.on:
