@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from msgspec import Struct, field
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.fidelity.backward_reads import AS_IT_IS, Around
-from recompute_scan.fidelity.operators import kind_of, tensors, tensors_in
+from recompute_scan.fidelity.operators import SeeingMode, kind_of, tensors, tensors_in
 from recompute_scan.fidelity.tape import NameOf, called_at, in_own_function
 from recompute_scan.fidelity.tensors import unseen
 from recompute_scan.result.fidelity import LostGradient, Operation, WhyLost
@@ -201,15 +200,8 @@ class Leaving:
                 self._marks.pop(id(one), None)
 
 
-class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Following(SeeingMode):
     """Sees each operator from the first reentrant checkpoint to the backward pass."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Code is compiled as without this mode."""
-        return True
 
     def __init__(self, leaving: Leaving) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

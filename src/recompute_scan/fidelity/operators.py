@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from msgspec import Struct
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from recompute_scan.fidelity.tensors import plain_parts
@@ -93,6 +94,21 @@ def kind_of(operator: Any) -> OperatorKind:
             if one.alias_info is not None and one.alias_info.is_write
         ),
     )
+
+
+class SeeingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that only looks; code is compiled as without it.
+
+    Otherwise a function that is compiled for the first time while the mode is on would stay
+    uncompiled from then on.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether the compiler does not see the mode."""
+        return True
 
 
 def results(

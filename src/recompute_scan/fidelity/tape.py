@@ -18,10 +18,10 @@ import torch
 from msgspec import Struct, field
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.fidelity.operators import (
     OperatorKind,
+    SeeingMode,
     arguments,
     kind_of,
     results,
@@ -420,17 +420,8 @@ class _Arguments(Struct, frozen=True, gc=False):
     drawn: Drawn | None
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(SeeingMode):
     """Sees each call; entered with a run, unless :func:`watched_already`."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Code is compiled as without this mode. Else a function that is compiled for the first
-        time while it is on would stay uncompiled from then on.
-        """
-        return True
 
     def __init__(self, thread: Thread, name_of: NameOf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

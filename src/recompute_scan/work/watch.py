@@ -24,9 +24,8 @@ from typing import Any, Protocol
 import torch
 from msgspec import Struct
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from recompute_scan.fidelity.operators import OperatorKind, kind_of, tensors
+from recompute_scan.fidelity.operators import OperatorKind, SeeingMode, kind_of, tensors
 from recompute_scan.fidelity.state import Drawn, weights
 from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_so_far
 from recompute_scan.fidelity.tensors import is_plain, plain_parts, unseen
@@ -580,15 +579,8 @@ class _Given(Struct, eq=False):
         return first.numel() * first.element_size() if first is not None else 0
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(SeeingMode):
     """Sees each operator of the thread that entered it, and of the backward passes it begins."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Code is compiled as without this mode."""
-        return True
 
     def __init__(self, watch: StepWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
