@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from types import MemberDescriptorType
 from typing import Any, cast
 
 import torch
+from isal import isal_zlib
 from msgspec import Struct
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,6 +27,11 @@ _OVERWRITING = ("fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", 
 _NUMBERS = (bool, int, float, str, torch.dtype)
 # How far a value is looked into.
 _DEEPEST, _MOST = 6, 4096
+# Rows of more elements together are not summed up.
+_MOST_ELEMENTS = 1 << 22
+_MOST_ROWS = 4096
+# Memory from outside is compared at a second use, up to this size.
+_MOST_SUMMED = 1 << 26
 
 
 class OperatorKind(Struct, frozen=True):
@@ -226,3 +233,32 @@ def parts_of_value(value: Any) -> Iterator[tuple[str, object]]:
 
 def _key(key: object) -> str:
     return repr(key) if type(key) in (str, int, bool) else f"a {type(key).__name__}"
+
+
+def checksum(storage: torch.UntypedStorage) -> int | None:
+    """Of memory that other libraries can write, and that is not too large; else ``None``."""
+    size = storage.nbytes()
+    if storage.device.type != "cpu" or size > _MOST_SUMMED:
+        return None
+    return int(isal_zlib.crc32((ctypes.c_char * size).from_address(storage.data_ptr())))
+
+
+def row_numbers(tensor: torch.Tensor) -> tuple[int, ...]:
+    """A number for each row of a tensor, equal where all bits are; none if there are too many.
+
+    The bits are summed up as whole numbers, with weights, so that no order of the sum matters.
+    """
+    rows = tensor.shape[0]
+    if not 0 < rows <= _MOST_ROWS or not 0 < tensor.numel() <= _MOST_ELEMENTS:
+        return ()
+    flat = tensor.detach().reshape(rows, -1).contiguous()
+    if flat.dtype == torch.bool:
+        flat = flat.view(torch.uint8)
+    elif flat.dtype.is_floating_point or flat.dtype.is_complex:
+        size = min(flat.element_size(), 8)
+        flat = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    places = torch.arange(flat.shape[1], device=flat.device, dtype=torch.int64)
+    mixed = (places * 2654435761 + 40503) | 1
+    sums = (flat.to(torch.int64) * mixed).sum(1)
+    squares = (flat.to(torch.int64) * (mixed ^ (places << 17))).sum(1)
+    return tuple(hash(pair) for pair in zip(sums.tolist(), squares.tolist(), strict=True))

@@ -37,6 +37,7 @@ class Memory(Struct, eq=False):
         writers: Places of the operations that wrote it.
         unwritten: Whether it holds whatever was there before.
         expected: The version counter that the known writes explain.
+        checksum: Of memory from outside: its bits when it was used first; ``None`` if unknown.
         reference: A weak reference to the storage; its callback notes the end.
     """
 
@@ -55,6 +56,7 @@ class Memory(Struct, eq=False):
     read_from_outside: bool = False
     writers: list[int] = field(default_factory=list)
     unwritten: bool = False
+    checksum: int | None = None
     reference: object = None
 
 

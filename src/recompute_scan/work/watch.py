@@ -25,7 +25,14 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from recompute_scan.fidelity.operators import OperatorKind, SeeingMode, kind_of, tensors
+from recompute_scan.fidelity.operators import (
+    OperatorKind,
+    SeeingMode,
+    checksum,
+    kind_of,
+    row_numbers,
+    tensors,
+)
 from recompute_scan.fidelity.state import Drawn, weights
 from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_so_far
 from recompute_scan.fidelity.tensors import is_plain, plain_parts, unseen
@@ -45,9 +52,6 @@ NameOf = Callable[[nn.Module], tuple[str, str]]
 Around = Callable[..., Callable[..., Any]]
 # How many frames are searched for a line outside of torch.
 _DEEPEST = 80
-# Rows of more elements together are not summed up.
-_MOST_ELEMENTS = 1 << 22
-_MOST_ROWS = 4096
 # Less than this is not searched for who holds it.
 _HELD_BYTES = 1 << 20
 _TORCH, _OURS = (
@@ -261,16 +265,12 @@ class StepWatch:
             or _communicates(kind)
             or (given.drawn is not None and given.drawn.outcome() is not None)
         )
-        operation.number = self._fresh() if operation.draws else self._number_of(given.key)
+        again = given.key in self._numbers and not given.written
+        anew = operation.draws or (again and self._changed_outside(given))
+        operation.number = self._fresh() if anew else self._number_of(given.key)
         operation.needed = kind.name in _KNOWN_TO_HOST or _communicates(kind)
         self._read(operation, given, place)
-        for index, memory in enumerate(given.written):
-            memory.number = self._number_of((operation.number, "writes", index))
-            memory.sources = frozenset((memory.number,))
-            memory.expected += 1
-            memory.writers.append(place)
-            memory.unwritten = False
-        operation.writes = tuple(given.written)
+        self._write(operation, given, place)
         operation.makes = tuple(self._made(operation, given, results, place))
         operation.counts = (
             kind.computes and kind.derives and bool(given.memories) and not operation.needed
@@ -280,6 +280,17 @@ class StepWatch:
             if first != place and phase == "forward":
                 operation.repeats = first
         ledger.operations.append(operation)
+
+    def _changed_outside(self, given: _Given) -> bool:
+        """Whether the program has written what the call gets, as through an array of NumPy."""
+        changed = False
+        for one in given.tensors:
+            memory = self._known(one)
+            if memory is not None and memory.outside and memory.checksum is not None:
+                now = checksum(_storage_of((plain_parts(one) or [one])[0]))
+                if now != memory.checksum:
+                    memory.number, memory.checksum, changed = self._fresh(), now, True
+        return changed
 
     def _place(self, operation: Operation, given: _Given) -> None:
         """Where in the program and in autograd's graph an operation runs."""
@@ -313,6 +324,16 @@ class StepWatch:
             if operation.phase != "forward":
                 memory.read_in_backward = True
         operation.reads = tuple(reads)
+
+    def _write(self, operation: Operation, given: _Given, place: int) -> None:
+        for index, memory in enumerate(given.written):
+            memory.number = self._number_of((operation.number, "writes", index))
+            memory.sources = frozenset((memory.number,))
+            memory.expected += 1
+            memory.checksum = None
+            memory.writers.append(place)
+            memory.unwritten = False
+        operation.writes = tuple(given.written)
 
     def _made(
         self, operation: Operation, given: _Given, results: Sequence[torch.Tensor], place: int
@@ -418,12 +439,15 @@ class StepWatch:
                 memory.number = self._fresh()
                 memory.unwritten = False
                 memory.expected = max(version, memory.expected)
+            if memory.outside and memory.checksum is None:
+                memory.checksum = checksum(storage)
             return memory
         number, place = self._fresh(), len(self.ledger.operations)
         memory = Memory(
             number, storage.nbytes(), place, not new, self._phase(), frozenset((number,)), version
         )
         memory.last_read = place
+        memory.checksum = None if new else checksum(storage)
         reference = _End(storage, self._ended.append)
         reference.memory = memory
         memory.reference = reference
@@ -667,24 +691,3 @@ def nodes_below(roots: Any) -> frozenset[int]:
             numbers.add(node._sequence_nr())
         waiting += [below for below, _ in node.next_functions]
     return frozenset(numbers)
-
-
-def row_numbers(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A number for each row of a tensor, equal where all bits are; none if there are too many.
-
-    The bits are summed up as whole numbers, with weights, so that no order of the sum matters.
-    """
-    rows = tensor.shape[0]
-    if not 0 < rows <= _MOST_ROWS or not 0 < tensor.numel() <= _MOST_ELEMENTS:
-        return ()
-    flat = tensor.detach().reshape(rows, -1).contiguous()
-    if flat.dtype == torch.bool:
-        flat = flat.view(torch.uint8)
-    elif flat.dtype.is_floating_point or flat.dtype.is_complex:
-        size = min(flat.element_size(), 8)
-        flat = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-    places = torch.arange(flat.shape[1], device=flat.device, dtype=torch.int64)
-    mixed = (places * 2654435761 + 40503) | 1
-    sums = (flat.to(torch.int64) * mixed).sum(1)
-    squares = (flat.to(torch.int64) * (mixed ^ (places << 17))).sum(1)
-    return tuple(hash(pair) for pair in zip(sums.tolist(), squares.tolist(), strict=True))
