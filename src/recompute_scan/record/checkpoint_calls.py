@@ -173,18 +173,12 @@ class CheckpointCalls:
             args = applied.args
             left = not own and len(args) > 1 and args[1] is False
             options = [RANDOM_STATE_LEFT] * left
-            frame = sys._getframe(2)
-            behind = args[place + 1 :]
+            behind, frame = args[place + 1 :], sys._getframe(2)
+            known = own, "", applied if own else None
+            # Its own forward runs without autograd; its node knows how it was called.
+            differentiated = bool(applied.node.next_functions)
             return CheckpointCall(
-                "reentrant",
-                args[place],
-                behind,
-                frame,
-                options,
-                own,
-                application=applied if own else None,
-                # Its own forward runs without autograd; its node knows how it was called.
-                differentiated=bool(applied.node.next_functions),
+                "reentrant", args[place], behind, frame, options, *known, differentiated
             )
 
         def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
