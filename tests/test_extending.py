@@ -40,11 +40,11 @@ def example(heading: str) -> str:
 
 
 def listed(module: Path, entry: str, *, before: str) -> None:
-    """One more line in the list of a module."""
+    """One more name in the list of a module."""
     text = module.read_text(encoding="utf-8")
-    line = f'    "{before}",\n'
-    assert text.count(line) == 1
-    module.write_text(text.replace(line, f'    "{entry}",\n{line}'), encoding="utf-8")
+    name = f'"{before}",'
+    assert text.count(name) == 1
+    module.write_text(text.replace(name, f'"{entry}", {name}'), encoding="utf-8")
 
 
 def analysed(package: Path, trace: Path) -> str:

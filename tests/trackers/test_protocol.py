@@ -122,7 +122,7 @@ def test_a_tracker_that_fails_is_logged(
     monkeypatch.setattr(run, method, fail)
     follower, _ = followed(lambda step, loss: None)
     assert follower.scan.verdict == "doubled"
-    assert "wandb could not be told" in caplog.text
+    assert "wandb could not be updated" in caplog.text
     assert "theirs" in caplog.text
 
 
@@ -150,4 +150,4 @@ def test_without_room_for_the_page_nothing_is_raised(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/nowhere/at/all")
     assert trackers.tell(NOTE) == ()
-    assert "could not be told" in caplog.text
+    assert "could not be updated" in caplog.text

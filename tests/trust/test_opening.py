@@ -47,7 +47,6 @@ ELSEWHERE = {
     "trackers.py": "what this process has written",
     "guarding/alerts.py": "/proc of this process",
     "record/attribution.py": "cells of a notebook, which are in no file",
-    "record/recorder.py": "opens the profiler",
     "record/shutdown.py": "standard output, and a pipe of its own",
     "record/watchdog.py": "lines as a traceback has them",
 }

@@ -298,7 +298,7 @@ def _write_trace(
 
 
 def _write(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    archive.writestr(_member(name), data)
+    archive.writestr(_member(name), data, compresslevel=9)
 
 
 def _member(name: str) -> zipfile.ZipInfo:

@@ -31,7 +31,7 @@ _GROUP = re.compile(r"ac_graph_id: (\d+)")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\((.*)\)$")
 _ITEM = re.compile(r"([A-Za-z_]\w*)\[(\d+)\]$")
 _NAME = re.compile(r"(?<![\w.'\"])([A-Za-z_]\w*)(?![\w(=.'\"]| =)")
-_TYPE = re.compile(r"([a-z]+(\d+)\w*)\[([^\]]*)\]")
+_TYPE = re.compile(r"([a-z]+(\d{1,3})\w*)\[([^\]]*)\]")
 _DELETED = re.compile(r";  (?:[A-Za-z_]\w* = )+None$")
 
 GETITEM = "getitem"

@@ -23,7 +23,7 @@ from recompute_scan.result import Finding
 from recompute_scan.result.uses import Kept, KeptKind, WatchedStep, Work, WorkKind
 from recompute_scan.units import ms, pct, plural, size
 
-_NOT_WATCHED = "Only `recompute-scan run --work` watches how a step's results are used."
+_NOT_WATCHED = "Only `run --work` watches how a step's results are used."
 
 
 def _watched(evidence: RunEvidence) -> WatchedStep | NotApplicable:

@@ -47,7 +47,7 @@ from recompute_scan.report.templating import (
     visible,
 )
 from recompute_scan.report.words import KIND_WORDS, STATUS_WORDS, plain_count_row, plain_count_table
-from recompute_scan.result import MEASURED, Finding, Fix, Result
+from recompute_scan.result import MEASURED, Checked, Finding, Fix, Result
 from recompute_scan.result.patch import places_of
 from recompute_scan.result.recompute import DOUBLED, DOUBLED_LEAD
 from recompute_scan.units import plural
@@ -548,10 +548,14 @@ FAILURE = Section(
 
 
 def _every_rule_html(result: Result) -> Mapping[str, Any]:
-    """How many rules came to what, in words."""
+    """How many rules came to what, in words, and a row for those with one status and reason."""
+    rows: dict[tuple[str, str | int], list[Checked]] = {}
+    for rule in result.checked:
+        rows.setdefault((rule.status, rule.why or id(rule)), []).append(rule)
     counts = Counter(rule.status for rule in result.checked)
     said = [f"{number} {STATUS_WORDS[status]}" for status, number in counts.most_common()]
-    return {"count": f"{plural(len(result.checked), 'rule')}: {', '.join(said)}"}
+    count = f"{plural(len(result.checked), 'rule')}: {', '.join(said)}"
+    return {"count": count, "rows": list(rows.values())}
 
 
 EVERY_RULE = Section(

@@ -117,9 +117,4 @@ EARNS = Section(
     text=_text,
     markdown=_markdown,
     link="Work",
-    help=(
-        _TITLE,
-        "follows each result of one step to its readers: repeated and unused work, and memory "
-        "that is kept unused.",
-    ),
 )
