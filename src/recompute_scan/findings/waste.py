@@ -101,14 +101,15 @@ def _work_rule(code: str, name: str, *kinds: WorkKind) -> Rule:
 def _work(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Work) -> Finding:
     calls = plural(one.calls, "call") + f" of {one.module_class}"
     what = calls if one.calls else plural(one.operators, "operator")
+    s = "s" * ((one.calls or one.operators) == 1)
     took = f"{ms(one.ms)}, {pct(100 * one.share)} of the step's operators"
     title, detail = {
         "repeated": (
-            f"{what}{place(one.line)} compute what the step has computed{place(one.same_as)}",
+            f"{what}{place(one.line)} compute{s} what the step has computed{place(one.same_as)}",
             f"Weights and inputs are the same, so every bit of the results is. {_reuse(one)}",
         ),
         "repeated-rows": (
-            f"{what}{place(one.line)} run for {one.rows} of {one.of_rows} rows that the "
+            f"{what}{place(one.line)} run{s} for {one.rows} of {one.of_rows} rows that the "
             f"training forward computes, too{place(one.same_as)}",
             "The rows and the weights are the same, nothing is drawn at random, and nothing is "
             "updated. Where each row is computed on its own, as without batch statistics and "
@@ -116,20 +117,20 @@ def _work(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Work) ->
             "detached, in the place of this one.",
         ),
         "unread": (
-            f"Nothing reads what {what}{place(one.line)} compute",
+            f"Nothing reads what {what}{place(one.line)} compute{s}",
             "No operator and no part of the program reads the results, in this step or the next "
             "one, and no gradient flows through them. Leave them out, or compute them in the "
             "steps that use them.",
         ),
         "unread-gradient": (
-            f"{what} of the backward pass compute gradients that nothing reads",
+            f"{what} of the backward pass compute{s} gradients that nothing reads",
             "The gradients are computed for operators of the line below and dropped before an "
             "optimizer or any other operator reads them. Set requires_grad_(False) on these "
             "weights for this pass, or name the inputs that need a gradient: "
             "backward(inputs=...). Other gradients stay the same.",
         ),
         "unread-recompute": (
-            f"{what} of reentrant recomputes have results that nothing reads",
+            f"Nothing reads the results of {what} in reentrant recomputes",
             "A reentrant checkpoint runs its whole function again, and the last operators' "
             "results are not needed for the backward pass. With use_reentrant=False a recompute "
             "stops where nothing more is needed; its hooks take time, so measure the step.",

@@ -215,8 +215,16 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
         page.prose(how_to_record(result).why, most=5)
     elif result.crash is None:
         groups.append(_sites_in_short(page, result))
-    if cure is not None:
-        one = next(one for one in result.findings if one.fix is cure.fix)
+    # Without a fix, the first finding that would save time.
+    shown = (
+        one
+        for one in result.findings
+        if (one.fix is cure.fix if cure else one.saving_ms is not None and not one.fix)
+    )
+    one = next(shown, None)
+    if cure is None and one is not None:
+        page.prose(_named(one), most=3)
+    elif cure is not None and one is not None:
         if one.code != DOUBLED:  # which the verdict says
             page.prose(_named(one), most=1)
         page.prose(f"Fix: {cure.fix.summary}", most=3, bold=True)
@@ -228,7 +236,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
             page.prose(f"and {plural(len(edits) - _MOST_EDITS, 'more line')}", "    ")
         if cure.fix.disposition != "safe":
             page.prose(f"Risk: {words.risk_words(cure.fix)}", most=2)
-    groups += [page.taken(), _also_found(page, result, cure)]
+    groups += [page.taken(), _also_found(page, result, one)]
     return [group for group in groups if group]
 
 
@@ -274,10 +282,14 @@ def _failure_in_short(page: Page, result: Result) -> list[str]:
     return page.taken()
 
 
-def _also_found(page: Page, result: Result, cure: _Cure | None) -> list[str]:
+def _also_found(page: Page, result: Result, shown: Finding | None) -> list[str]:
     """The findings that are not shown yet, and the number of notes, in a line."""
-    shown = cure.fix if cure else None
-    others = [f"{one.code} {one.name}" for one in result.findings if one.fix is not shown]
+    fix = shown.fix if shown else None
+    others = [
+        f"{one.code} {one.name}"
+        for one in result.findings
+        if one is not shown and (fix is None or one.fix is not fix)
+    ]
     others = [] if result.crash else list(dict.fromkeys(others))
     notes = len(result.warnings) + sum(rule.status == "error" for rule in result.checked)
     if notes:
