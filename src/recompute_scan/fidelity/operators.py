@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from recompute_scan.fidelity.tensors import plain_parts
 
 # Their results are there later, or elsewhere; results that are computed from them are compared.
-_COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
+COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 # Prefixes of operators with results that hold whatever the memory held.
 _UNINITIALIZED = ("empty", "new_empty", "resize_", "set_", "_empty")
 # Operators that write all of their first argument, whatever it held.
@@ -74,7 +74,7 @@ def kind_of(operator: Any) -> OperatorKind:
     space, _, base = schema.name.partition("::")
     name = f"{space}.{base}"
     if (
-        (space in _COMMUNICATION and "wait_tensor" not in base)
+        (space in COMMUNICATION and "wait_tensor" not in base)
         or space in ("profiler", "prim")
         or base.startswith("sym_")
         or base in ("detach", "alias", "lift_fresh", "_unsafe_view")

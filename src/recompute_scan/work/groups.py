@@ -169,9 +169,11 @@ def _unread(
     dead = [
         place
         for place, one in enumerate(ledger.first_step)
-        if place not in live and one.counts and not one.writes and not one.draws
+        if place not in live
+        and place not in covered
+        and one.counts
+        and not (one.writes or one.draws)
     ]
-    dead = [place for place in dead if place not in covered]
     of_phase: dict[str, list[int]] = defaultdict(list)
     for place in dead:
         one = ledger.operations[place]

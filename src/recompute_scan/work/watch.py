@@ -2,8 +2,8 @@
 
 A dispatch mode sees each operator, module hooks see the calls around it, and a replaced function
 sees autograd's engine begin. Each operator is called once, with the arguments that it would get
-without the mode. No tensor is kept and no element read, but for the rows of a model's input, which
-are summed up where they lie. An exception of ours ends the watching and nothing else.
+without the mode. No tensor is kept. Elements are read only to sum up the rows of a model's input
+and memory that was there before. An exception of ours never reaches the script.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from msgspec import Struct
 from torch import nn
 
 from recompute_scan.fidelity.operators import (
+    COMMUNICATION,
     OperatorKind,
     SeeingMode,
     checksum,
@@ -62,7 +63,6 @@ _CLOSED = tuple(
     os.path.join(_TORCH, *part, "")  # noqa: PTH118 - with a separator at its end
     for part in (("optim",), ("distributed",), ("nn", "parallel"), ("amp",))
 )
-_COMMUNICATION = ("c10d.", "_c10d_functional.", "c10d_functional.", "fsdp.")
 # The results of these are known to the program, or their sizes are.
 _KNOWN_TO_HOST = ("aten._local_scalar_dense", "aten.equal")
 # These write running statistics, their fourth and fifth arguments; their schemas do not say so.
@@ -147,7 +147,6 @@ class StepWatch:
         self._number = 0
         self._first: dict[tuple[bool, int], int] = {}
         self._stacks: dict[int, list[int]] = {}
-        self._open: list[BackwardPass] = []
         self._keeps_graph = False
         self._timed: list[tuple[Operation, Any, Any]] = []
         self._cuda = cuda
@@ -658,7 +657,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _communicates(kind: OperatorKind) -> bool:
-    return kind.name.startswith(_COMMUNICATION)
+    return kind.name.partition(".")[0] in COMMUNICATION
 
 
 def _ends_are_seen() -> bool:
