@@ -120,7 +120,9 @@ def _rehearsed(
     for module in (arranging_module, saved_tensors):
         patch.setattr(module, "root_modules", lambda: [model])
     askers: Any = SimpleNamespace(asker=lambda *_: Origin())
-    recorder: Any = SimpleNamespace(timed=None, kept=SimpleNamespace(device="cuda", timed_ms=()))
+    # In the warm-up the device to record is not settled yet.
+    warming = SimpleNamespace(device="cpu", timed_ms=())
+    recorder: Any = SimpleNamespace(timed=None, device="cuda", kept=warming)
     arranging = arranging_module.Arranging(askers, Guard())
     arranging.install()
     ways: dict[Way, float] = {"today": 10.0, "recompute": 20.0, "parts": 19.0, "selective": 12.0}

@@ -614,7 +614,7 @@ class Recorder:
         elif plan.fewest is not None:
             # A long step is timed already: it has as much behind it as the first of ten has.
             fits = made == plan.fewest[0]
-            self._timer = StepTimer(self._used_device()) if fits else None
+            self._timer = StepTimer(self.device) if fits else None
         self._began = time.monotonic()
 
     def _compare_alone(self) -> None:
@@ -646,13 +646,15 @@ class Recorder:
             self.kept.warn(warning)
         if self.ranks.rank != 0:
             self._progress.end()
-        self.kept.device = self._used_device()
+        self.kept.device = self.device
         if self._wanted_device == "cuda" and self.kept.device == "cpu":
             self.kept.warn(
                 "The script did not use a GPU in its warm-up steps; the CPU was recorded."
             )
 
-    def _used_device(self) -> Literal["cpu", "cuda"]:
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """What the script uses now; ``kept.device`` is known once the warm-up is over."""
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
         return "cuda" if used and self._wanted_device != "cpu" else "cpu"
 

@@ -147,7 +147,7 @@ class Rehearsing:
 
     def write(self, folder: Path, rank: int, *, failed: bool) -> None:
         """Leave what was measured in the run's folder, or in which arrangement it failed."""
-        chosen, device = self._chosen or (), self._recorder.kept.device
+        chosen, device = self._chosen or (), self._recorder.device
         steps: dict[int, list[float]] = {}
         for step, ms in enumerate(self._step_times()):
             if counts(step):
@@ -195,7 +195,7 @@ class Rehearsing:
 
     def _step_times(self) -> Sequence[float]:
         taken = self._recorder.kept.timed_ms
-        alone = self._recorder.kept.device == "cpu" and thread_usage() is not None
+        alone = self._recorder.device == "cpu" and thread_usage() is not None
         # Only what gives the processor up by itself waits.
         return self._busy[: len(taken)] if alone and not median(self._waits or [1]) else taken
 
@@ -236,7 +236,7 @@ class Rehearsing:
 
     def _begin_look(self) -> None:
         through = self._arms[self._arm].way == "recompute"
-        tells = through and self._recorder.kept.device == "cuda"
+        tells = through and self._recorder.device == "cuda"
         saved = SavedTensors(through=through, most_since=_most_since if tells else None)
         self._arranging.look(saved)
         saved.begin()
