@@ -23,6 +23,7 @@ from click.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from docs.badges import badges
+from docs.failures import causes_of, failure_page
 from docs.rooms import rooms
 from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
@@ -31,7 +32,6 @@ from recompute_scan.cli import NAMES, cli
 from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, lines_of, names, read_log
 from recompute_scan.events import event_schema
 from recompute_scan.frameworks.detect import Signature
-from recompute_scan.pages import causes_of, failure_page
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.render import render_html
 from recompute_scan.report.summary import recorded_into
