@@ -71,6 +71,8 @@ _UPDATING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_bat
 _COPYING = {"aten.cat": 1 << 10, "aten.stack": 1 << 10} | dict.fromkeys(
     ("aten.index", "aten.index_select", "aten.clone", "aten._to_copy", "aten.repeat"), 1
 )
+# About 0.2 ms, longer than the host takes from the beginning of a call to its launch.
+_AHEAD_CYCLES = 400_000
 # By these methods a program reads elements without an operator.
 _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
 _storage_of = torch._C.TensorBase.untyped_storage
@@ -240,10 +242,16 @@ class StepWatch:
         elif _communicates(kind):  # their schemas do not say what they write
             written = given
         drawn = Drawn(given, named) if kind.may_draw and not kind.foreign else None
-        begun: Any = None
-        if self._cuda:
-            begun = _moment()
+        begun = self._begun() if self._cuda else None
         return _Given(kind, given, tuple(key), memories, self._all(written), drawn, begun)
+
+    def _begun(self) -> Any:
+        """The moment at which a GPU begins the call; ``None`` where the call is captured."""
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        if not self._timed or self._timed[-1][2].query():  # the GPU waits: let the host get ahead
+            torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        return _moment()
 
     def note(self, given: _Given, result: Any, took_s: float) -> None:
         """A call has returned."""
@@ -256,7 +264,7 @@ class StepWatch:
         stack = self._stacks.get(threading.get_ident())
         operation = Operation(kind.name, len(ledger.steps) - 1, phase, stack[-1] if stack else None)
         operation.ms = took_s * 1000
-        if self._cuda:
+        if given.begun is not None:
             self._timed.append((operation, given.begun, _moment()))
         self._place(operation, given)
         operation.draws = (
