@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.cost.arrangement import PART, Arrangements, Choices
+from recompute_scan.cost.arrangement import PART, SELECTIVE, Arrangements, Choices
 from recompute_scan.cost.plan import arrangements
 from recompute_scan.record import arrange as arranging_module
 from recompute_scan.record import rehearsal as rehearsing_module
@@ -176,3 +177,28 @@ def test_peaks_are_those_of_the_allocator(
             device.most()
             step()
             assert planned.peak(choices) == pytest.approx(device.most(), rel=0.002)
+
+
+# Rehearsals on an H100: Llama-2-7B's shape, which fails there without checkpoints, and a model that
+# fits, of which a selective checkpoint was not worth planning. Each arm says what torch allocated.
+H100 = Path(__file__).parents[2] / "traces" / "gpu" / "h100-plan"
+MEASURED = {
+    "llama-7b": {"recompute", "parts", "selective"},
+    "llama-12-layers": {"recompute", "parts", "keep"},
+}
+
+
+@pytest.mark.parametrize(("name", "ways"), MEASURED.items())
+def test_peaks_are_those_of_an_h100(name: str, ways: set[str], tmp_path: Path) -> None:
+    rehearsal = gzip.decompress((H100 / f"{name}.json.gz").read_bytes())
+    (tmp_path / "rehearsal-rank0.json").write_bytes(rehearsal)
+    (shown,) = read_rehearsals(tmp_path)
+    planned = arrangements(shown)
+    parts, selective = planned.nothing, np.full_like(planned.nothing, SELECTIVE)
+    parts[sorted(planned.parts)] = PART
+    chosen = {"keep": planned.nothing, "recompute": planned.everything}
+    chosen |= {"parts": planned.followed(parts), "selective": planned.followed(selective)}
+    measured = {arm.way: arm.allocated_bytes for arm in shown.arms if arm.way in ways}
+    assert measured.keys() == ways
+    for way, taken in measured.items():
+        assert planned.peak(chosen[way]) == pytest.approx(taken, rel=1e-5), way
