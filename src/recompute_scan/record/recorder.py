@@ -654,7 +654,7 @@ class Recorder:
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """What the script uses now; ``kept.device`` is known once the warm-up is over."""
+        """The device in use now; ``kept.device`` is known once the warm-up is over."""
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
         return "cuda" if used and self._wanted_device != "cpu" else "cpu"
 
