@@ -102,14 +102,16 @@ def _equal_or_not(gradients: Gradients) -> str:
 
 
 def _gradients_with_fix(gradients: Gradients) -> str:
-    if gradients.status == "equal":
-        return "With the fix the gradients of the first step stay equal to the last bit."
-    if gradients.status == "different":
-        return f"With the fix gradients of the first step change{_worst(gradients)}."
-    return (
-        "With the fix the gradients of the first step stay equal up to rounding"
-        f"{_worst(gradients)}."
-    )
+    worst = _worst(gradients)
+    return {
+        "equal": "With the fix the gradients of the first step stay equal to the last bit.",
+        "rounding": "With the fix the gradients of the first step stay equal up to rounding"
+        f"{worst}.",
+        "different": f"With the fix gradients of the first step change{worst}.",
+        "not-repeatable": "With the fix the gradients of the first step differ, and the unchanged "
+        f"script's also differ from run to run{worst}.",
+        "not-seen": "Gradients could not be compared with those of the fix.",
+    }[gradients.status]
 
 
 def _worst(gradients: Gradients) -> str:
