@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.advise.edit import change_diff, edited, turned_off
 from recompute_scan.cli import main
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.base import Edit
@@ -218,6 +218,44 @@ def test_every_edit_of_every_framework_may_be_applied(tmp_path: Path) -> None:
             assert one.after != one.before
             tried += 1
     assert tried > 20
+
+
+SWITCH = "gradient_checkpointing"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "on", "off"),
+    [
+        ("c.yaml", f"lr: 1\ntrain:\n  {SWITCH}: true  # memory\n", "true", "false"),
+        ("c.yml", f"{SWITCH}: Yes\r\nlr: 1\r\n", "Yes", "No"),
+        ("c.json", f'{{"lr": 1, "{SWITCH}": true, "seed": 1}}', "true", "false"),
+        ("c.toml", f'name = "é"\n{SWITCH} = true\n', "true", "false"),
+        ("c.ini", f"[train]\n{SWITCH}=1\n", "1", "0"),
+        ("c.yaml", f"{SWITCH}: full\n", "", ""),
+        ("c.yaml", f"{SWITCH}: 1.5\n", "", ""),
+        ("c.json", f'{{"a": {{"{SWITCH}": true}}, "{SWITCH}": true}}', "", ""),
+        ("c.yaml", f"use_{SWITCH}: true\n", "", ""),
+    ],
+)
+def test_a_switch_in_a_configuration_goes_off(
+    tmp_path: Path, name: str, before: str, on: str, off: str
+) -> None:
+    (tmp_path / name).write_bytes(before.encode())
+    line = before[: before.index(SWITCH)].count("\n") + 1
+    source = statement_at(tmp_path / name, line)
+    assert source is not None
+    new = turned_off(source, [Edit("T", "keyword", SWITCH)])
+    assert (new is None) == (not on)
+    if new is None:
+        return
+    diff = change_diff(f"{name}:{line}", source, new)
+    (one,) = patches.changed(with_diff(diff, source.digest), tmp_path)
+    assert one.after.decode() == before.replace(on, off)
+    patches.apply([one], tmp_path)
+    switched_on = diff.replace("\n-", "\n?").replace("\n+", "\n-").replace("\n?", "\n+")
+    for other in (diff.replace(f"\n+{new[0]}", f"\n+{new[0]} x"), switched_on):
+        with pytest.raises(InputError):
+            patches.changed(with_diff(other), tmp_path)
 
 
 TWO = "a = 1\nmodel.enable()\nother.enable()\nb = 2\nthird.enable()\n"

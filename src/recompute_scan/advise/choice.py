@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePath
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.advise.edit import change_diff, edited, turned_off
 from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN_PARTS
 from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.base import FEWER, Mechanism, Rename
+from recompute_scan.frameworks.base import CONFIGURATIONS, FEWER, Mechanism, Rename
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.result.run_record import Source
@@ -86,11 +87,11 @@ def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: 
         return f"leave {site} out of the command line"
     statement = source.statement if source else ""
     keyword = next((name for name in _settings(mechanism) if _names(statement, name)), None)
+    if _in_configuration(site):
+        return f"{f'set {keyword} to false' if keyword else 'switch it off'}{place(site)}"
     if keyword is not None:
         value = next(edit.value for edit in mechanism.edits if edit.name == keyword)
         return f"set {keyword}={value}{place(site)}"
-    if _in_configuration(site):
-        return f"switch it off{place(site)}"
     return f"{worded(mechanism.remove, mechanism, run, statement)}{place(site)}"
 
 
@@ -146,7 +147,7 @@ def _is_variable(site: str) -> bool:
 
 def _in_configuration(site: str | None) -> bool:
     found = _LINE.fullmatch(site or "")
-    return found is not None and found["file"].endswith((".yaml", ".yml", ".json", ".toml", ".ini"))
+    return found is not None and PurePath(found["file"]).suffix in CONFIGURATIONS
 
 
 def leave_out(mechanism: Mechanism | None, run: RunFacts) -> str:
@@ -311,10 +312,11 @@ def take_out(
     """
     site = dropped.call_site
     source = sources.get(site) if site else None
-    new = edited(source, mechanism.edits) if source else None
+    settings = _in_configuration(site)
+    new = (turned_off if settings else edited)(source, mechanism.edits) if source else None
     diff = change_diff(site, source, new) if site and source and new is not None else None
     risk = _reason(dropped, mechanism, lost=lost)
-    missing = why_no_diff(mechanism, site, source) if diff is None else None
+    missing = why_no_diff(mechanism, site, source) if diff is None or settings else None
     reason = " ".join(dict.fromkeys(one for one in (risk, missing) if one)) or None
     return Fix(
         summary=f"{removal(mechanism, site, source, run)}.",

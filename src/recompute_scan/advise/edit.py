@@ -6,9 +6,10 @@ The statement is found by parsing; `git apply` and `patch` take the diff.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 
-from recompute_scan.frameworks.base import Edit
+from recompute_scan.frameworks.base import Edit, opposite
 from recompute_scan.result.run_record import Source
 from recompute_scan.terminal import patch_name
 
@@ -76,6 +77,21 @@ def edited(source: Source, edits: Iterable[Edit]) -> list[str] | None:
         if new is not None:
             return new
     return None
+
+
+def turned_off(source: Source, edits: Iterable[Edit]) -> list[str] | None:
+    """The line of a configuration file with its setting off.
+
+    ``None`` where the line does not have one setting of the mechanism that is switched on.
+    """
+    names = "|".join(re.escape(edit.name) for edit in edits if edit.name and edit.value == "False")
+    (line,) = source.text.split("\n")[source.begin - source.first :][:1] or [""]
+    entry = rf"""(?:^|[\s{{,.])["']?(?:{names})["']?\s*[:=]\s*["']?(\w+)(?![\w.])"""
+    found = list(re.finditer(entry, line))
+    off = opposite(found[0][1]) if len(found) == 1 else None
+    if source.installed or not names or off is None:
+        return None
+    return [f"{line[: found[0].start(1)]}{off}{line[found[0].end(1) :]}"]
 
 
 class _Statement:

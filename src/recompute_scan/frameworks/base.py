@@ -11,12 +11,23 @@ from typing import Literal
 
 from msgspec import Struct
 
+#: Endings of files that hold settings.
+CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"})
+_OFF = {"true": "false", "yes": "no", "on": "off", "1": "0"}
 # Where nothing more particular is known.
 FEWER = "leave {layers} out of {title}"
 SELECTIVELY = (
     "switch {title} to its selective mode, or use checkpoint(…, use_reentrant=False, "
     "context_fn={context}) in its place"
 )
+
+
+def opposite(word: str) -> str | None:
+    """``False`` for ``True``, in the same spelling; ``None`` for a word that is not a switch."""
+    off = _OFF.get(word.lower())
+    if off is None or word.islower():
+        return off
+    return off.upper() if word.isupper() else off.title()
 
 
 class Edit(Struct, frozen=True):

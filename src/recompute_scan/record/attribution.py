@@ -34,7 +34,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from recompute_scan.files import content
-from recompute_scan.frameworks.base import Mechanism
+from recompute_scan.frameworks.base import CONFIGURATIONS, Mechanism
 from recompute_scan.frameworks.registry import framework_files
 from recompute_scan.record.execute import run_program
 from recompute_scan.result.run_record import Source, source_lines
@@ -204,10 +204,11 @@ CONTEXT = 3
 def statement_at(path: Path, line: int) -> Source | None:
     """The innermost statement that spans ``line``, with three lines around it.
 
-    ``None`` where the file cannot be read or parsed, or has no statement there.
+    Of a configuration file it is the line itself. ``None`` where the file cannot be read or parsed,
+    or has no statement there.
 
     Args:
-        path: A Python file.
+        path: A Python file, or one of ``CONFIGURATIONS``.
         line: Line number, from 1.
     """
     try:
@@ -215,15 +216,16 @@ def statement_at(path: Path, line: int) -> Source | None:
         kept = str(path) in linecache.cache and not path.exists()
         data = None if kept else content(path)
         text = "".join(linecache.getlines(str(path))) if data is None else decode_source(data)
-        tree = ast.parse(text)
+        lines = [line.rstrip("\r\n") for line in source_lines(text)]
+        if path.suffix in CONFIGURATIONS:
+            begin, end, alone, whole = line, line, False, line <= len(lines)
+        elif found := _innermost(ast.parse(text), line):
+            statement, alone = found
+            begin, end, whole = statement.lineno, _end(statement), _whole_lines(statement, lines)
+        else:
+            return None
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = _innermost(tree, line)
-    if found is None:
-        return None
-    statement, alone = found
-    lines = [line.rstrip("\r\n") for line in source_lines(text)]
-    begin, end = statement.lineno, _end(statement)
     first = max(1, begin - CONTEXT)
     return Source(
         first=first,
@@ -231,7 +233,7 @@ def statement_at(path: Path, line: int) -> Source | None:
         begin=begin,
         end=end,
         alone=alone,
-        whole_lines=_whole_lines(statement, lines),
+        whole_lines=whole,
         digest=sha256(data).hexdigest() if data is not None else "",
     )
 
@@ -452,7 +454,6 @@ def variables(frame: FrameType) -> dict[str, object]:
 
 
 _OFF = frozenset({"false", "0", "no", "off", "none", "null"})
-_CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"})
 _MOST_BYTES = 1_000_000
 
 
@@ -557,7 +558,7 @@ def _in_files(arguments: Sequence[str], names: Collection[str]) -> SourceLine | 
     for argument in arguments:
         path = Path(argument.rpartition("=")[2])
         try:
-            if path.suffix not in _CONFIGURATIONS:
+            if path.suffix not in CONFIGURATIONS:
                 continue
             lines = source_lines(content(path, _MOST_BYTES).decode(errors="replace"))
         except (OSError, ValueError):

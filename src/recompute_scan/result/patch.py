@@ -1,9 +1,10 @@
 """The fix of a result as a patch: what it makes of files, written and taken back.
 
 A result may come from somebody else, so nothing of it is trusted with a file. A patch changes
-Python files below one folder and through no link. It changes a file only if that is the one that
-was recorded, and has the lines that the diff says. It takes words of a statement out and sets
-settings; a change that brings in another word is refused.
+Python and configuration files below one folder and through no link. It changes a file only if that
+is the one that was recorded, and has the lines that the diff says. It takes words of a statement
+out and sets settings, and in a configuration file it only switches one off; a change that brings in
+another word is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from msgspec import Struct
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, new_version, write_whole
+from recompute_scan.frameworks.base import CONFIGURATIONS, opposite
 from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.result.document import Result
 from recompute_scan.result.recompute import DOUBLED, Finding, Fix
@@ -287,8 +289,8 @@ def place(root: Path, file: str) -> tuple[str, Path]:
         inside = path
     if inside is None or not inside.parts or ".." in inside.parts or "\0" in file:
         raise _outside(file, f"it is not below {root}")
-    if inside.suffix not in ("", ".py", ".pyw"):
-        raise _outside(file, "it is no Python file")
+    if inside.suffix not in {"", ".py", ".pyw", *CONFIGURATIONS}:
+        raise _outside(file, "it is neither a Python file nor a configuration")
     whole = home / inside
     if os.path.realpath(whole) != str(whole):
         raise _outside(file, "it is reached through a link")
@@ -327,7 +329,8 @@ def _with(data: bytes, several: Sequence[Change], name: str) -> bytes:
     if lines and not data.endswith((b"\n", b"\r")):
         lines[-1] = lines[-1].rstrip(_ENDS)
     after = mark + b"".join(lines)
-    if not _is_python(data) or not _is_python(after):
+    settings = Path(name).suffix in CONFIGURATIONS
+    if not settings and not (_is_python(data) and _is_python(after)):
         raise _stale(name, "it is, or would become, no Python that this version reads")
     return after
 
@@ -349,7 +352,11 @@ def _edits(
         )
         for kind in "-+"
     )
-    if not _SETTINGS.issuperset(come - gone):
+    new, old = come - gone, gone - come
+    if Path(name).suffix in CONFIGURATIONS:
+        if [*map(opposite, old.elements())] != [*new.elements()] or new.total() != 1:
+            raise _unusable("it does more than switch a setting off")
+    elif not _SETTINGS.issuperset(new):
         raise _unusable("it does more than take words out and set settings")
     return change.edits
 
