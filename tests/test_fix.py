@@ -244,6 +244,7 @@ def test_a_switch_in_a_configuration_goes_off(
     line = before[: before.index(SWITCH)].count("\n") + 1
     source = statement_at(tmp_path / name, line)
     assert source is not None
+    assert source.text == before.splitlines()[line - 1]  # what stands around it may be secret
     new = turned_off(source, [Edit("T", "keyword", SWITCH)])
     assert (new is None) == (not on)
     if new is None:

@@ -204,7 +204,7 @@ CONTEXT = 3
 def statement_at(path: Path, line: int) -> Source | None:
     """The innermost statement that spans ``line``, with three lines around it.
 
-    Of a configuration file it is the line itself. ``None`` where the file cannot be read or parsed,
+    Of a configuration file it is the line alone. ``None`` where the file cannot be read or parsed,
     or has no statement there.
 
     Args:
@@ -217,8 +217,9 @@ def statement_at(path: Path, line: int) -> Source | None:
         data = None if kept else content(path)
         text = "".join(linecache.getlines(str(path))) if data is None else decode_source(data)
         lines = [line.rstrip("\r\n") for line in source_lines(text)]
-        if path.suffix in CONFIGURATIONS:
-            begin, end, alone, whole = line, line, False, line <= len(lines)
+        around = CONTEXT
+        if path.suffix in CONFIGURATIONS:  # the lines around it may hold secrets
+            begin, end, alone, whole, around = line, line, False, line <= len(lines), 0
         elif found := _innermost(ast.parse(text), line):
             statement, alone = found
             begin, end, whole = statement.lineno, _end(statement), _whole_lines(statement, lines)
@@ -226,10 +227,10 @@ def statement_at(path: Path, line: int) -> Source | None:
             return None
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    first = max(1, begin - CONTEXT)
+    first = max(1, begin - around)
     return Source(
         first=first,
-        text="\n".join(lines[first - 1 : end + CONTEXT]),
+        text="\n".join(lines[first - 1 : end + around]),
         begin=begin,
         end=end,
         alone=alone,
