@@ -228,12 +228,12 @@ SWITCH = "gradient_checkpointing"
     [
         ("c.yaml", f"lr: 1\ntrain:\n  {SWITCH}: true  # memory\n", "true", "false"),
         ("c.yml", f"{SWITCH}: Yes\r\nlr: 1\r\n", "Yes", "No"),
-        ("c.json", f'{{"lr": 1, "{SWITCH}": true, "seed": 1}}', "true", "false"),
+        ("c.json", f'{{\n  "token": "x",\n  "{SWITCH}": true,\n  "a": 1\n}}', "true", "false"),
         ("c.toml", f'name = "é"\n{SWITCH} = true\n', "true", "false"),
         ("c.ini", f"[train]\n{SWITCH}=1\n", "1", "0"),
         ("c.yaml", f"{SWITCH}: full\n", "", ""),
         ("c.yaml", f"{SWITCH}: 1.5\n", "", ""),
-        ("c.json", f'{{"a": {{"{SWITCH}": true}}, "{SWITCH}": true}}', "", ""),
+        ("c.json", f'{{"token": "x", "{SWITCH}": true}}', "", ""),
         ("c.yaml", f"use_{SWITCH}: true\n", "", ""),
     ],
 )
@@ -243,11 +243,10 @@ def test_a_switch_in_a_configuration_goes_off(
     (tmp_path / name).write_bytes(before.encode())
     line = before[: before.index(SWITCH)].count("\n") + 1
     source = statement_at(tmp_path / name, line)
-    assert source is not None
-    assert source.text == before.splitlines()[line - 1]  # what stands around it may be secret
-    new = turned_off(source, [Edit("T", "keyword", SWITCH)])
+    new = turned_off(source, [Edit("T", "keyword", SWITCH)]) if source else None
+    assert source is None or source.text == before.splitlines()[line - 1]  # no secret around it
     assert (new is None) == (not on)
-    if new is None:
+    if source is None or new is None:
         return
     diff = change_diff(f"{name}:{line}", source, new)
     (one,) = patches.changed(with_diff(diff, source.digest), tmp_path)

@@ -199,13 +199,14 @@ def _called(main: ModuleType) -> Iterator[tuple[str, str]]:
 
 
 CONTEXT = 3
+_ENTRY = re.compile("[:=]")
 
 
 def statement_at(path: Path, line: int) -> Source | None:
     """The innermost statement that spans ``line``, with three lines around it.
 
     Of a configuration file it is the line alone. ``None`` where the file cannot be read or parsed,
-    or has no statement there.
+    or has no statement there, or several entries.
 
     Args:
         path: A Python file, or one of ``CONFIGURATIONS``.
@@ -218,8 +219,11 @@ def statement_at(path: Path, line: int) -> Source | None:
         text = "".join(linecache.getlines(str(path))) if data is None else decode_source(data)
         lines = [line.rstrip("\r\n") for line in source_lines(text)]
         around = CONTEXT
-        if path.suffix in CONFIGURATIONS:  # the lines around it may hold secrets
-            begin, end, alone, whole, around = line, line, False, line <= len(lines), 0
+        if path.suffix in CONFIGURATIONS:
+            # Other entries may hold secrets, on the lines around it and on the line itself.
+            if line > len(lines) or len(_ENTRY.findall(lines[line - 1])) != 1:
+                return None
+            begin, end, alone, whole, around = line, line, False, True, 0
         elif found := _innermost(ast.parse(text), line):
             statement, alone = found
             begin, end, whole = statement.lineno, _end(statement), _whole_lines(statement, lines)
