@@ -215,19 +215,20 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
         page.prose(how_to_record(result).why, most=5)
     elif result.crash is None:
         groups.append(_sites_in_short(page, result))
-    # Without a fix, the first finding that would save time.
-    shown = (
-        one
-        for one in result.findings
-        if (one.fix is cure.fix if cure else one.saving_ms is not None and not one.fix)
-    )
-    one = next(shown, None)
+    # Without a fix, the first finding that would save time, or else the first.
+    one = next((one for one in result.findings if cure and one.fix is cure.fix), None)
+    if cure is None and result.crash is None:
+        saving = [one for one in result.findings if one.saving_ms is not None]
+        one = next(iter((*saving, *result.findings)), None)
     if cure is None and one is not None:
         page.prose(_named(one), most=3)
+        page.prose(one.detail, most=4)
     elif cure is not None and one is not None:
         if one.code != DOUBLED:  # which the verdict says
             page.prose(_named(one), most=1)
-        page.prose(f"Fix: {cure.fix.summary}", most=3, bold=True)
+        if one.wrong_gradients:  # by which operator, and where
+            page.prose(one.detail, most=2)
+        page.prose(f"Fix: {cure.fix.summary}", most=2 if one.wrong_gradients else 3, bold=True)
         edits = [line for line in diff_lines(cure.fix.diff or "") if line.kind in ("add", "del")]
         for line in edits[:_MOST_EDITS]:
             text = f"{line.text[0]} {line.text[1:].strip()}"
