@@ -11,15 +11,13 @@ from itertools import product
 import pytest
 from msgspec import structs
 
-from recompute_scan.bundle.issue import issue_text
+from recompute_scan.bundle.pack import issue_text
 from recompute_scan.report import words
-from recompute_scan.report.compared import (
+from recompute_scan.report.render import (
+    render_answer,
     render_comparison_answer,
     render_comparison_html,
     render_comparison_text,
-)
-from recompute_scan.report.render import (
-    render_answer,
     render_html,
     render_markdown,
     render_text,
