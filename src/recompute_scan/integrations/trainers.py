@@ -36,52 +36,56 @@ class Follower:
     most frameworks close theirs before they announce the end of the training.
 
     Args:
-        steps: As for :func:`record`, and so are the others.
+        steps: As for :func:`recompute_scan.record`, and so are the others.
         warmup: Steps before anything is recorded.
         timing_steps: Steps to time without the profiler.
         folder: Where traces, result and page go; ``None`` for a temporary one.
         device: What to record.
-        trackers: Whether trackers in use get the answer.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
     """
 
     def __init__(
         self,
         *,
-        steps: int,
-        warmup: int,
-        timing_steps: int,
-        folder: str | os.PathLike[str] | None,
-        device: Literal["auto", "cpu", "cuda"],
-        trackers: bool,
+        steps: int = 5,
+        warmup: int = 3,
+        timing_steps: int = 10,
+        folder: str | os.PathLike[str] | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        trackers: bool = True,
     ) -> None:
+        super().__init__()
         self._recording: Recording = record(
             steps, warmup=warmup, timing_steps=timing_steps, folder=folder, device=device
         )
         self._trackers = trackers
         self._told = False
-        self._steps = 0
+        self._made = 0
 
     @property
     def scan(self) -> Scan:
-        """The scan of the recorded steps; see :attr:`Recording.scan` for its errors."""
+        """The scan of the recorded steps, when the training is over.
+
+        See :attr:`Recording.scan` for its errors.
+        """
         return self._recording.scan
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """A training is about to begin. Where a framework announces it twice, the first counts."""
-        if self._recording.under_way and not self._steps:
+        if self._recording.under_way and not self._made:
             return
         self._recording.begin(gives_way=True)
-        self._steps = 0
+        self._made = 0
         self._told = False
 
-    def step(self) -> None:
+    def _step(self) -> None:
         """A step of it has ended."""
         if self._recording.under_way:
-            self._steps += 1
+            self._made += 1
             self._recording.step()
             self._tell()
 
-    def end(self, error: BaseException | None = None) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
         """It has ended, with this error if it failed."""
         self._recording.end(error)
         if error is None:
@@ -96,7 +100,7 @@ class Follower:
             return
         try:
             if trackers.in_use():
-                trackers.tell(note_of(self.scan, self._steps))
+                trackers.tell(note_of(self.scan, self._made))
         except Exception:  # the training goes on
             _log.warning("Trackers got no answer", exc_info=True)
 
@@ -141,60 +145,29 @@ def _bundled(scan: Scan) -> dict[str, bytes]:
         return {}
 
 
-class RecomputeScanCallback(TrainerCallback):
+class RecomputeScanCallback(Follower, TrainerCallback):
     """Records the first steps of each ``train()``: ``Trainer(…, callbacks=[callback])``.
 
     A step is an optimizer step, whatever ``gradient_accumulation_steps`` is. Given to the Trainer
     when that is made, it sees which line switches checkpointing on.
-
-    Args:
-        steps: As for :func:`recompute_scan.record`, and so are the others.
-        warmup: Steps before anything is recorded.
-        timing_steps: Steps to time without the profiler.
-        folder: Where traces, result and page go; ``None`` for a temporary one.
-        device: What to record.
-        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
+    Arguments as of :class:`Follower`.
     """
-
-    def __init__(
-        self,
-        *,
-        steps: int = 5,
-        warmup: int = 3,
-        timing_steps: int = 10,
-        folder: str | os.PathLike[str] | None = None,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
-        trackers: bool = True,
-    ) -> None:
-        self._follower = Follower(
-            steps=steps,
-            warmup=warmup,
-            timing_steps=timing_steps,
-            folder=folder,
-            device=device,
-            trackers=trackers,
-        )
-
-    @property
-    def scan(self) -> Scan:
-        """The scan of the recorded steps, when the training is over."""
-        return self._follower.scan
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
         """The Trainer is there, and checkpointing not yet on."""
-        self._follower.begin()
+        self._begin()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """For callbacks that were added later, and for a second ``train()``."""
-        self._follower.begin()
+        self._begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """The optimizer has made its step."""
-        self._follower.step()
+        self._step()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """The last step is made, or the training was stopped."""
-        self._follower.end()
+        self._end()
 
 
 def _base() -> Any:
@@ -212,134 +185,72 @@ def _base() -> Any:
 _Callback: Any = _base()
 
 
-class RecomputeScanLightningCallback(_Callback):
+class RecomputeScanLightningCallback(Follower, _Callback):
     """Records the first steps of each ``fit()``: ``Trainer(callbacks=[callback])``.
 
     A step is an optimizer step, whatever ``accumulate_grad_batches`` is; of several optimizers in
     one batch, their steps together.
-
-    Args:
-        steps: As for :func:`recompute_scan.record`, and so are the others.
-        warmup: Steps before anything is recorded.
-        timing_steps: Steps to time without the profiler.
-        folder: Where traces, result and page go; ``None`` for a temporary one.
-        device: What to record.
-        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
+    Arguments as of :class:`Follower`.
     """
 
-    def __init__(
-        self,
-        *,
-        steps: int = 5,
-        warmup: int = 3,
-        timing_steps: int = 10,
-        folder: str | os.PathLike[str] | None = None,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
-        trackers: bool = True,
-    ) -> None:
-        super().__init__()
-        self._follower = Follower(
-            steps=steps,
-            warmup=warmup,
-            timing_steps=timing_steps,
-            folder=folder,
-            device=device,
-            trackers=trackers,
-        )
-        self._global_step = 0
-
-    @property
-    def scan(self) -> Scan:
-        """The scan of the recorded steps, when the training is over."""
-        return self._follower.scan
+    _global_step = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The strategy has not wrapped the model yet."""
         if stage == "fit":
-            self._follower.begin()
+            self._begin()
             self._global_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """A batch is over; was it the last one of a step?"""
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
-            self._follower.step()
+            self._step()
 
     def on_train_end(self, *_: Any) -> None:
         """The last step is made, or the training was stopped."""
-        self._follower.end()
+        self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The training has failed, or was interrupted."""
-        self._follower.end(exception)
+        self._end(exception)
 
 
-class RecomputeScanTracker(GeneralTracker):
+class RecomputeScanTracker(Follower, GeneralTracker):
     """Records the first steps: ``Accelerator(log_with=[tracker])``, then ``init_trackers(…)``.
 
     A step ends with each ``accelerator.log(…, step=n)`` of another ``n``, or each ``log`` without
     one: log once per step, at its end. ``accelerator.end_training()`` ends the recording. Make the
     model after ``init_trackers``, so that the lines that switch checkpointing on are seen.
-
-    Args:
-        steps: As for :func:`recompute_scan.record`, and so are the others.
-        warmup: Steps before anything is recorded.
-        timing_steps: Steps to time without the profiler.
-        folder: Where traces, result and page go; ``None`` for a temporary one.
-        device: What to record.
-        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
+    Arguments as of :class:`Follower`.
     """
 
     name = "recompute_scan"
     requires_logging_directory = False
     main_process_only = False
 
-    def __init__(
-        self,
-        *,
-        steps: int = 5,
-        warmup: int = 3,
-        timing_steps: int = 10,
-        folder: str | os.PathLike[str] | None = None,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
-        trackers: bool = True,
-    ) -> None:
-        super().__init__()
-        self._follower = Follower(
-            steps=steps,
-            warmup=warmup,
-            timing_steps=timing_steps,
-            folder=folder,
-            device=device,
-            trackers=trackers,
-        )
-        self._logged: int | None = None
+    _logged: int | None = None
 
     @property
     def tracker(self) -> RecomputeScanTracker:
         """The tracker that ``accelerator.get_tracker("recompute_scan", unwrap=True)`` returns."""
         return self
 
-    @property
-    def scan(self) -> Scan:
-        """The scan of the recorded steps, when the training is over."""
-        return self._follower.scan
-
     def start(self) -> None:
         """``init_trackers`` was called."""
         self._logged = None
-        self._follower.begin()
+        self._begin()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """The same, in versions that do not call :meth:`start`; the values are not looked at."""
-        self._follower.begin()
+        self._begin()
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
         """Something was logged; the values are not looked at."""
         if step is None or step != self._logged:
             self._logged = step
-            self._follower.step()
+            self._step()
 
     def finish(self) -> None:
         """``end_training`` was called."""
-        self._follower.end()
+        self._end()

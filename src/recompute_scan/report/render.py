@@ -150,15 +150,13 @@ def _is_plan(result: Result) -> bool:
     return result.plan is not None and result.crash is None
 
 
-def _fit(
-    groups: list[list[str]], commands: list[str], fewest: int, width: int, most: int = MOST_LINES
-) -> list[str]:
+def _fit(groups: list[list[str]], commands: list[str], fewest: int, width: int) -> list[str]:
     """Groups of lines and then commands, as many of these as fit, with blank lines if they do."""
 
     def taken(lines: Sequence[str]) -> int:
         return sum(-(-max(columns(printed(line)), 1) // width) for line in lines)
 
-    left = most - sum(map(taken, groups))
+    left = MOST_LINES - sum(map(taken, groups))
     while len(commands) > fewest and taken(commands) > left:
         commands = commands[:-1]
     left -= taken(commands)
