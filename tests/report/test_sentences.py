@@ -31,11 +31,11 @@ from recompute_scan.result import (
     CompiledRecompute,
     CrossCheck,
     Gradients,
+    MemorySnapshot,
     PlainCount,
     Result,
 )
 from recompute_scan.result.compare import Comparison, compare
-from recompute_scan.result.document import MemorySnapshot
 from tests.report import sample_results as samples
 from tests.report import sentences
 from tests.report.pages import ranks, recorded

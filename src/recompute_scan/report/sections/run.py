@@ -9,8 +9,7 @@ from msgspec import Struct
 from recompute_scan.report.blocks import Page, Section, always, analysed, ranges
 from recompute_scan.report.summary import ranks_sentence
 from recompute_scan.report.templating import markdown_code, markdown_prose, visible
-from recompute_scan.result import Rank, Result, Verdict
-from recompute_scan.result.document import MemorySnapshot
+from recompute_scan.result import MemorySnapshot, Rank, Result, Verdict
 from recompute_scan.units import UNKNOWN, ms, plural, size
 
 # From here on the rows of single ranks are folded away under their groups.
