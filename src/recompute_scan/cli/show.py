@@ -97,9 +97,9 @@ def compare(
     if style == "json":
         text = compare.to_json(comparison)
     else:
-        from recompute_scan.report import compared
+        from recompute_scan.report import render
 
-        in_full, in_short = compared.render_comparison_text, compared.render_comparison_answer
+        in_full, in_short = render.render_comparison_text, render.render_comparison_answer
         text = (in_full if verbose else in_short)(comparison)
     say(text, style)
     return 0
