@@ -47,7 +47,7 @@ from tests.damage.damaging import Labelled
 from benchmarks._frame import Table, benchmark, folder_option, kept_in, some, words
 from benchmarks.damage import print_damaged
 from recompute_scan import trace as traces
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.recompute.study import study
 from recompute_scan.result import Result
 

@@ -44,8 +44,7 @@ from tests.trace.kineto_reading import parse
 
 from benchmarks._frame import Table, benchmark, folder_option, kept_in, some, words
 from benchmarks.accuracy import EVIDENCE, agrees, marked
-from recompute_scan.analysis.answer import result_of
-from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse, result_of
 from recompute_scan.result import Result
 from recompute_scan.trace.nsys import load_nsys
 

@@ -21,8 +21,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.report.compared import render_comparison_html
-from recompute_scan.report.render import render_html
+from recompute_scan.report.render import render_comparison_html, render_html
 from recompute_scan.result.compare import compare
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from msgspec import structs
 import recompute_scan as rs
 from recompute_scan.cli import main
 from recompute_scan.report.blocks import WIDTH, columns
-from recompute_scan.report.compared import render_comparison_html, render_comparison_text
+from recompute_scan.report.render import render_comparison_html, render_comparison_text
 from recompute_scan.result import Result
 from recompute_scan.result.compare import SCHEMA, Comparison, compare, json_schema, to_json
 from tests.report.page_reader import Page

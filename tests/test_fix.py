@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from recompute_scan.advise.edit import change_diff, edited, turned_off
+from recompute_scan.advise.choice import change_diff, edited, turned_off
 from recompute_scan.cli import main
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.base import Edit

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan import installation
+from recompute_scan.cli import show as installation
+from recompute_scan.cli.show import Installed, look
 from recompute_scan.errors import how_to_add
-from recompute_scan.installation import Installed, look
 
 
 def by_purpose(lines: list[Installed]) -> dict[str, Installed]:

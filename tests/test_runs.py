@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan import run_folders as runs
+from recompute_scan import files as runs
 from recompute_scan.cli import main
 from recompute_scan.errors import UsageError
 from recompute_scan.record.options import beside, came_to_an_end

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import main
-from recompute_scan.pages import messages, page, titles
+from recompute_scan.cli.show import messages, page, titles
 from recompute_scan.report.blocks import Page
 from recompute_scan.report.finding_words import sheet
 from recompute_scan.report.render import render_text

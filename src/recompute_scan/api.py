@@ -32,7 +32,7 @@ from recompute_scan import units
 from recompute_scan.analysis.inputs import load_each
 from recompute_scan.analysis.pipeline import analyse, result_at
 from recompute_scan.errors import InputError
-from recompute_scan.files import content
+from recompute_scan.files import content, newest_run
 from recompute_scan.report import summary, words
 from recompute_scan.report.blocks import block_label
 from recompute_scan.report.figures import COLOURS, PARTS, cost_bars, family_colours, short_name
@@ -49,7 +49,6 @@ from recompute_scan.result import (
 )
 from recompute_scan.result.compare import Comparison
 from recompute_scan.result.compare import compare as compare_results
-from recompute_scan.run_folders import newest_run
 from recompute_scan.trace.calls import find_steps, nest, step_of
 from recompute_scan.trace.columns import KIND_NAMES, Ints, Trace
 from recompute_scan.workers import Workers

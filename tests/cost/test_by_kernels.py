@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.result import Cost, Result
 from recompute_scan.trace.columns import Trace
 from tests.recompute.attention_traces import FLASH_2

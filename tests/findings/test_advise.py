@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recompute_scan.advise import RunFacts, advise_removal, keep_and_drop, switch_of, title_of
-from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.advise.choice import change_diff, edited
 from recompute_scan.advise.settings import advise_fewer
 from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks.base import Edit

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from recompute_scan.advise import place
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.analysis.ranks import Piece, merge, result_by_hooks
 from recompute_scan.check.policy import Policy, judge
 from recompute_scan.findings.registry import settle

@@ -13,7 +13,7 @@ from recompute_scan.cost.price import price
 from recompute_scan.diagnose.outcome import names
 from recompute_scan.findings import registry
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
-from recompute_scan.findings.memory import check_memory_headroom
+from recompute_scan.findings.policies import check_memory_headroom
 from recompute_scan.findings.registry import RULES, check_all
 from recompute_scan.lint.rules import RULES as LINT_RULES
 from recompute_scan.recompute.regions import list_regions

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.check.policy import Baseline
 from recompute_scan.guarding.judge import Stored
 from recompute_scan.result import Result, to_json

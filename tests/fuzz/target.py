@@ -11,10 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
-from recompute_scan.advise.edit import change_diff, edited
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.advise.choice import change_diff, edited
 from recompute_scan.analysis.confidence import confidence
-from recompute_scan.analysis.pipeline import analyse, result_at
+from recompute_scan.analysis.pipeline import analyse, result_at, result_of
 from recompute_scan.analysis.ranks import result_of_snapshots, result_without_trace, snapshots_at
 from recompute_scan.check import Policy, judge
 from recompute_scan.check.policy import parse_baseline

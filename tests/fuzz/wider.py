@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from recompute_scan.analysis.answer import result_of
-from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse, result_of
 from recompute_scan.check.policy import Baseline
 from recompute_scan.result import Result
 from recompute_scan.result.run_record import RunInfo

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from recompute_scan.cli import cli, main
+from recompute_scan.cli.show import titles
 from recompute_scan.lint import lint
 from recompute_scan.lint.rules import RULES
-from recompute_scan.pages import titles
 from recompute_scan.project_file import lint_settings
 from tests.lint.cases import CASES, Case, answer
 from tests.lint.found_cases import FOUND

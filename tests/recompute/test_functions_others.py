@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recompute_scan.analysis.answer import result_of
-from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.analysis.pipeline import analyse, result_of
 from recompute_scan.recompute.study import study
 from recompute_scan.result import Result
 from recompute_scan.trace import load

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recompute_scan import trace
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.result import Result
 from tests.cases.coarse import without_operators
 from tests.cases.groups import highest

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.result import Result
 from recompute_scan.trace import load
 from tests.recompute.attention_traces import ALL, FLASH_2, Layout, each_layer, recorded

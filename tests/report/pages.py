@@ -10,8 +10,7 @@ from msgspec import structs
 
 from recompute_scan.analysis.confidence import headline
 from recompute_scan.analysis.pipeline import analyse
-from recompute_scan.report.compared import render_comparison_html
-from recompute_scan.report.render import render_html
+from recompute_scan.report.render import render_comparison_html, render_html
 from recompute_scan.result import Rank, Result, from_json
 from recompute_scan.result.compare import compare
 from tests.report import sample_results

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recompute_scan import report
-from recompute_scan.bundle import issue
+from recompute_scan.bundle import pack
 from recompute_scan.report import words
 from recompute_scan.result import MEASURED, Result
 from recompute_scan.result.compare import Comparison
@@ -399,7 +399,7 @@ def all_strings() -> Iterator[str]:
 
 
 def _with_files() -> Iterator[tuple[str, str]]:
-    files = [*ROOT.rglob("*.py"), *ROOT.rglob("*.html"), Path(issue.__file__)]
+    files = [*ROOT.rglob("*.py"), *ROOT.rglob("*.html"), Path(pack.__file__)]
     for path in sorted(files):
         if path.name not in _OTHERS:
             yield from ((path.name, " ".join(text.split())) for text in strings(path))

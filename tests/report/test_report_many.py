@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from recompute_scan.report.compared import step_bars
 from recompute_scan.report.figures import MOST_BOXES
-from recompute_scan.report.render import render_html
+from recompute_scan.report.render import render_html, step_bars
 from recompute_scan.report.sections.layers import MOST_COLUMNS, MOST_KINDS, MOST_ROWS, by_step
 from recompute_scan.report.sections.run import rank_groups
 from recompute_scan.report.summary import ranks_sentence

@@ -11,15 +11,13 @@ from itertools import product
 import pytest
 from msgspec import structs
 
-from recompute_scan.bundle.issue import issue_text
+from recompute_scan.bundle.pack import issue_text
 from recompute_scan.report import words
-from recompute_scan.report.compared import (
+from recompute_scan.report.render import (
+    render_answer,
     render_comparison_answer,
     render_comparison_html,
     render_comparison_text,
-)
-from recompute_scan.report.render import (
-    render_answer,
     render_html,
     render_markdown,
     render_text,
@@ -33,11 +31,11 @@ from recompute_scan.result import (
     CompiledRecompute,
     CrossCheck,
     Gradients,
+    MemorySnapshot,
     PlainCount,
     Result,
 )
 from recompute_scan.result.compare import Comparison, compare
-from recompute_scan.result.document import MemorySnapshot
 from tests.report import sample_results as samples
 from tests.report import sentences
 from tests.report.pages import ranks, recorded

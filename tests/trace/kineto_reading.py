@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from recompute_scan.garbage import paused
+from recompute_scan.progress import paused
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Limits, Trace
 from recompute_scan.trace.kineto.reader import CHUNK, Reader
 from recompute_scan.trace.streams import Stream

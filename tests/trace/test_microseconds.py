@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.trace import load
 from recompute_scan.trace.calls import Calls, nest
 from recompute_scan.trace.columns import Int64, Kind, Trace

@@ -18,14 +18,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from recompute_scan.bundle.issue import issue_text
+from recompute_scan.bundle.pack import issue_text
 from recompute_scan.check import Policy, judge
 from recompute_scan.check.formats import RENDERINGS
 from recompute_scan.cli import main
 from recompute_scan.cli.output import harmless
 from recompute_scan.errors import InputError
-from recompute_scan.report.compared import render_comparison_html, render_comparison_text
-from recompute_scan.report.render import render_html, render_markdown, render_text
+from recompute_scan.report.render import (
+    render_comparison_html,
+    render_comparison_text,
+    render_html,
+    render_markdown,
+    render_text,
+)
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.result.compare import compare
 from recompute_scan.result.compare import to_json as comparison_json

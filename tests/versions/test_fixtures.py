@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recompute_scan import trace
-from recompute_scan.analysis.answer import result_of
+from recompute_scan.analysis.pipeline import result_of
 from tests.cases.truth import Truth, truth_of
 
 FOLDER = Path(__file__).parents[2] / "traces" / "versions"

@@ -32,8 +32,18 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, opened
 from recompute_scan.findings.base import CodeEvidence, RunEvidence
 from recompute_scan.findings.registry import check_code, check_ranks, check_run
-from recompute_scan.result import DOUBLED_LEAD, Checked, EvidenceLevel, Level, Rank, Result, Verdict
-from recompute_scan.result.document import HeldBy, HeldKind, MemorySnapshot
+from recompute_scan.result import (
+    DOUBLED_LEAD,
+    Checked,
+    EvidenceLevel,
+    HeldBy,
+    HeldKind,
+    Level,
+    MemorySnapshot,
+    Rank,
+    Result,
+    Verdict,
+)
 from recompute_scan.result.fidelity import SAME, Fidelity, in_words
 from recompute_scan.result.run_record import RunInfo, run_records_in, stacks_text_name
 from recompute_scan.trace import Address

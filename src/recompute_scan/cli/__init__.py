@@ -16,8 +16,7 @@ import click
 from click.core import ParameterSource
 
 from recompute_scan._version import __version__
-from recompute_scan.cli.event_stream import ended, failed
-from recompute_scan.cli.output import PREFIX, tell
+from recompute_scan.cli.output import PREFIX, ended, failed, tell
 from recompute_scan.errors import InputError, ScanError, UsageError
 from recompute_scan.terminal import inert
 
@@ -28,7 +27,7 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # The headings of the help; the module of each command.
 _GROUPS = {
-    "Record a script": {"run": "run", "plan": "plan"},
+    "Record a script": dict.fromkeys(("run", "plan"), "run"),
     "Read what was recorded": {
         "analyze": "analyze",
         **dict.fromkeys(("report", "compare", "explain"), "show"),

@@ -13,25 +13,28 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from recompute_scan.cli.event_stream import events_option, follow, progressing, told_result
 from recompute_scan.cli.options import Grouped, machine_options
 from recompute_scan.cli.output import (
     Answer,
     answer_options,
     clear,
     debug_option,
+    events_option,
     file_option,
     files,
+    follow,
     force_option,
     newest,
     output_option,
     progress,
+    progressing,
     put,
     tell,
+    told_result,
 )
 from recompute_scan.errors import UsageError
 from recompute_scan.files import content, refuse_existing, write, write_whole
-from recompute_scan.garbage import paused
+from recompute_scan.progress import paused
 
 if TYPE_CHECKING:
     from recompute_scan.cost.flops import Machine

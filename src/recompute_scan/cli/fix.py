@@ -59,8 +59,8 @@ def fix(
     recorded: only files below the current folder are changed, none through a link, and none that
     was changed since the recording. With --verify, ARGS after two dashes go to the script.
     """
+    from recompute_scan.files import newest_run, runs_of
     from recompute_scan.result import patch
-    from recompute_scan.run_folders import newest_run, runs_of
 
     if args and wanted != "verify":
         raise click.UsageError(f"Got unexpected extra argument ({inert(args[0])})")
@@ -221,8 +221,8 @@ def runs(folders: tuple[str, ...], remove: bool) -> int:
     Each has its verdict, or how it failed; `latest` is the one that the folder above it stands for.
     FOLDERS are folders of runs, or of scripts, for all of their runs.
     """
-    from recompute_scan.run_folders import all_runs, newest_run
-    from recompute_scan.run_folders import remove as remove_run
+    from recompute_scan.files import all_runs, newest_run
+    from recompute_scan.files import remove as remove_run
 
     wanted = {Path(one).absolute() for one in folders}
     chosen = [

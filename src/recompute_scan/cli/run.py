@@ -1,4 +1,7 @@
-"""``recompute-scan run``: record a few steps of a script and report, or guard all of them.
+"""``run`` and ``plan``: commands that start a script.
+
+``run`` records a few steps and reports, or guards all of them. ``plan`` says which layers to
+recompute within a limit, and proves it.
 
 Under ``run`` torch is imported before the script begins, so that ``os.environ["OMP_NUM_THREADS"] =
 "1"`` at its top would come too late: other numbers of threads add floats up in another order.
@@ -21,47 +24,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recompute_scan.cli.event_stream import (
-    ended,
-    events_option,
-    follow,
-    followed_at,
-    progressing,
-    showing,
-    telling,
-    told_change,
-)
 from recompute_scan.cli.options import (
     Configured,
+    Grouped,
     machine_options,
+    module_option,
+    output_folder,
+    processes_option,
     recording_options,
+    timeout_option,
     typed,
     with_fidelity,
 )
 from recompute_scan.cli.output import (
     Answer,
+    Number,
     announce,
     answer_options,
     debug_option,
+    ended,
+    events_option,
     files,
+    follow,
+    followed_at,
     hand_on,
     open_option,
     print_document,
     print_report,
     progress,
+    progressing,
     seen_from_here,
+    showing,
     tell,
+    telling,
+    told_change,
 )
 from recompute_scan.errors import UsageError
-from recompute_scan.files import content
-from recompute_scan.run_folders import HOME, is_run, new_run, remove_if_empty
+from recompute_scan.files import HOME, content, is_run, new_run, remove_if_empty
 from recompute_scan.units import plural
 
 if TYPE_CHECKING:
     from recompute_scan.cost.flops import Machine
     from recompute_scan.guarding.guard import StandingGuard
     from recompute_scan.result.run_record import NextCommand
-
 
 _TIMES = {1: "once", 2: "twice"}
 _AFTER = "-after"
@@ -445,3 +450,98 @@ def run(
     if by_another and handed_on is None:
         print_document(options.takes_place_of if status == 0 else None, options.output)
     return status
+
+
+@click.command(
+    cls=Grouped,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Say which layers to checkpoint within a memory limit, and prove it.",
+)
+@click.option(
+    "--memory",
+    metavar="AMOUNT|N%|free",
+    help="Memory to keep to: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
+)
+@click.option(
+    "--step-time",
+    "step_time_ms",
+    metavar="MS",
+    type=Number(min=0, min_open=True),
+    help="Longest step to keep to instead, for the least memory.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Apply the plan in memory and measure it.",
+)
+@click.option(
+    "--timing-steps", default=10, show_default=True, help="Steps to time of each arrangement."
+)
+@click.option("--steps", default=3, show_default=True, help="Steps to profile.")
+@output_folder
+@processes_option
+@timeout_option
+@module_option
+@answer_options("text", "json")
+@events_option
+@debug_option
+@click.argument("script", shell_complete=files)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def plan(
+    script: str,
+    args: tuple[str, ...],
+    memory: str | None,
+    step_time_ms: float | None,
+    verify: bool,
+    is_module: bool,
+    output: Path | None,
+    nproc_per_node: int | None,
+    events: str,
+    answer: Answer,
+    **recorded: Any,
+) -> int:
+    """Find the fastest way to checkpoint SCRIPT's layers within a memory limit.
+
+    It is run three times: as it is, then with checkpoints put on and taken off in memory from step
+    to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
+    there, on a CPU on what is saved for the backward pass.
+    """
+    from recompute_scan.cost.plan import read_wish
+
+    folder = output or script_folder(script, args, launched=False, ending="-plan")
+    wish = read_wish(memory, step_time_ms)
+    if not is_module:
+        check_script(click.get_current_context().obj, script, args)
+    folder = (output or new_run(folder)).absolute()
+    click.get_current_context().call_on_close(partial(remove_if_empty, folder))
+    follow(events, command="plan", folder=folder)
+    announce(f"starting {script}")
+    if nproc_per_node is None and not is_module:
+        set_early(Path(script))
+    from recompute_scan.record.finish import Reporting, Way, plan_and_report
+    from recompute_scan.record.options import RunOptions, beside
+    from recompute_scan.record.verify import Asked
+
+    place, earlier = beside(folder, plans=True)
+    if folder not in (place, earlier):
+        tell(f"recompute-scan: {folder} keeps the result of a run; the plan goes to {place}")
+    options = RunOptions(
+        script, is_module, args, place, events=followed_at(), takes_place_of=earlier, **recorded
+    )
+    way = Way(None, nproc_per_node)
+    way.check(options)
+    from recompute_scan.cost.flops import UNKNOWN_MACHINE
+
+    reporting = Reporting(
+        place,
+        UNKNOWN_MACHINE,
+        None,
+        launched=False,
+        show=showing(partial(print_report, answer=answer)),
+        tell=telling(tell),
+        progress=progressing(progress),
+        leaving=ended,
+        takes_place_of=earlier,
+    )
+    return plan_and_report(way, options, reporting, Asked(wish, verify))

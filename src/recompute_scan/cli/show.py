@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import re
+import shutil
+import subprocess
 import sys
+import sysconfig
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
+from msgspec import Struct
 
 from recompute_scan.cli.output import (
     clear,
@@ -23,8 +31,9 @@ from recompute_scan.cli.output import (
     show_page,
     verbose_option,
 )
-from recompute_scan.errors import InputError, UsageError
-from recompute_scan.files import opened, read, refuse_existing, write
+from recompute_scan.errors import InputError, UsageError, how_to_add
+from recompute_scan.files import content, opened, read, refuse_existing, write
+from recompute_scan.startup import VARIABLE
 from recompute_scan.terminal import colored, inert, width
 
 
@@ -82,15 +91,15 @@ def compare(
     clear()
     comparison = compare.compare(results[0], results[1], (before, after))
     if html is not None:
-        from recompute_scan.report.compared import render_comparison_html
+        from recompute_scan.report.render import render_comparison_html
 
         write(html, render_comparison_html(comparison), force=force)
     if style == "json":
         text = compare.to_json(comparison)
     else:
-        from recompute_scan.report import compared
+        from recompute_scan.report import render
 
-        in_full, in_short = compared.render_comparison_text, compared.render_comparison_answer
+        in_full, in_short = render.render_comparison_text, render.render_comparison_answer
         text = (in_full if verbose else in_short)(comparison)
     say(text, style)
     return 0
@@ -154,7 +163,6 @@ def explain(what: str | None, verbose: bool) -> int:
 
 
 def _explain_code(code: str, *, verbose: bool) -> int:
-    from recompute_scan.pages import message, page
     from recompute_scan.report.blocks import Page
     from recompute_scan.report.finding_words import sheet, sheet_in_short
 
@@ -173,7 +181,6 @@ def _explain_code(code: str, *, verbose: bool) -> int:
 
 
 def _list_codes() -> int:
-    from recompute_scan.pages import messages, titles
     from recompute_scan.report.blocks import wrap
 
     for code, name in titles().items():
@@ -184,8 +191,6 @@ def _list_codes() -> int:
 
 def _nearest(code: str) -> str:
     """Codes that may be meant, and how to see all."""
-    from recompute_scan.pages import messages, titles
-
     known = [*titles()] if code.upper().startswith("RS") else [*messages()]
     import difflib
 
@@ -208,7 +213,6 @@ def doctor() -> int:
     """
     import textwrap
 
-    from recompute_scan.installation import heading, look
     from recompute_scan.report.templating import visible
 
     lines = look()
@@ -247,3 +251,182 @@ def completion(shell: str) -> int:
     made = kind(cli, {}, "recompute-scan", "_RECOMPUTE_SCAN_COMPLETE")
     say(ShellComplete.source(made) + "\n")  # bash's own would start bash to ask for its version
     return 0
+
+
+State = Literal["ok", "missing", "problem"]
+
+# Importing torch takes seconds on a cold disk; longer than this it hangs.
+_TORCH_TIMEOUT_S = 120
+# In another process: a broken torch ends only that process, and its memory is freed.
+# `python -c` looks for modules in the folder where it is started first, which may be a stranger's.
+_ASK_TORCH = """\
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+import json, torch
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "version": torch.__version__,
+    "activities": sorted(each.name for each in torch.profiler.supported_activities()),
+    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if cuda else [],
+    "built_for": torch.version.cuda or torch.version.hip,
+}))
+"""
+# Distributions, one is enough; the extra that brings them; the feature that needs them.
+_EXTRAS = (
+    (("transformers",), "examples", "examples"),
+    (("fsspec",), "remote", "remote traces"),
+    (("distributed",), "dask", "Dask (--dask)"),
+    (("traceinsight", "HolisticTraceAnalysis"), "hta", "HTA (--hta)"),
+)
+
+
+class Installed(Struct, frozen=True):
+    """One thing that was looked at.
+
+    Attributes:
+        state: ``missing`` is a choice, ``problem`` something to mend.
+        purpose: What it is needed for.
+        found: The version or device, or the advice.
+    """
+
+    state: State
+    purpose: str
+    found: str
+
+
+def look() -> list[Installed]:
+    """Everything that decides what can be done here, the most needed first."""
+    return [_reading(), *_recording(), _launchers(), *map(_extra, _EXTRAS), _py_spy()]
+
+
+def heading() -> str:
+    """The tool, the interpreter and the machine, in one line."""
+    about = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    return f"recompute-scan {version('recompute-scan')}, {about}"
+
+
+def _reading() -> Installed:
+    packages = ("numpy", "msgspec", "isal", "zstandard")
+    said = ", ".join(f"{name} {version(name)}" for name in packages)
+    return Installed("ok", "analyze", said)
+
+
+def _recording() -> list[Installed]:
+    purpose = "run"
+    missing = [name for name in ("torch", "wrapt") if _version_of(name) is None]
+    if missing:
+        said = f"no {' and no '.join(missing)}; {how_to_add('torch')}"
+        return [Installed("missing", purpose, said)]
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter, and words of ours
+            [sys.executable, "-c", _ASK_TORCH],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TORCH_TIMEOUT_S,
+            check=True,
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        said = f"torch does not come up within {_TORCH_TIMEOUT_S} s"
+        return [Installed("problem", purpose, said)]
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or [f"status {error.returncode}"])[-1]
+        return [Installed("problem", purpose, f"importing torch fails: {last}")]
+    except (OSError, ValueError, IndexError) as error:
+        return [Installed("problem", purpose, f"torch could not be asked: {error}")]
+    return [Installed("ok", purpose, f"torch {found['version']}"), _device(found)]
+
+
+def _device(found: dict[str, Any]) -> Installed:
+    purpose = "GPU activity"
+    if found["devices"]:
+        first, many = found["devices"][0], len(found["devices"])
+        if "CUDA" in found["activities"]:
+            return Installed("ok", purpose, f"{many} x {first}")
+        said = f"{first} is here, but this torch's profiler cannot record it (no CUPTI)"
+        return Installed("problem", purpose, said)
+    if found["built_for"]:
+        said = "no GPU is seen: CPU operators are recorded"
+    else:
+        said = "this torch is built for the CPU: CPU operators are recorded"
+    return Installed("missing", purpose, said)
+
+
+def _launchers() -> Installed:
+    purpose = "run -- LAUNCHER"
+    folders = {sysconfig.get_path("purelib"), *(p for p in sys.path if p.endswith("-packages"))}
+    hooks = [file for folder in folders for file in Path(folder).glob("*.pth") if _is_hook(file)]
+    if hooks:
+        return Installed("ok", purpose, f"start-up hook {hooks[0].name}")
+    said = "recompute_scan.pth is in no site-packages: start the ranks by `run --nproc-per-node`"
+    return Installed("problem", purpose, said)
+
+
+def _is_hook(file: Path) -> bool:
+    try:
+        return VARIABLE.encode() in content(file)
+    except OSError:
+        return False
+
+
+def _extra(wanted: tuple[tuple[str, ...], str, str]) -> Installed:
+    names, extra, purpose = wanted
+    for name in names:
+        if found := _version_of(name):
+            return Installed("ok", purpose, f"{name} {found}")
+    return Installed("missing", purpose, how_to_add(extra))
+
+
+def _py_spy() -> Installed:
+    purpose = "stacks of a hang"
+    if program := shutil.which("py-spy"):
+        return Installed("ok", purpose, program)
+    return Installed("missing", purpose, "native frames need py-spy: pip install py-spy")
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def page(code: str) -> str | None:
+    """The page of the finding with this code, as Markdown; ``None`` where there is none."""
+    return _pages().get(code.upper())
+
+
+def titles() -> dict[str, str]:
+    """The name of every finding by its code, in order of the codes."""
+    return {
+        code: text.partition("\n")[0][len("# RS000 ") :].strip() for code, text in _pages().items()
+    }
+
+
+@cache
+def _pages() -> dict[str, str]:
+    paths = sorted((_docs() / "findings").glob("RS*.md"))
+    return {path.stem: path.read_text(encoding="utf-8").rstrip("\n") + "\n" for path in paths}
+
+
+def _docs() -> Path:
+    """The folder of the pages, in an installed package or in a checkout."""
+    here = Path(__file__).parents[1]
+    installed = here / "docs"
+    return installed if installed.is_dir() else here.parents[1] / "docs"
+
+
+def message(code: str) -> str | None:
+    """The documentation of an error, as Markdown; ``None`` where there is none."""
+    return messages().get(code.upper())
+
+
+def messages() -> dict[str, str]:
+    """The documentation of every error, by its code, heading first."""
+    path = _docs() / "messages.md"
+    page = path.read_text(encoding="utf-8") if path.is_file() else ""
+    parts = re.split(r"^(?=#{2,3} )", page, flags=re.MULTILINE)
+    return {part[4:8]: part for part in parts if part.startswith("### E")}

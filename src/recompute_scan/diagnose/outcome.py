@@ -17,9 +17,8 @@ from msgspec import Struct
 from recompute_scan.crash import Crash, ModelState, Raised, RankEnd
 from recompute_scan.diagnose import (
     checkpoint_errors,
+    device_errors,
     hangs,
-    memory_errors,
-    parallel_errors,
     recompute_errors,
 )
 from recompute_scan.diagnose.checkpoint_errors import CHECKPOINTING_SIGNATURES
@@ -71,8 +70,7 @@ SIGNATURES = _with_frameworks(
         *checkpoint_errors.SIGNATURES,
         *CHECKPOINTING_SIGNATURES,
         *SAVING_SIGNATURES,
-        *memory_errors.SIGNATURES,
-        *parallel_errors.SIGNATURES,
+        *device_errors.SIGNATURES,
     )
 )
 # Seen in a run alone: what its weights show, without any failure.

@@ -14,8 +14,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import nn
 
-from recompute_scan.fidelity.backward_reads import Around, HandedTensors, see_what_is_handed
-from recompute_scan.fidelity.lost_gradients import Application, Applied, Leaving, Passing
+from recompute_scan.fidelity.lost_gradients import (
+    Application,
+    Applied,
+    Around,
+    HandedTensors,
+    Leaving,
+    Passing,
+    see_what_is_handed,
+)
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.runs import ForwardRun, PartRun, RecomputeRun, RegionRun, Shown
 from recompute_scan.fidelity.state import (

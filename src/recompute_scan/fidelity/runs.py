@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recompute_scan.fidelity.backward_reads import (
+from recompute_scan.fidelity.lost_gradients import (
     Around,
     Arrives,
     HandedTensors,
@@ -137,7 +137,7 @@ class _Suspect(Struct, frozen=True):
 class Checker:
     """Goes along the forward's calls while the recompute makes its own.
 
-    :mod:`recompute_scan.fidelity.backward_reads` sees which tensors the backward pass uses, and so
+    :mod:`recompute_scan.fidelity.lost_gradients` sees which tensors the backward pass uses, and so
     which differences change a gradient. Where it cannot see that, a difference counts if autograd
     runs through the call, or through a later call that differs because of it.
 

@@ -24,7 +24,7 @@ from typing import Any
 from msgspec import Struct
 
 from recompute_scan.advise import place
-from recompute_scan.advise.edit import change_diff, edited
+from recompute_scan.advise.choice import change_diff, edited
 from recompute_scan.annotations import CHECK_OFF
 from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity, review
 from recompute_scan.frameworks.base import Edit

@@ -24,7 +24,7 @@ from recompute_scan.result.patch import file_of
 from recompute_scan.result.run_record import Source
 
 # Modules of this folder with rules.
-_MODULES = ("doubled", "distributed", "compiled", "memory", "fidelity", "policies", "waste")
+_MODULES = ("doubled", "distributed", "compiled", "fidelity", "policies", "waste")
 
 
 def _rules_of(name: str) -> list[Rule]:

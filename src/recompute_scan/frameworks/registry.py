@@ -20,7 +20,6 @@ _CODE_OF_MODELS = "transformers_modules"
 # Modules of this folder. The first mechanism that fits a place counts, so modules that name their
 # places more narrowly come first.
 _FRAMEWORKS = (
-    "finetuning",
     "trainers",
     "huggingface",
     "parallel",

@@ -24,8 +24,8 @@ from torch import nn
 
 from recompute_scan import trackers
 from recompute_scan.errors import RunError
-from recompute_scan.fidelity.backward_reads import hook_classes
 from recompute_scan.fidelity.comparison import Comparing
+from recompute_scan.fidelity.lost_gradients import hook_classes
 from recompute_scan.guarding.judge import IN_A_ROW, Change, TalliedRegion
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import ModuleIndex

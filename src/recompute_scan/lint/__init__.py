@@ -1,8 +1,8 @@
 """Static checks of scripts and configuration files.
 
 Files become facts (:mod:`python`, :mod:`launches`). Facts become findings (:mod:`doubling`,
-:mod:`launches`; :mod:`wrappers` where :mod:`script_checkpoints` meets one checkpoint inside
-another). Findings become text or a diff (:mod:`output`). Nothing that is read is imported.
+:mod:`launches`; :mod:`wrappers` where one checkpoint is met inside another). Findings become text
+or a diff (:mod:`output`). Nothing that is read is imported.
 """
 
 from recompute_scan.lint.engine import Report, lint

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks import finetuning, huggingface, parallel, registry, trainers
+from recompute_scan.frameworks import huggingface, parallel, registry, trainers
 from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, truthy
 from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned
@@ -86,7 +86,7 @@ def settings_findings(
     calls.
     """
     values = {setting.path: setting for setting in settings}
-    if not finetuning.is_llama_factory(settings):
+    if not trainers.is_llama_factory(settings):
         yield from _trainer(file, values, settings, pinned)
     for flaw in registry.flaws(values):
         if not calls.intersection(flaw.unless):

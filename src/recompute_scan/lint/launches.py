@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace as replaced
 
 from recompute_scan.errors import how_to_add
-from recompute_scan.frameworks import finetuning, huggingface, registry
+from recompute_scan.frameworks import huggingface, registry, trainers
 from recompute_scan.frameworks.base import Setting, Variant, truthy, value_of
 from recompute_scan.frameworks.registry import commands
 from recompute_scan.lint.doubling import (
@@ -306,7 +306,7 @@ def launch_findings(
     wrapped = truthy(plugin.value) if plugin else huggingface.wrapper_of(config[1]) is not None
     if not (wrapped and (launch.get("use_fsdp") is not None or huggingface.is_fsdp(config[1]))):
         return
-    if finetuning.is_llama_factory(arguments[1]):
+    if trainers.is_llama_factory(arguments[1]):
         yield from _factory(file, launch, config, arguments)
         return
     own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
@@ -368,13 +368,13 @@ def _factory(
     config: tuple[str, Sequence[Setting]],
     arguments: tuple[str, Sequence[Setting]],
 ) -> Iterator[Found]:
-    own = finetuning.llama_factory_variant(arguments[1], fsdp2=huggingface.is_fsdp2(config[1]))
+    own = trainers.llama_factory_variant(arguments[1], fsdp2=huggingface.is_fsdp2(config[1]))
     if own is None:
         return
     plugin = huggingface.wrapper_of(config[1])
     name, line = (config[0], plugin.line) if plugin else (file, launch.line)
     where = f"FSDP's wrapper, which {file}:{launch.line} launches with {arguments[0]}"
-    found = finetuning.llama_factory_doubled(
+    found = trainers.llama_factory_doubled(
         line, own, certain=huggingface.wraps_layers(config[1]), where=where
     )
     yield found_flaw(name, found)
@@ -447,8 +447,8 @@ def on_in_settings(
         named = next((s.value for s in settings if s.path[-1] in _WRAPPED if s.path), None)
         layers = f"each {named}" if named else "the layers that FSDP wraps"
         yield SwitchInFile(file, wrapper.line, "FSDP's wrapper", layers, "non-reentrant")
-    if finetuning.is_llama_factory(settings):
-        own = finetuning.llama_factory_variant(settings, fsdp2=huggingface.is_fsdp2(settings))
+    if trainers.is_llama_factory(settings):
+        own = trainers.llama_factory_variant(settings, fsdp2=huggingface.is_fsdp2(settings))
         if own is not None:
             yield SwitchInFile(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
     elif (own_switch := values.get(("gradient_checkpointing",))) and truthy(own_switch.value):

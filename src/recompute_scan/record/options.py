@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import UsageError
-from recompute_scan.files import content, write, write_whole
+from recompute_scan.files import content, is_run, make_newest, newest_run, write, write_whole
 from recompute_scan.frameworks.registry import packages
 from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.launch import RankFacts, rank_facts
@@ -45,7 +45,6 @@ from recompute_scan.result.run_record import (
     so_far_name,
     stacks_text_name,
 )
-from recompute_scan.run_folders import is_run, make_newest, newest_run
 
 if TYPE_CHECKING:
     from recompute_scan.record.origins import Origin, Variant

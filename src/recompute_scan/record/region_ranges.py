@@ -19,9 +19,8 @@ from msgspec import Struct
 from torch import nn
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
-from recompute_scan.fidelity.backward_reads import hook_classes
 from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
-from recompute_scan.fidelity.lost_gradients import Application
+from recompute_scan.fidelity.lost_gradients import Application, hook_classes
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import named_parts
 from recompute_scan.record.isolation import Call, Guard, Patches

@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
+from recompute_scan.files import HOME, is_run
 from recompute_scan.intervals import too_wide
 from recompute_scan.report import words
 from recompute_scan.report.blocks import analysed, of_memory_alone
@@ -24,7 +25,6 @@ from recompute_scan.result.fidelity import is_open
 from recompute_scan.result.patch import fixes
 from recompute_scan.result.recompute import DOUBLED
 from recompute_scan.result.run_record import NextCommand, Purpose
-from recompute_scan.run_folders import HOME, is_run
 from recompute_scan.units import (
     UNKNOWN,
     about,

@@ -31,7 +31,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import content, new_version, write_whole
 from recompute_scan.frameworks.base import CONFIGURATIONS, opposite
 from recompute_scan.frameworks.registry import MECHANISMS
-from recompute_scan.result.document import Result
+from recompute_scan.result import Result
 from recompute_scan.result.recompute import DOUBLED, Finding, Fix
 from recompute_scan.result.run_record import FileName
 from recompute_scan.terminal import patch_name

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, is_there, opened
-from recompute_scan.garbage import paused
-from recompute_scan.progress import reading
+from recompute_scan.progress import paused, reading
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Kind, Limits, Outline, Trace, refuse
 from recompute_scan.trace.kineto.reader import CHUNK, Reader
 from recompute_scan.trace.sniff import (

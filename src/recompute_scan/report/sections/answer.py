@@ -339,23 +339,11 @@ FIRST_SCREEN = Section(
 )
 
 
-def _findings_and_fixes_html(result: Result) -> Mapping[str, Any]:
-    return {
-        "anchors": finding_anchors(result.findings),
-        "is_crash_finding": is_crash_finding,
-        "diff_lines": diff_lines,
-    }
-
-
 def _findings_and_fixes_text(page: Page, result: Result) -> None:
     for finding in result.findings:
         # those on a failure are below it already
         if result.crash is None or not is_crash_finding(finding):
             finding_text(page, finding)
-
-
-def _findings_and_fixes_markdown(result: Result) -> str:
-    return "\n\n".join(map(_finding_markdown, result.findings))
 
 
 def _finding_markdown(finding: Finding) -> str:
@@ -380,9 +368,13 @@ FINDINGS_AND_FIXES = Section(
     title="Findings and fixes",
     template="findings_and_fixes.html",
     present=lambda result: bool(result.findings),
-    html=_findings_and_fixes_html,
+    html=lambda result: {
+        "anchors": finding_anchors(result.findings),
+        "is_crash_finding": is_crash_finding,
+        "diff_lines": diff_lines,
+    },
     text=_findings_and_fixes_text,
-    markdown=_findings_and_fixes_markdown,
+    markdown=lambda result: "\n\n".join(map(_finding_markdown, result.findings)),
     link="Findings",
     help=(
         "Findings",

@@ -86,23 +86,20 @@ def _keeping(fidelity: Fidelity) -> str | None:
 
 def _same_computation_html(result: Result) -> Mapping[str, Any]:
     fidelity = result.fidelity
-    return {
-        "lead": in_words(fidelity) if fidelity else "",
-        "rows": _rows(fidelity) if fidelity else [],
-        "keeping": _keeping(fidelity) if fidelity else None,
-    }
+    assert fidelity is not None
+    return {"lead": in_words(fidelity), "rows": _rows(fidelity), "keeping": _keeping(fidelity)}
 
 
 def _same_computation_text(page: Page, result: Result) -> None:
-    said = in_words(result.fidelity) if result.fidelity is not None else None
-    if said is not None and said not in result.headline:
+    assert result.fidelity is not None
+    said = in_words(result.fidelity)
+    if said not in result.headline:
         page.title(SAME)
         page.prose(said)
 
 
 def _same_computation_markdown(result: Result) -> str:
-    if result.fidelity is None:
-        return ""
+    assert result.fidelity is not None
     return f"#### {SAME}\n\n{markdown_prose(in_words(result.fidelity))}"
 
 
@@ -180,9 +177,9 @@ def _weight(one: DecidedOperator) -> tuple[float, int]:
 
 def _selective_policies_html(result: Result) -> Mapping[str, Any]:
     found = result.policies
-    policies = found.policies[:_MOST_POLICIES] if found else ()
+    assert found is not None
     return {
-        "lead": _selective_policies_lead(found) if found else "",
+        "lead": _selective_policies_lead(found),
         "policies": [
             {
                 "name": policy.name,
@@ -193,15 +190,14 @@ def _selective_policies_html(result: Result) -> Mapping[str, Any]:
                 ],
                 "unmet": _unmet(policy),
             }
-            for policy in policies
+            for policy in found.policies[:_MOST_POLICIES]
         ],
     }
 
 
 def _selective_policies_text(page: Page, result: Result) -> None:
     found = result.policies
-    if found is None:
-        return
+    assert found is not None
     page.title(_SELECTIVE_POLICIES_TITLE)
     for policy in found.policies[:_MOST_LINES]:
         page.prose(_sentence(policy))
@@ -212,8 +208,7 @@ def _selective_policies_text(page: Page, result: Result) -> None:
 
 
 def _selective_policies_markdown(result: Result) -> str:
-    if result.policies is None:
-        return ""
+    assert result.policies is not None
     lead = markdown_prose(_selective_policies_lead(result.policies))
     return f"#### {_SELECTIVE_POLICIES_TITLE}\n\n{lead}"
 
@@ -283,8 +278,7 @@ def _compiled_code_row(graph: str, one: CompiledRecompute) -> tuple[str, ...]:
 
 def _compiled_code_html(result: Result) -> Mapping[str, Any]:
     code = result.compiled
-    if code is None:
-        return {"lead": "", "rows": [], "breaks": []}
+    assert code is not None
     rows = [
         _compiled_code_row(graph.name, one) for graph in code.graphs for one in graph.recomputes
     ]
@@ -298,14 +292,13 @@ def _compiled_code_html(result: Result) -> Mapping[str, Any]:
 
 
 def _compiled_code_text(page: Page, result: Result) -> None:
-    if result.compiled is not None:
-        page.title(_COMPILED_CODE_TITLE)
-        page.prose(_compiled_code_lead(result.compiled))
+    assert result.compiled is not None
+    page.title(_COMPILED_CODE_TITLE)
+    page.prose(_compiled_code_lead(result.compiled))
 
 
 def _compiled_code_markdown(result: Result) -> str:
-    if result.compiled is None:
-        return ""
+    assert result.compiled is not None
     return f"#### {_COMPILED_CODE_TITLE}\n\n{markdown_prose(_compiled_code_lead(result.compiled))}"
 
 

@@ -62,14 +62,6 @@ def step_time_sentences(result: Result) -> list[str]:
     return found
 
 
-def _step_cost_html(result: Result) -> Mapping[str, Any]:
-    return {
-        "bars": cost_bars(result),
-        "fix": fix_sentence(result),
-        "step_times": step_time_sentences(result),
-    }
-
-
 def _is_predicted(result: Result) -> bool:
     """Whether the step after the fix is a prediction; measurements have their own section."""
     step = step_after(result)
@@ -116,7 +108,11 @@ STEP_COST = Section(
     title="Cost",
     template="step_cost.html",
     present=lambda result: analysed(result) and result.cost is not None,
-    html=_step_cost_html,
+    html=lambda result: {
+        "bars": cost_bars(result),
+        "fix": fix_sentence(result),
+        "step_times": step_time_sentences(result),
+    },
     text=_step_cost_text,
     markdown=_step_cost_markdown,
     link="Cost",
@@ -280,10 +276,6 @@ def _device_use_html(result: Result) -> Mapping[str, Any]:
     }
 
 
-def _device_use_markdown(result: Result) -> str:
-    return markdown_prose(" ".join(_memory_sentences(result.memory))) if result.memory else ""
-
-
 def _present(result: Result) -> bool:
     counted = result.flops is not None and (result.flops.reason is None or result.flops.peak_tflops)
     return analysed(result) and bool(counted or result.memory)
@@ -295,7 +287,9 @@ DEVICE_USE = Section(
     template="device_use.html",
     present=_present,
     html=_device_use_html,
-    markdown=_device_use_markdown,
+    markdown=lambda result: (
+        markdown_prose(" ".join(_memory_sentences(result.memory))) if result.memory else ""
+    ),
     link="Device",
 )
 

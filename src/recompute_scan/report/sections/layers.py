@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -133,14 +133,6 @@ def _label(result: Result, places: Sequence[int]) -> str:
     return ", ".join(group.label for group in groups[:3]) + more
 
 
-def _block_by_block_html(result: Result) -> Mapping[str, Any]:
-    return {
-        "groups": block_groups(result.regions),
-        "by_step": by_step(result),
-        "rows": region_rows(result.regions),
-    }
-
-
 def _block_by_block_text(page: Page, result: Result) -> None:
     groups = block_groups(result.regions)
     if not groups:
@@ -182,7 +174,11 @@ BLOCK_BY_BLOCK = Section(
     title="Block by block",
     template="block_by_block.html",
     present=lambda result: analysed(result) and bool(result.regions),
-    html=_block_by_block_html,
+    html=lambda result: {
+        "groups": block_groups(result.regions),
+        "by_step": by_step(result),
+        "rows": region_rows(result.regions),
+    },
     text=_block_by_block_text,
     markdown=_block_by_block_markdown,
     link="Blocks",
@@ -192,17 +188,6 @@ BLOCK_BY_BLOCK = Section(
         "several ranks, those alike share a row.",
     ),
 )
-
-
-def _run_by_run_html(result: Result) -> Mapping[str, Any]:
-    return {
-        "proof": timeline(result),
-        "families": family_table(result.proof) if result.proof else [],
-        "excerpt": proof_trace(result.proof) if result.proof else "",
-        "plain_rows": plain_count_table(result),
-        "plain_columns": COLUMNS,
-        "plain_how": HOW,
-    }
 
 
 def _title(result: Result) -> str:
@@ -220,7 +205,14 @@ RUN_BY_RUN = Section(
     title=_title,
     template="run_by_run.html",
     present=_run_by_run_present,
-    html=_run_by_run_html,
+    html=lambda result: {
+        "proof": timeline(result),
+        "families": family_table(result.proof) if result.proof else [],
+        "excerpt": proof_trace(result.proof) if result.proof else "",
+        "plain_rows": plain_count_table(result),
+        "plain_columns": COLUMNS,
+        "plain_how": HOW,
+    },
     link="Proof",
     help=(
         "The proof",
@@ -235,10 +227,6 @@ _CHECKPOINT_SITES_TITLE = "Checkpoint call sites"
 _MARGIN = 12
 _MOST_TEXT = 3
 _MOST_MARKDOWN = 6
-
-
-def _checkpoint_sites_html(result: Result) -> Mapping[str, Any]:
-    return {"stacks": checkpoint_stacks(result.regions)}
 
 
 def _checkpoint_sites_text(page: Page, result: Result) -> None:
@@ -300,7 +288,7 @@ CHECKPOINT_SITES = Section(
     title=_CHECKPOINT_SITES_TITLE,
     template="checkpoint_sites.html",
     present=_checkpoint_sites_present,
-    html=_checkpoint_sites_html,
+    html=lambda result: {"stacks": checkpoint_stacks(result.regions)},
     text=_checkpoint_sites_text,
     markdown=_checkpoint_sites_markdown,
     link="Call sites",
@@ -348,13 +336,6 @@ def _sentence(one: ByDesign) -> str:
     )
 
 
-def _recomputed_by_design_html(result: Result) -> Mapping[str, Any]:
-    return {
-        "sentences": [_sentence(one) for one in result.by_design[:_MOST_ROWS]],
-        "others": _OTHERS,
-    }
-
-
 def _recomputed_by_design_text(page: Page, result: Result) -> None:
     page.title(_RECOMPUTED_BY_DESIGN_TITLE)
     for one in result.by_design[:_MOST_ROWS]:
@@ -374,7 +355,10 @@ RECOMPUTED_BY_DESIGN = Section(
     title=_RECOMPUTED_BY_DESIGN_TITLE,
     template="recomputed_by_design.html",
     present=lambda result: bool(result.by_design),
-    html=_recomputed_by_design_html,
+    html=lambda result: {
+        "sentences": [_sentence(one) for one in result.by_design[:_MOST_ROWS]],
+        "others": _OTHERS,
+    },
     text=_recomputed_by_design_text,
     markdown=_recomputed_by_design_markdown,
     link="By design",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import median
-from typing import Any
 
 from msgspec import Struct
 
 from recompute_scan.report.blocks import Page, Section, always, analysed, ranges
 from recompute_scan.report.summary import ranks_sentence
 from recompute_scan.report.templating import markdown_code, markdown_prose, visible
-from recompute_scan.result import Rank, Result, Verdict
-from recompute_scan.result.document import MemorySnapshot
+from recompute_scan.result import MemorySnapshot, Rank, Result, Verdict
 from recompute_scan.units import UNKNOWN, ms, plural, size
 
 # From here on the rows of single ranks are folded away under their groups.
@@ -56,21 +53,17 @@ def rank_groups(result: Result) -> tuple[RankGroup, ...]:
     )
 
 
-def _rank_by_rank_html(result: Result) -> Mapping[str, Any]:
-    return {
-        "groups": rank_groups(result),
-        "sentence": ranks_sentence(result),
-        "many_ranks": MANY_RANKS,
-        "most_ranks": MOST_RANKS,
-    }
-
-
 RANK_BY_RANK = Section(
     anchor="ranks",
     title="Rank by rank",
     template="rank_by_rank.html",
     present=lambda result: analysed(result) and len(result.ranks) > 1,
-    html=_rank_by_rank_html,
+    html=lambda result: {
+        "groups": rank_groups(result),
+        "sentence": ranks_sentence(result),
+        "many_ranks": MANY_RANKS,
+        "most_ranks": MOST_RANKS,
+    },
     link="Ranks",
 )
 
@@ -87,10 +80,6 @@ def _counters(result: Result) -> list[tuple[str, int]]:
         for name, number in result.health.items()
         if number and name != "events"
     ]
-
-
-def _trace_health_html(result: Result) -> Mapping[str, Any]:
-    return {"counters": _counters(result)}
 
 
 def _trace_health_text(page: Page, result: Result) -> None:
@@ -129,7 +118,7 @@ TRACE_HEALTH = Section(
     title="Trace health and environment",
     template="trace_health.html",
     present=always,
-    html=_trace_health_html,
+    html=lambda result: {"counters": _counters(result)},
     text=_trace_health_text,
     markdown=_trace_health_markdown,
     link="Trace",
@@ -168,10 +157,6 @@ def _rows(one: MemorySnapshot) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _memory_snapshots_html(result: Result) -> Mapping[str, Any]:
-    return {"snapshots": [{"lead": _lead(one), "rows": _rows(one)} for one in result.snapshots]}
-
-
 def _memory_snapshots_text(page: Page, result: Result) -> None:
     page.title(_TITLE)
     for one in result.snapshots:
@@ -190,7 +175,9 @@ MEMORY_SNAPSHOTS = Section(
     title=_TITLE,
     template="memory_snapshots.html",
     present=lambda result: bool(result.snapshots),
-    html=_memory_snapshots_html,
+    html=lambda result: {
+        "snapshots": [{"lead": _lead(one), "rows": _rows(one)} for one in result.snapshots]
+    },
     text=_memory_snapshots_text,
     markdown=_memory_snapshots_markdown,
     link="Snapshots",
