@@ -1,6 +1,6 @@
 import torch
 from torch import nn
-import torch.nn.functional as F
+from blocks import Block
 from torch.utils.checkpoint import checkpoint
 
 
@@ -11,16 +11,6 @@ class Ckpt(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.inner, x, use_reentrant=False)
-
-
-class Block(nn.Module):
-    def __init__(self, d):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-
-    def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
 
 torch.manual_seed(0)
 stem = nn.Linear(16, 96)

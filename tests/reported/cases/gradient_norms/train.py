@@ -1,20 +1,10 @@
 # multi-task training with GradNorm: per-task gradient norms at the last shared block (autograd.grad, create_graph), then one backward of the weighted sum; trunk checkpointed
 import torch
 from torch import nn
+from blocks import Block
 from torch.utils.checkpoint import checkpoint
 
 torch.manual_seed(0)
-
-
-class Block(nn.Module):
-    def __init__(s, d):
-        super().__init__()
-        s.n = nn.LayerNorm(d)
-        s.up = nn.Linear(d, 4 * d)
-        s.down = nn.Linear(4 * d, d)
-
-    def forward(s, x):
-        return x + s.down(nn.functional.gelu(s.up(s.n(x))))
 
 
 class Net(nn.Module):
