@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from recompute_scan.cli.run import set_early
-from tests.record.runs import plain_environment
+from tests.record.runs import tool
 
 
 def settings(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
@@ -74,10 +72,5 @@ def test_the_number_of_threads_is_the_scripts(tmp_path: Path) -> None:
     script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
     with script.open("a") as file:
         file.write("print('threads', torch.get_num_threads())\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", "-o", str(tmp_path / "out"), str(script)],
-        env={**plain_environment(), "OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-    )
+    done = tool(tmp_path, "run", "-o", "out", "train.py", OMP_NUM_THREADS="2")
     assert "threads 1\n" in done.stdout, done.stderr

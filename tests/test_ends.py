@@ -20,6 +20,7 @@ from recompute_scan.result.run_record import (
     write_run_info,
     write_so_far,
 )
+from tests.record.runs import run_info
 
 STACK = (Frame("train.py", 3, "main"),)
 CLOSED = Raised("RuntimeError", "Connection closed by peer [127.0.0.1]:7")
@@ -29,19 +30,8 @@ Current thread 0x00007f (most recent call first):
 """
 
 
-def account(rank: int, *, world_size: int = 2, **others: Any) -> RunInfo:
-    known: dict[str, Any] = {
-        "status": "complete",
-        "exit_status": 0,
-        "device": "cpu",
-        "warmup_steps": 1,
-        "timed_steps_ms": (1.5, 1.6),
-        "profiled_steps": 1,
-        "trace": f"trace-rank{rank}.json.gz",
-        "stacks": None,
-        **others,
-    }
-    return RunInfo(rank=rank, world_size=world_size, **known)
+def account(rank: int, **others: Any) -> RunInfo:
+    return run_info(rank, world_size=2, **others)
 
 
 def killed(rank: int, steps: int = 6) -> RunInfo:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import sysconfig
 from importlib.metadata import version
@@ -14,6 +13,7 @@ import pytest
 from recompute_scan.cli import show as installation
 from recompute_scan.cli.show import Installed, look
 from recompute_scan.errors import how_to_add
+from tests.record.runs import tool
 
 
 def by_purpose(lines: list[Installed]) -> dict[str, Installed]:
@@ -22,13 +22,8 @@ def by_purpose(lines: list[Installed]) -> dict[str, Installed]:
 
 @pytest.mark.slow
 def test_what_is_here_is_found() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "doctor"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = tool(Path.cwd(), "doctor")
+    assert done.returncode == 0, done.stderr
     heading, _, *lines = done.stdout.splitlines()
     assert heading.startswith(f"recompute-scan {version('recompute-scan')}, Python ")
     assert all(len(line) <= 80 for line in lines)

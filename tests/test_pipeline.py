@@ -9,7 +9,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from msgspec import structs
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
@@ -23,6 +22,7 @@ from tests.recompute.training import (
     run,
     training_step,
 )
+from tests.record.runs import run_info
 from tests.trace_builder import Call, as_bytes, document, launch, node, op, step, thread
 
 TWICE = dict.fromkeys(range(3), 2)
@@ -34,19 +34,7 @@ def write(file: Path, *calls: Call, **fields: Any) -> Path:
 
 
 def account(**changed: Any) -> RunInfo:
-    usual = RunInfo(
-        rank=0,
-        world_size=1,
-        status="complete",
-        exit_status=0,
-        device="cpu",
-        warmup_steps=3,
-        timed_steps_ms=(2.0, 4.0, 3.0),
-        profiled_steps=1,
-        trace="trace-rank0.json",
-        stacks=None,
-    )
-    return structs.replace(usual, **changed)
+    return run_info(timed_steps_ms=(2.0, 4.0, 3.0), trace="trace-rank0.json", **changed)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from recompute_scan.cli import main
 from recompute_scan.errors import UsageError
 from recompute_scan.record.options import beside, came_to_an_end
 from recompute_scan.result import from_json
-from tests.record.runs import plain_environment
+from tests.record.runs import QUICK, plain_environment, tool
 from tests.record.test_kept_results import TRAINS, contents, names_in, put
 
 
@@ -82,8 +82,7 @@ def test_ranks_that_torchrun_starts_leave_one_result_for_each_job(tmp_path: Path
     )
     (tmp_path / "train.py").write_text(script)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1"]
-    command = [*launcher, "-m", "recompute_scan", "run", *options, "train.py"]
+    command = [*launcher, "-m", "recompute_scan", "run", *QUICK, "train.py"]
     for number in (1, 2):
         done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True)
         assert done.returncode == 0, done.stderr
@@ -126,11 +125,9 @@ def test_each_run_stays_and_old_ones_can_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
-    options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1"]
     for word, status in (("", 0), ("", 0), ("raise", 1), ("--no-such-option", 2)):
-        command = ["run", *options, "train.py", word] if status < 2 else ["run", word, "train.py"]
-        command = [sys.executable, "-m", "recompute_scan", *command]
-        done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True)
+        words = [*QUICK, "train.py", word] if status < 2 else [word, "train.py"]
+        done = tool(tmp_path, "run", *words)
         assert done.returncode == status, done.stderr
     out = tmp_path / "recompute-scan-out" / "train"
     first, second, third, latest = names_in(out)
@@ -176,11 +173,9 @@ def test_options_come_from_the_project_and_the_environment(
 @pytest.mark.slow
 def test_json_has_standard_output_for_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"print('mine')\n{TRAINS}")
-    options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1", "--format", "json"]
-    command = [sys.executable, "-m", "recompute_scan", "run", *options, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True)
+    done = tool(tmp_path, "run", *QUICK, "--format", "json", "train.py")
     assert from_json(done.stdout).verdict == "full"
-    assert b"mine" in done.stderr
+    assert "mine" in done.stderr
 
 
 def test_a_trace_comes_from_standard_input(

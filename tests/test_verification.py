@@ -13,8 +13,9 @@ from msgspec import structs
 from recompute_scan.intervals import median_interval, ratio_interval
 from recompute_scan.report.layout import measured_sentences, measured_title
 from recompute_scan.result import Checkpoint, Result, Verified, WithPlan
-from recompute_scan.result.run_record import Measurements, RunInfo, step_has_fix
+from recompute_scan.result.run_record import Measurements, step_has_fix
 from recompute_scan.verification import Trial, verified
+from tests.record.runs import run_info
 from tests.report import sample_results
 
 REMOVED = (Checkpoint(1, "reentrant", "torch-checkpoint", "train.py:3"),)
@@ -37,17 +38,12 @@ def trial(
         peak_reserved_bytes=gpu and 2 * gpu,
         peak_rss_bytes=10**9,
     )
-    info = RunInfo(
-        rank=0,
-        world_size=1,
+    info = run_info(
         status="complete" if status == 0 else "failed",
         exit_status=status,
         device="cpu" if gpu is None else "cuda",
-        warmup_steps=3,
         timed_steps_ms=times,
-        profiled_steps=0,
         trace=None,
-        stacks=None,
         message=message,
         measured=measured,
     )

@@ -12,7 +12,6 @@ import pytest
 
 from tests.effort import some
 from tests.fuzz.shapes import SHAPES, count_for, read
-from tests.fuzz.wider import wider_files, wider_logs, wider_texts, wider_traces
 
 # Of an input four times as large: 4 where time is linear, 16 where it is quadratic.
 MOST = 8
@@ -25,8 +24,7 @@ SMALL, LARGE = 250_000, 5_000_000
 # Threads by the thousand, damage in every event, an analysis for each member: milliseconds each.
 LONG = {"packets of threads", "threads", "closed amid", "raw backslashes", "keys", "config of keys"}
 LONG |= {"processes", "archive of members", "lint of ifs"}
-WIDER = {*wider_files(), *wider_logs(), *wider_texts(), *wider_traces()}
-SOME = [*some([one for one in SHAPES if one not in WIDER], 2), *some(sorted(WIDER), 4)]
+SOME = some(SHAPES, 3)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ diffusers is installed.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import pickle
@@ -23,6 +24,7 @@ import numpy as np
 import sentencepiece
 import torch
 import transformers
+import yaml
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,32 +35,7 @@ WORDS = (
 ).split()
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
-UNET = {
-    "_class_name": "UNet2DModel",
-    "sample_size": 16,
-    "in_channels": 3,
-    "out_channels": 3,
-    "layers_per_block": 1,
-    "block_out_channels": [16, 32],
-    "norm_num_groups": 8,
-    "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
-    "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
-}
-
-
-METRIC = """import datasets
-import evaluate
-
-
-class Accurate(evaluate.Metric):
-    def _info(self):
-        kind = datasets.Value("int32")
-        features = datasets.Features(predictions=kind, references=kind)
-        return evaluate.MetricInfo(description="", citation="", features=features)
-
-    def _compute(self, predictions, references):
-        return {"accuracy": sum(map(int.__eq__, predictions, references)) / len(references)}
-"""
+GIVEN = yaml.safe_load(Path(__file__).with_name("inputs.yaml").read_text(encoding="utf-8"))
 
 
 def _lines(count: int) -> list[str]:
@@ -72,22 +49,6 @@ def _rows(
     folder.mkdir(parents=True)
     for part in parts:
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-# Of a layer: litgpt's name, and transformers'.
-_LAYER = {
-    "norm_1": "input_layernorm",
-    "norm_2": "post_attention_layernorm",
-    "attn.proj": "self_attn.o_proj",
-    "mlp.fc_1": "mlp.gate_proj",
-    "mlp.fc_2": "mlp.up_proj",
-    "mlp.proj": "mlp.down_proj",
-}
-_OUTSIDE = {
-    "lm_head": "lm_head",
-    "transformer.wte": "model.embed_tokens",
-    "transformer.ln_f": "model.norm",
-}
 
 
 def _models(folder: Path, lines: list[str]) -> None:
@@ -133,16 +94,15 @@ def litgpt(llama: Path, folder: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(llama)
     config: Any = model.config
     theirs = model.state_dict()
-    ours = {f"{name}.weight": theirs[f"{old}.weight"] for name, old in _OUTSIDE.items()}
+    ours = {f"{name}.weight": theirs[f"{old}.weight"] for name, old in GIVEN["outside"].items()}
     for number in range(config.num_hidden_layers):
         new, old = f"transformer.h.{number}.", f"model.layers.{number}."
-        for name, their in _LAYER.items():
+        for name, their in GIVEN["layer"].items():
             ours[f"{new}{name}.weight"] = theirs[f"{old}{their}.weight"]
         parts = [theirs[f"{old}self_attn.{part}_proj.weight"] for part in "qkv"]
         ours[f"{new}attn.qkv.weight"] = torch.cat(parts)
     torch.save({name: weight.clone() for name, weight in ours.items()}, folder / "lit_model.pth")
-    described = {
-        "name": "tiny",
+    described = GIVEN["litgpt"] | {
         "block_size": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
         "padded_vocab_size": config.vocab_size,
@@ -151,11 +111,6 @@ def litgpt(llama: Path, folder: Path) -> None:
         "n_query_groups": config.num_attention_heads,
         "n_embd": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "rotary_percentage": 1.0,
-        "parallel_residual": False,
-        "bias": False,
-        "norm_class_name": "RMSNorm",
-        "mlp_class_name": "LLaMAMLP",
     }
     (folder / "model_config.yaml").write_text(json.dumps(described))
 
@@ -173,69 +128,27 @@ def torchtune(llama: Path, texts: Path, lines: list[str], file: Path) -> None:
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    recipe = {
-        "model": {
-            "_component_": "torchtune.models.llama2.llama2",
-            "vocab_size": config.vocab_size,
-            "num_layers": config.num_hidden_layers,
-            "num_heads": config.num_attention_heads,
-            "num_kv_heads": config.num_key_value_heads,
-            "embed_dim": config.hidden_size,
-            "max_seq_len": config.max_position_embeddings,
-            "intermediate_dim": config.intermediate_size,
-        },
-        "tokenizer": {
-            "_component_": "torchtune.models.llama2.llama2_tokenizer",
-            "path": str(pieces.with_suffix(".model")),
-            "max_seq_len": config.max_position_embeddings,
-        },
-        "checkpointer": {
-            "_component_": "torchtune.training.FullModelHFCheckpointer",
-            "checkpoint_dir": str(llama),
-            "checkpoint_files": ["model.safetensors"],
-            "recipe_checkpoint": None,
-            "output_dir": "${output_dir}",
-            "model_type": "LLAMA2",
-        },
-        "dataset": {
-            "_component_": "torchtune.datasets.text_completion_dataset",
-            "source": "json",
-            "data_files": str(texts),
-            "column": "text",
-            "split": "train",
-            "packed": False,
-        },
-        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3},
-        "optimizer_in_bwd": False,
-        "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
-        "metric_logger": {"_component_": "torchtune.training.metric_logging.StdoutLogger"},
-        "resume_from_checkpoint": False,
-        "seed": 7,
-        "shuffle": True,
-        "batch_size": 4,
-        "epochs": 1,
-        "max_steps_per_epoch": 10,
-        "gradient_accumulation_steps": 1,
-        "clip_grad_norm": None,
-        "compile": False,
-        "log_every_n_steps": 1,
-        "log_peak_memory_stats": False,
-        "log_level": "INFO",
-        "device": "cpu",
-        "dtype": "fp32",
-        "enable_activation_checkpointing": False,
-        "enable_activation_offloading": False,
+    recipe = copy.deepcopy(GIVEN["torchtune"])
+    recipe["model"] |= {
+        "vocab_size": config.vocab_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "embed_dim": config.hidden_size,
+        "max_seq_len": config.max_position_embeddings,
+        "intermediate_dim": config.intermediate_size,
     }
+    recipe["tokenizer"]["path"] = str(pieces.with_suffix(".model"))
+    recipe["tokenizer"]["max_seq_len"] = config.max_position_embeddings
+    recipe["checkpointer"]["checkpoint_dir"] = str(llama)
+    recipe["dataset"]["data_files"] = str(texts)
     file.write_text(json.dumps(recipe, indent=1))
 
 
 def clip(folder: Path) -> None:
     """The description of a model, as open_clip keeps it."""
     folder.mkdir()
-    seeing = {"image_size": 32, "layers": 3, "width": 64, "head_width": 32, "patch_size": 8}
-    reading = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 3}
-    described = {"embed_dim": 32, "vision_cfg": seeing, "text_cfg": reading}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": described}))
+    (folder / "open_clip_config.json").write_text(json.dumps(GIVEN["clip"]))
 
 
 def stable(folder: Path) -> None:
@@ -252,33 +165,13 @@ def stable(folder: Path) -> None:
     )
     reading = transformers.CLIPTextModel(
         transformers.CLIPTextConfig(
-            vocab_size=1000,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
+            **GIVEN["stable"]["reading"],
             bos_token_id=known.index("<|startoftext|>"),
             eos_token_id=known.index("<|endoftext|>"),
         )
     )
-    unet = diffusers.UNet2DConditionModel(
-        sample_size=16,
-        layers_per_block=1,
-        block_out_channels=(16, 32),
-        norm_num_groups=8,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=32,
-        attention_head_dim=8,
-    )
-    coder = diffusers.AutoencoderKL(
-        block_out_channels=(16, 32),
-        norm_num_groups=8,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        sample_size=32,
-    )
+    unet = diffusers.UNet2DConditionModel(**GIVEN["stable"]["unet"])
+    coder = diffusers.AutoencoderKL(**GIVEN["stable"]["coder"])
     diffusers.StableDiffusionPipeline(
         vae=coder,
         text_encoder=reading,
@@ -325,7 +218,7 @@ def make(folder: Path) -> None:
     ]
     _rows(folder / "sentences", judged[:64], ("train", "validation"))
     (folder / "metric").mkdir()
-    (folder / "metric" / "accurate.py").write_text(METRIC)
+    (folder / "metric" / "accurate.py").write_text(GIVEN["metric"])
     (folder / "alpaca").mkdir()
     tasks = [{"instruction": r["prompt"], "input": "", "output": r["completion"]} for r in half]
     (folder / "alpaca" / "data.json").write_text(json.dumps(tasks))
@@ -356,7 +249,7 @@ def make(folder: Path) -> None:
     litgpt(folder / "llama", folder / "litgpt")
     torchtune(folder / "llama", folder / "lm" / "train.jsonl", lines, folder / "tune.yaml")
     (folder / "unet").mkdir()
-    (folder / "unet" / "config.json").write_text(json.dumps(UNET))
+    (folder / "unet" / "config.json").write_text(json.dumps(GIVEN["unet"]))
     if importlib.util.find_spec("diffusers") is not None:
         clip(folder / "clip")
         stable(folder / "stable")

@@ -13,11 +13,15 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from msgspec.structs import replace
+
 import recompute_scan
 from recompute_scan.annotations import RegionAnnotation, parse_recompute, parse_region
 from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name
 
 FIRST_WORD = "recompute-scan: step 2 of "
+# The shortest recording that has everything.
+QUICK = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
 # What the recorder says in a log: the first word, each phase, and that it has stopped the script.
 OURS = re.compile(r"recompute-scan: (step \d+ of |\d\d:\d\d:\d\d step |stopped the script after)")
 DRIVER = Path(__file__).with_name("driver.py")
@@ -166,6 +170,38 @@ def run_plain(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         env=plain_environment(),
     )
+
+
+def tool(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in this folder, with these variables besides."""
+    return subprocess.run(
+        [sys.executable, "-m", "recompute_scan", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**plain_environment(), **environment},
+    )
+
+
+def run_jobs(jobs: list[dict[str, Any]], folder: Path) -> list[tuple[int, float, float | None]]:
+    """What ``zygote.py`` prints of each job; the folder gets the list of them."""
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [sys.executable, str(DRIVER.with_name("zygote.py")), str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=plain_environment(),
+    )
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def run_info(rank: int = 0, **changed: Any) -> RunInfo:
+    """What a complete recording of one rank leaves, but for what is changed."""
+    usual = RunInfo(rank, 1, "complete", 0, "cpu", 1, (1.5,), 1, f"trace-rank{rank}.json.gz", None)
+    return replace(usual, **changed)
 
 
 def plain_environment() -> dict[str, str]:

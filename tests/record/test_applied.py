@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.result import Result, from_json
-from tests.record.runs import plain_environment
+from tests.record.runs import tool
 
 pytestmark = pytest.mark.slow
 
@@ -90,14 +90,7 @@ SMALL = ("--steps", "12", "--batch-size", "2", "--sequence-length", "32")
 def scanned(folder: Path, script: str, *args: str) -> tuple[Result, list[str]]:
     """The result of a whole run, and the losses that the script printed."""
     options = ["--steps", "2", "--warmup", "2", "--timing-steps", "2", "--keep-going", "-o", "out"]
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", *options, script, *args],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=plain_environment(),
-    )
+    done = tool(folder, "run", *options, script, *args)
     assert done.returncode == 0, done.stderr
     losses = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     return from_json((folder / "out" / "result.json").read_text()), losses
@@ -123,8 +116,7 @@ def test_the_diff_changes_the_verdict_and_not_the_losses(
     assert finding.fix is not None
     assert finding.fix.diff is not None
     subprocess.run(["git", "apply", "--check", "out/fix.patch"], cwd=tmp_path, check=True)
-    fix = [sys.executable, "-m", "recompute_scan", "fix", "out"]
-    subprocess.run([*fix, "--apply", "--yes"], cwd=tmp_path, check=True)
+    assert tool(tmp_path, "fix", "out", "--apply", "--yes").returncode == 0
     after, losses_after = scanned(tmp_path, name, *args)
     assert not (tmp_path / "out" / "fix.patch").exists()
     assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
@@ -132,7 +124,7 @@ def test_the_diff_changes_the_verdict_and_not_the_losses(
     assert len(losses_before) > 2
     assert all("0x1." in line for line in losses_before)
     assert losses_after == losses_before
-    subprocess.run([*fix, "--revert"], cwd=tmp_path, check=True)
+    assert tool(tmp_path, "fix", "out", "--revert").returncode == 0
     assert (tmp_path / name).read_text() == exact
 
 
@@ -175,10 +167,9 @@ def test_the_script_itself_counts_one_recompute_after_the_fix(tmp_path: Path, en
     assert twice == 2
     before, _ = scanned(tmp_path, "train.py")
     assert before.verdict == "doubled"
-    fix = [sys.executable, "-m", "recompute_scan", "fix", "out"]
-    subprocess.run([*fix, "--apply", "--yes"], cwd=tmp_path, check=True)
+    assert tool(tmp_path, "fix", "out", "--apply", "--yes").returncode == 0
     assert counted() == (1, losses)
     after, _ = scanned(tmp_path, "train.py")
     assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
-    subprocess.run([*fix, "--revert"], cwd=tmp_path, check=True)
+    assert tool(tmp_path, "fix", "out", "--revert").returncode == 0
     assert (tmp_path / "train.py").read_bytes() == text.encode()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from recompute_scan.result.run_record import run_records_in
-from tests.record.runs import LAYERS, plain_environment, write_script
+from tests.record.runs import LAYERS, QUICK, tool, write_script
 
 SCRIPT = (
     LAYERS
@@ -65,15 +64,7 @@ if __name__ == "__main__":
 
 def run(folder: Path, way: str, steps: int) -> subprocess.CompletedProcess[str]:
     write_script(folder, SCRIPT)
-    options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1", "-o", "out"]
-    return subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", *options, "train.py", way, str(steps)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=plain_environment(),
-    )
+    return tool(folder, "run", *QUICK, "-o", "out", "train.py", way, str(steps))
 
 
 @pytest.mark.slow

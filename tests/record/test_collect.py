@@ -9,24 +9,13 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from recompute_scan.record import launch
-from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name, write_run_info
+from recompute_scan.result.run_record import read_run_info, run_info_name, write_run_info
+from tests.record.runs import run_info
 
 TRACE = bytes(range(256)) * 9000  # more than one piece
 
 
-def account(rank: int) -> RunInfo:
-    return RunInfo(
-        rank=rank,
-        world_size=2,
-        status="complete",
-        exit_status=0,
-        device="cpu",
-        warmup_steps=1,
-        timed_steps_ms=(1.5,),
-        profiled_steps=1,
-        trace=f"trace-rank{rank}.json.gz",
-        stacks=None,
-    )
+ACCOUNT = run_info(1, world_size=2)
 
 
 @pytest.fixture
@@ -47,10 +36,10 @@ def test_a_private_folder_is_sent(nodes: tuple[Path, Path]) -> None:
     first, second = nodes
     store = HashStore()
     launch.mark_folder(first, store, 0)
-    launch.send(second, store, account(1))
+    launch.send(second, store, ACCOUNT)
     assert launch.receive(first, store, 2) == ()
     assert (first / "trace-rank1.json.gz").read_bytes() == TRACE
-    assert read_run_info(first / run_info_name(1)) == account(1)
+    assert read_run_info(first / run_info_name(1)) == ACCOUNT
     assert visible(first) == ["run-rank1.json", "trace-rank1.json.gz"]
 
 
@@ -58,9 +47,9 @@ def test_a_shared_folder_is_not(nodes: tuple[Path, Path]) -> None:
     _, second = nodes
     store = HashStore()
     launch.mark_folder(second, store, 0)
-    launch.send(second, store, account(1))
+    launch.send(second, store, ACCOUNT)
     assert json.loads(store.get("rank1")) == {"files": [], "left": None}
-    write_run_info(second, account(1))
+    write_run_info(second, ACCOUNT)
     assert launch.receive(second, store, 2) == ()
 
 
@@ -71,7 +60,7 @@ def test_what_is_too_large_is_said_to_lie_where_it_is(
     monkeypatch.setattr(launch, "MOST_BYTES", len(TRACE) - 1)
     store = HashStore()
     launch.mark_folder(first, store, 0)
-    launch.send(second, store, account(1))
+    launch.send(second, store, ACCOUNT)
     (said,) = launch.receive(first, store, 2)
     assert "rank 1" in said
     assert f":{second}: copy them into {first}" in said

@@ -7,13 +7,12 @@ prints without us, ends with 0, and within seconds of the report.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.record.runs import plain_environment
+from tests.record.runs import run_jobs
 
 BEGIN = """\
 import atexit, faulthandler, multiprocessing, os, queue, signal, sys, threading, time
@@ -105,95 +104,34 @@ FORMS = {
 }
 # What must still be printed, whatever else is not.
 LAST = {"waits": "left\n", "at exit": "left\n"}
-LIMIT_S = 120.0
-ZYGOTE = """\
-import json, os, sys, time
-sys.path.insert(0, HERE)
-import torch, torch.distributed, torch.utils.checkpoint
-from pathlib import Path
-from recompute_scan.record.children import record
-from recompute_scan.record.options import RunOptions
-import tiny
-trainer = tiny.Trainer()
-trainer.step()
-
-def become(name, folder, recorded):
-    os.setsid()
-    for number, ending in ((1, "out"), (2, "err")):
-        file = os.open(f"{folder}/{name}{recorded}.{ending}", os.O_RDWR | os.O_CREAT)
-        os.dup2(file, number)
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, buffering=1)
-    os.chdir(folder)
-
-folder, names = sys.argv[1], sys.argv[2:]
-chosen = None
-for name in names:
-    for recorded in (0, 1):
-        began = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            chosen = name, recorded
-            break
-        status = None
-        report = Path(folder, f"{name}.d", "done")
-        seen = None
-        while status is None:
-            done, found = os.waitpid(child, os.WNOHANG)
-            if seen is None and report.exists():
-                seen = time.monotonic()
-            if done:
-                status = os.waitstatus_to_exitcode(found)
-            elif time.monotonic() - began > LIMIT:
-                os.killpg(child, 9)
-            time.sleep(0.02)
-        ended = time.monotonic()
-        print(json.dumps([status, ended - began, None if seen is None else ended - seen]))
-        sys.stdout.flush()
-    if chosen:
-        break
-if chosen is not None:
-    name, recorded = chosen
-    become(name, folder, recorded)
-    torch.manual_seed(0)
-    script = f"{name}.py"
-    if recorded:
-        output = Path(folder, f"{name}.d")
-        done = lambda _: (output / "done").touch()
-        options = RunOptions(script, False, (), output, steps=1, warmup=1, timing_steps=1)
-        info = record(options, on_exit=done)
-        done(info)
-        sys.exit(info.exit_status)
-    sys.argv[:] = [script]
-    exec(compile(Path(script).read_text(), script, "exec", dont_inherit=True))
-"""
+Ended = tuple[int, float, float | None]
 SAMPLE = {
     *("queue", "not joined", "listener", "finally", "process", "connection", "alarm"),
     *("swallows", "waits", "at exit", "ended child"),
 }
 
 
-def run_forms(names: list[str], folder: Path) -> dict[str, list[tuple[int, float, float | None]]]:
+def run_forms(names: list[str], folder: Path) -> dict[str, list[Ended]]:
     """Status, seconds, and seconds from the report on, of each without us and recorded."""
+    jobs: list[dict[str, Any]] = []
     for name in names:
-        (folder / f"{name}.py").write_text(BEGIN + FORMS[name] + "\n")
-    scripts = Path(__file__).parent / "scripts"
-    program = f"HERE, LIMIT = {str(scripts)!r}, {LIMIT_S}\n" + ZYGOTE
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder), *names],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=plain_environment(),
+        script, output = folder / f"{name}.py", folder / f"{name}.d"
+        script.write_text(BEGIN + FORMS[name] + "\n")
+        few = {"steps": 1, "warmup": 1, "timing_steps": 1, "output": str(output)}
+        for number, options in enumerate((None, few)):
+            files = {end: str(folder / f"{name}{number}.{end}") for end in ("out", "err")}
+            jobs.append({"script": str(script), "options": options, **files})
+        jobs[-1]["report"] = str(output / "done")
+    found = run_jobs(jobs, folder)
+    return dict(
+        zip(names, ([*pair] for pair in zip(found[::2], found[1::2], strict=True)), strict=True)
     )
-    lines = iter(done.stdout.splitlines())
-    return {name: [tuple(json.loads(next(lines))) for _ in range(2)] for name in names}
 
 
 @pytest.fixture(scope="module")
 def ended(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, list[tuple[int, float, float | None]]]]:
+) -> tuple[Path, dict[str, list[Ended]]]:
     chosen = {
         item.callspec.params.get("name")
         for item in request.session.items
@@ -207,9 +145,7 @@ def ended(
     "name",
     [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow) for name in FORMS],
 )
-def test_a_stopped_script_ends_soon(
-    name: str, ended: tuple[Path, dict[str, list[tuple[int, float, float | None]]]]
-) -> None:
+def test_a_stopped_script_ends_soon(name: str, ended: tuple[Path, dict[str, list[Ended]]]) -> None:
     folder, found = ended
     plain, recorded = found[name]
     err = (folder / f"{name}1.err").read_text()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from recompute_scan.cli import main
 from recompute_scan.result import Result, from_json
+from tests.record.runs import QUICK, tool
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dropout_bert.py"
-QUICK = ["--steps", "1", "--timing-steps", "1", "--warmup", "1"]
 
 
 def run(folder: Path, *options: str) -> Result:
     """What ``run`` says of ``train.py`` in a folder."""
-    command = [sys.executable, "-m", "recompute_scan", "run", *QUICK, "-o", "out", *options]
-    done = subprocess.run(
-        [*command, "train.py"], cwd=folder, capture_output=True, text=True, timeout=500
-    )
+    done = tool(folder, "run", *QUICK, "-o", "out", *options, "train.py")
     assert done.returncode == 0, done.stderr
     return from_json((folder / "out" / "result.json").read_bytes())
 
@@ -90,11 +87,8 @@ for step in range(9):
 
 
 def test_alone_it_compares_one_step_and_ends_the_script(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recompute_scan", "run", "--fidelity", "--warmup", "2"]
     (tmp_path / "train.py").write_text(TWO_LAYERS.format(reentrant=False, keep=False))
-    done = subprocess.run(
-        [*command, "-o", "out", "train.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = tool(tmp_path, "run", "--fidelity", "--warmup", "2", "-o", "out", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("0\n1\nIs the recomputed forward the same? No:")
     found = from_json((tmp_path / "out" / "result.json").read_bytes())
@@ -108,15 +102,12 @@ def test_alone_it_compares_one_step_and_ends_the_script(tmp_path: Path) -> None:
     ]
 
 
-def test_alone_it_does_nothing_else(tmp_path: Path) -> None:
+def test_alone_it_does_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     for option in (["--verify"], ["--steps", "2"], ["--timing-steps", "0"], ["--guard"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "recompute_scan", "run", "--fidelity", *option, "train.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 2
-        assert f"{option[0]} does not go with it. [E236]" in done.stderr
+        assert main(["run", "--fidelity", *option, "train.py"]) == 2
+        assert f"{option[0]} does not go with it. [E236]" in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == ["train.py"]

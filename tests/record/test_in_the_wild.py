@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.record.runs import LAYERS, plain_environment, run_plain, script_lines, write_script
+from tests.record.runs import LAYERS, QUICK, run_plain, script_lines, tool, write_script
 
 # A package run with -m: relative import, own arguments, another folder, signal handlers, a timer
 # that interrupts, a thread that computes, data-loader workers, and an exit status of its own.
@@ -87,15 +86,7 @@ os._exit(int(sys.argv[1]))
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    options = ["--steps", "2", "--warmup", "1", "--timing-steps", "1", "-o", "out"]
-    return subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", *options, *command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=plain_environment(),
-    )
+    return tool(folder, "run", *QUICK, "--steps", "2", "-o", "out", *command)
 
 
 def verdict(folder: Path) -> tuple[str, int]:

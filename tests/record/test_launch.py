@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.record import launch as launching
-from recompute_scan.record.launch import RankFacts, rank_facts, wait_for_ranks
-from recompute_scan.result.run_record import RunInfo, write_run_info, write_so_far
-from tests.record.runs import LAYERS, record_script, run_plain, write_script
+from recompute_scan.record.launch import wait_for_ranks
+from recompute_scan.result.run_record import write_run_info, write_so_far
+from tests.record.runs import LAYERS, record_script, run_info, run_plain, write_script
 
 TORCHRUN = (
     sys.executable,
@@ -102,24 +102,9 @@ def test_launch_passes_the_status_on(tmp_path: Path, status: int) -> None:
     assert wait_for_ranks(tmp_path / "out", 2, 0) == [0, 1]
 
 
-def account(rank: int) -> RunInfo:
-    return RunInfo(
-        rank=rank,
-        world_size=3,
-        status="complete",
-        exit_status=0,
-        device="cpu",
-        warmup_steps=1,
-        timed_steps_ms=(),
-        profiled_steps=1,
-        trace=None,
-        stacks=None,
-    )
-
-
 def test_waiting_ends_with_the_last_run_record(tmp_path: Path) -> None:
-    write_run_info(tmp_path, account(0))
-    late = threading.Timer(0.3, lambda: write_run_info(tmp_path, account(1)))
+    write_run_info(tmp_path, run_info(0))
+    late = threading.Timer(0.3, lambda: write_run_info(tmp_path, run_info(1)))
     late.start()
     begin = time.monotonic()
     assert wait_for_ranks(tmp_path, 2, 30) == [0, 1]
@@ -131,39 +116,19 @@ def test_only_a_rank_that_records_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "_SIGN_S", 0.1)
-    write_run_info(tmp_path, account(0))
+    write_run_info(tmp_path, run_info(0))
     begin = time.monotonic()
     assert wait_for_ranks(tmp_path, 2, 30) == [0]
     assert time.monotonic() - begin < 10
-    write_so_far(tmp_path, account(1))
+    write_so_far(tmp_path, run_info(1))
     assert wait_for_ranks(tmp_path, 2, 0.5) == [0]
-    late = threading.Timer(0.5, lambda: write_run_info(tmp_path, account(1)))
+    late = threading.Timer(0.5, lambda: write_run_info(tmp_path, run_info(1)))
     late.start()
     assert wait_for_ranks(tmp_path, 2, 30) == [0, 1]
     late.join()
 
 
 def test_waiting_gives_up_on_missing_and_broken_run_records(tmp_path: Path) -> None:
-    write_run_info(tmp_path, account(0))
+    write_run_info(tmp_path, run_info(0))
     (tmp_path / "run-rank1.json").write_text("{")
     assert wait_for_ranks(tmp_path, 3, 0.2) == [0]
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "expected"),
-    [
-        (None, None, RankFacts(0, 1)),
-        ("1", "4", RankFacts(1, 4)),
-        ("4", "4", RankFacts(0, 1)),
-        ("x", "²", RankFacts(0, 1)),
-    ],
-)
-def test_rank_facts_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, rank: str | None, world_size: str | None, expected: RankFacts
-) -> None:
-    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
-    assert rank_facts() == expected

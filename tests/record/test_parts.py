@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from recompute_scan.report.layout import measured_sentences
 from recompute_scan.result import GradientDistance, Gradients, Region, from_json
 from recompute_scan.result.fidelity import Sampled
 from recompute_scan.verification import Trial, named_regions, without_in_parts, worst_of
+from tests.record.runs import QUICK, tool
 from tests.report import sample_results
 from tests.test_verification import STEADY, trial
 
@@ -108,13 +107,8 @@ def test_a_script_that_needs_its_checkpoints_is_compared_in_parts(
     tmp_path: Path, dropped: int | None, status: str
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(dropped=dropped))
-    quick = ["--steps", "1", "--timing-steps", "1", "--warmup", "1", "-o", "out"]
-    subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", "--verify", *quick, "train.py"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    done = tool(tmp_path, "run", "--verify", *QUICK, "-o", "out", "train.py")
+    assert done.returncode == 0, done.stderr
     result = from_json((tmp_path / "out" / "result.json").read_bytes())
     assert result.verified is not None
     found = result.verified.gradients

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -17,7 +16,7 @@ from recompute_scan.errors import UsageError
 from recompute_scan.record.launch import LastStep, Membership, RankFacts, rank_facts
 from recompute_scan.record.steps import Plan, StepTimer, chosen
 from recompute_scan.result.run_record import RunInfo, read_run_info
-from tests.record.runs import LAYERS, plain_environment, write_script
+from tests.record.runs import LAYERS, tool, write_script
 
 # Every step needs every rank. Rank 1 has a profiler itself on, for the first seven steps.
 FOUR = (
@@ -204,15 +203,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("four")
     write_script(folder, FOUR)
     options = ["--steps", "2", "--warmup", "2", "--timing-steps", "2", "--ranks", "1,last"]
-    tool = [sys.executable, "-m", "recompute_scan", "run", "--nproc-per-node", "4", "-o", "out"]
-    done = subprocess.run(
-        [*tool, *options, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=plain_environment(),
-    )
+    done = tool(folder, "run", "--nproc-per-node", "4", "-o", "out", *options, "train.py")
     assert done.returncode == 0, done.stderr
     return Run(folder, done)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.record.runs import plain_environment
+from tests.record.runs import plain_environment, run_jobs
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted(path.stem for path in (HERE / "scripts").glob("*.py") if path.stem != "tiny")
@@ -39,17 +39,9 @@ class Ran:
 def run_scripts(names: Sequence[str], times: int, folder: Path) -> dict[str, list[Ran]]:
     """Each script without us, and then so many times recorded."""
     jobs = [_job(name, number, folder) for name in names for number in range(times + 1)]
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run(
-        [sys.executable, str(HERE / "zygote.py"), str(folder / "jobs.json")],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=plain_environment(),
-    )
     ran: dict[str, list[Ran]] = {}
-    for job, line in zip(jobs, done.stdout.split(), strict=True):
-        ran.setdefault(Path(job["script"]).stem, []).append(_read(job, int(line)))
+    for job, (status, *_) in zip(jobs, run_jobs(jobs, folder), strict=True):
+        ran.setdefault(Path(job["script"]).stem, []).append(_read(job, status))
     return ran
 
 

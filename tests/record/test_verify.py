@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from recompute_scan.result import Result, Verified, from_json, json_schema
 from recompute_scan.verification import Trial, verified
-from tests.record.runs import LAYERS, plain_environment, record_script, write_script
+from tests.record.runs import LAYERS, record_script, tool, write_script
 from tests.report import sample_results
 
 pytestmark = pytest.mark.slow
@@ -86,14 +84,7 @@ class Verification:
 def verify(folder: Path, text: str, *options: str) -> Verification:
     write_script(folder, text)
     steps = ["--warmup", "2", "--timing-steps", "6", "--steps", "2", "-o", "out"]
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", "--verify", *steps, *options, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=plain_environment(),
-    )
+    done = tool(folder, "run", "--verify", *steps, *options, "train.py")
     return Verification(done.returncode, done.stdout, done.stderr, folder / "out")
 
 
@@ -314,13 +305,6 @@ def test_wrong_use(
     tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], code: str
 ) -> None:
     write_script(tmp_path, "print('never')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", *options, "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**plain_environment(), **environment},
-    )
+    done = tool(tmp_path, "run", *options, "train.py", **environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[0].endswith(f"[{code}]")

@@ -1,7 +1,9 @@
 """Runs scripts in forks of one process that has torch already: ``python zygote.py JOBS_JSON``.
 
 A job is run as ``python SCRIPT`` would run it, or recorded; in either case the process then ends by
-itself, as the interpreter ends. One exit status a line is printed, negative for a signal.
+itself, as the interpreter ends. For each, a line of JSON is printed: its exit status, negative for
+a signal, the seconds that it took, and those behind its report, ``null`` without one. A job's file
+``report`` is made when its report would be printed.
 """
 
 import json
@@ -28,14 +30,21 @@ del _weights, _optimizer
 from recompute_scan.record.children import record
 from recompute_scan.record.options import RunOptions
 
+# The scripts of tests import `tiny`, wherever they are.
+sys.path.append(str(Path(__file__).parent / "scripts"))
 
-def _wait(child: int) -> int:
-    deadline = time.monotonic() + LIMIT_S
+
+def _wait(child, report):
+    began, reported = time.monotonic(), None
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
+        now = time.monotonic()
+        if reported is None and report and Path(report).exists():
+            reported = now
         if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
+            behind = None if reported is None else now - reported
+            return os.waitstatus_to_exitcode(status), now - began, behind
+        if now > began + LIMIT_S:
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.02)
 
@@ -58,7 +67,7 @@ for one in json.loads(Path(sys.argv[1]).read_text()):
     if child == 0:
         job = one
         break
-    print(_wait(child), flush=True)
+    print(json.dumps(_wait(child, one.get("report"))), flush=True)
     try:
         os.killpg(child, signal.SIGKILL)  # what it may have left
     except ProcessLookupError:
@@ -73,4 +82,9 @@ if job is not None:
         exec(compile(Path(name).read_text(), __file__, "exec", dont_inherit=True))
     else:
         job["options"]["output"] = Path(job["options"]["output"])
-        sys.exit(record(RunOptions(name, False, (), **job["options"])).exit_status)
+        report = Path(job["report"]) if "report" in job else None
+        on_exit = None if report is None else lambda _: report.touch()
+        info = record(RunOptions(name, False, (), **job["options"]), on_exit=on_exit)
+        if on_exit is not None:
+            on_exit(info)
+        sys.exit(info.exit_status)

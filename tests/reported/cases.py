@@ -2,7 +2,9 @@
 
 A case is a folder of ``cases/`` with ``train.py`` and ``truth.json``: ``source``, ``truth`` (one
 sentence), ``established`` (how it was found), ``expected`` and, where it is not
-``run --steps 5 -o out train.py``, ``command`` and ``environment``.
+``run --steps 5 -o out train.py``, ``command`` and ``environment``. The script may import the
+modules of ``cases/shared``. A case that differs from another in a few lines has no script: ``of``
+names the other case, and ``changes`` are the texts to replace in its ``train.py``.
 
 Keys of ``expected``, all of which must hold: ``verdict``, ``verdict_in``, ``verdict_not_in``;
 ``recompute_per_backward`` (a number or the allowed ones; not compared where the verdict is
@@ -80,7 +82,13 @@ def truth_of(name: str) -> dict[str, Any]:
 def answer_to(name: str, folder: Path) -> Answer:
     """What recompute-scan answers to a copy of the case in this folder, which must not exist."""
     truth = truth_of(name)
-    shutil.copytree(FOLDER / name, folder)
+    shutil.copytree(FOLDER / truth.get("of", name), folder)
+    shutil.copytree(FOLDER / "shared", folder, dirs_exist_ok=True)
+    script = folder / "train.py"
+    for old, new in truth.get("changes", ()):
+        text = script.read_text(encoding="utf-8")
+        assert old in text, f"{name}: {old!r} is not in the script of {truth['of']}"
+        script.write_text(text.replace(old, new), encoding="utf-8")
     paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     done = subprocess.run(
         [sys.executable, "-m", "recompute_scan", *truth.get("command", _COMMAND)],

@@ -92,21 +92,24 @@ SHADOWS = (
 )
 
 
-@pytest.mark.parametrize("start", ["command", "-m"])
+STARTED = [
+    ["doctor"],
+    ["analyze", "run", "--workers", "2"],
+    ["analyze", "run/trace-rank0.json.gz", "--html", "page.html"],
+    ["check", "run", "--format", "sarif"],
+    ["compare", "run", "run"],
+    ["report", "result.json", "--html", "again.html"],
+    ["bundle", "run", "-o", "share.zip"],
+    ["lint", "."],
+    ["explain", "RS001"],
+]
+
+
+# With -m the folder itself comes first; started as a command, only processes might look there.
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["doctor"],
-        ["analyze", "run", "--workers", "2"],
-        ["analyze", "run/trace-rank0.json.gz", "--html", "page.html"],
-        ["check", "run", "--format", "sarif"],
-        ["compare", "run", "run"],
-        ["report", "result.json", "--html", "again.html"],
-        ["bundle", "run", "-o", "share.zip"],
-        ["lint", "."],
-        ["explain", "RS001"],
-    ],
-    ids=" ".join,
+    ("start", "arguments"),
+    [*(("-m", words) for words in STARTED), *(("command", words) for words in STARTED[:2])],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_nothing_is_imported_from_where_a_command_is_started(
     arguments: list[str], start: str, project: Path, tmp_path: Path

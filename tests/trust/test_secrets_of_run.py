@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.record.runs import QUICK, tool
 from tests.share.canaries import plant_folder
 
 TRACE = Path(__file__).parents[2] / "traces" / "doubled_llama_fsdp"
@@ -31,16 +29,8 @@ for _ in range(4):
 @pytest.mark.slow
 def test_arguments_and_environment_are_not_kept(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1", "-o", "out"]
-    script = ["train.py", "--token", "zqcanary-argument"]
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", *options, *script],
-        cwd=tmp_path,
-        env={**os.environ, "API_KEY": "zqcanary-environment", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [*QUICK, "-o", "out", "train.py", "--token", "zqcanary-argument"]
+    done = tool(tmp_path, "run", *words, API_KEY="zqcanary-environment")
     assert done.returncode == 0, done.stderr
     files = [file for file in (tmp_path / "out").iterdir() if file.is_file()]
     assert {"result.json", "report.html", "run-rank0.json"} <= {file.name for file in files}
@@ -78,14 +68,7 @@ def test_canaries_are_planted_in_every_file_that_runs_leave(tmp_path: Path) -> N
         out = tmp_path / options[0]
         told = ["--events", str(out / "events.jsonl"), "-o", str(out)]
         out.mkdir()
-        done = subprocess.run(
-            [sys.executable, "-m", "recompute_scan", "run", *options, *told, "train.py"],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = tool(tmp_path, "run", *options, *told, "train.py")
         assert done.returncode == 0, (options, done.stderr)
         left |= {file.name for file in out.rglob("*") if file.is_file()}
     planted = tmp_path / "planted"

@@ -20,12 +20,12 @@ for _ in range(8):
 """
 LAUNCHES = (
     ("--nproc-per-node", "1"),
-    ("--verify",),
+    pytest.param(("--verify",), marks=pytest.mark.slow),  # the whole script several times
     ("--", sys.executable, "-m", "torch.distributed.run", "--standalone"),
 )
 
 
-@pytest.mark.parametrize("launch", LAUNCHES, ids=" ".join)
+@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda words: words[0])
 def test_a_file_of_the_packages_name_is_not_imported(
     launch: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -1,20 +1,10 @@
 # guided-diffusion!144 / PCGrad kind: one forward of a checkpointed trunk, one autograd.grad per task with retain_graph, then the combined gradient is set
 import torch
 from torch import nn
+from blocks import Block
 from torch.utils.checkpoint import checkpoint
 
 torch.manual_seed(0)
-
-
-class Block(nn.Module):
-    def __init__(s, d):
-        super().__init__()
-        s.n = nn.LayerNorm(d)
-        s.up = nn.Linear(d, 4 * d)
-        s.down = nn.Linear(4 * d, d)
-
-    def forward(s, x):
-        return x + s.down(nn.functional.gelu(s.up(s.n(x))))
 
 
 class Net(nn.Module):

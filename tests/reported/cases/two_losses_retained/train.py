@@ -1,17 +1,7 @@
 import torch
 from torch import nn
-import torch.nn.functional as F
+from blocks import Narrow as Block
 from torch.utils.checkpoint import checkpoint
-
-
-class Block(nn.Module):
-    def __init__(self, d):
-        super().__init__()
-        self.norm, self.a, self.b = nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
-
-    def forward(self, x):
-        return x + self.b(F.silu(self.a(self.norm(x))))
-
 
 torch.manual_seed(0)
 inp, first, second, aux = nn.Linear(20, 80), nn.ModuleList(Block(80) for _ in range(3)), nn.ModuleList(Block(80) for _ in range(3)), nn.Linear(80, 1)

@@ -1,16 +1,7 @@
 import torch
 from torch import nn
-import torch.nn.functional as F
+from blocks import Block
 from torch.utils.checkpoint import checkpoint
-
-
-class Block(nn.Module):
-    def __init__(self, d):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-
-    def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
 class LayerCheckpoint(nn.Module):
@@ -29,7 +20,6 @@ class StackCheckpoint(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.stack, x, use_reentrant=True)
-
 
 torch.manual_seed(0)
 inp = nn.Linear(16, 72)
