@@ -386,15 +386,6 @@ def test_rows_that_are_exchanged_count_on_a_gpu(width: int) -> None:
         assert (number(other) == mine) == (chosen[0] == chosen[row])
 
 
-def test_zeros_and_nans_are_told_apart_on_a_gpu() -> None:
-    zeros, nans = torch.zeros(300, 1000), torch.full((300, 1000), float("nan"))
-    other_zeros, other_nans = zeros.clone(), nans.clone()
-    other_zeros[299, 999] = -0.0
-    other_nans.view(torch.int32)[150, 7] |= 5
-    assert number(zeros) != number(other_zeros)
-    assert number(nans) != number(other_nans)
-
-
 @given(st.integers(2**14 + 1, 2**33))
 def test_the_table_holds_each_word_and_no_other(words: int) -> None:
     rows, stride, length = table_of(words)

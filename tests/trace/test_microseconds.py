@@ -221,14 +221,6 @@ def test_a_trace_without_times_is_all_guesses() -> None:
     assert calls.guessed >= 0.9 * len(calls)
 
 
-def test_finer_times_are_left_alone() -> None:
-    fine = program(BLOCK, times=20)
-    calls = nest(fine)
-    assert (calls.start == fine.ts[calls.event]).all()
-    assert (calls.duration == fine.dur[calls.event]).all()
-    assert calls.guessed == 0
-
-
 microseconds = st.integers(0, 6).map(lambda us: us * 1000)
 
 

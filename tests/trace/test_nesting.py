@@ -167,11 +167,6 @@ def test_what_stands_behind_a_crossing_keeps_its_time() -> None:
     assert calls.duration.tolist() == [10_000, 5_000, 2_000]
 
 
-def test_threads_do_not_hold_each_other() -> None:
-    calls = nest(trace_of([(0, 100)], [(10, 20), (12, 15)]))
-    assert parents_of(calls) == {0: -1, 1: -1, 2: 1}
-
-
 def test_launches_nest_among_the_operators_and_kernels_do_not() -> None:
     calls = nest(loaded(thread(op("aten::mm", launch("gemm")))))
     assert [calls.names[code] for code in calls.name] == ["aten::mm", "cudaLaunchKernel"]
