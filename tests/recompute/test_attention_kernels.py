@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from recompute_scan.recompute.attention_kernels import FAMILIES, attention_role
-from tests.effort import some
 from tests.recompute.attention_traces import ALL
 
 PUBLIC = Path(__file__).parents[2] / "traces" / "public"
@@ -154,27 +150,3 @@ def test_the_names_that_traces_are_built_of(family: str) -> None:
     assert attention_role(names.forward) == (family, "forward")
     assert attention_role(names.backward) == (family, "backward")
     assert {attention_role(name) for name in (*names.before, *names.behind)} <= {None}
-
-
-# Counted by hand with grep; no other public trace has an attention kernel.
-IN_PUBLIC_TRACES = {
-    "h100-nanogpt-compiled": {
-        ("flash_attention_3", "forward"): 50,
-        ("flash_attention_3", "backward"): 57,
-    },
-    "h100-qwen-inference": {("flash_attention_2", "forward"): 34},
-    "a100-segment-anything-inference": {
-        ("efficient_attention", "forward"): 28,
-        ("flash_attention_2", "forward"): 7,
-    },
-}
-
-
-@pytest.mark.parametrize(
-    "file", some(sorted(PUBLIC.glob("*.json.gz")), 3), ids=lambda file: file.name
-)
-def test_kernels_of_the_public_traces(file: Path) -> None:
-    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    kernels = [e["name"] for e in events if str(e.get("cat")).lower() == "kernel"]
-    found = Counter(role for name in kernels if (role := attention_role(name)))
-    assert found == IN_PUBLIC_TRACES.get(file.name.removesuffix(".json.gz"), {})

@@ -13,6 +13,7 @@ from recompute_scan.trace import load
 from tests.cases.case import record
 from tests.cases.marked import annotating
 from tests.cases.recorded import BY_NAME, recorded
+from tests.effort import some
 from tests.recompute.training import (
     checkpointed_step,
     gradients,
@@ -34,20 +35,22 @@ def test_what_repeats_in_a_small_part_of_the_forward_is_no_layer() -> None:
     assert blocks_of(study_step(*forward, *gradients(forward))) == []
 
 
+AROUND = [
+    ("n_layers_in_n_stack", ("several", "block")),
+    ("r_layers_in_n_stack", ("several", "block")),
+    ("n_layers_in_n_sequential", ("several", "block")),
+    ("r_in_n", ("block", "block")),
+    ("n_halves_in_n", ("block", "part")),
+    ("n_first_half_in_n", ("block", "part")),
+    ("n_halves", ("block",)),
+    ("n_outside", ("block",)),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "around"),
-    [
-        ("n_layers_in_n_stack", ("several", "block")),
-        ("r_layers_in_n_stack", ("several", "block")),
-        ("n_layers_in_n_sequential", ("several", "block")),
-        ("r_in_n", ("block", "block")),
-        ("n_halves_in_n", ("block", "part")),
-        ("n_first_half_in_n", ("block", "part")),
-        ("n_halves", ("block",)),
-        ("n_outside", ("block",)),
-    ],
+    ("name", "around", "marked"),
+    [*((*one, False) for one in AROUND), *((*one, True) for one in some(AROUND, 3))],
 )
-@pytest.mark.parametrize("marked", [False, True])
 def test_what_checkpoints_are_around(
     name: str, around: tuple[str, ...], marked: bool, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from recompute_scan.analysis.answer import result_of
 from recompute_scan.result import Result
 from recompute_scan.trace import load
+from tests.effort import examples
 from tests.recompute.attention_traces import ALL, FLASH_2, Layout, each_layer, recorded
 from tests.recompute.training import gradients, run
 from tests.sources.nsys_builder import from_trace
@@ -147,7 +148,7 @@ def test_steps_that_differ_are_named() -> None:
     assert any("17 (2)" in warning for warning in result.warnings)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     layers=st.integers(2, 5),
     levels=st.integers(0, 2),
@@ -183,7 +184,7 @@ def test_clocks_names_and_order_do_not_matter(
 
 
 @given(st.integers(0, 11), st.integers(2, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_recompute_less_counts_one_less(number: int, levels: int) -> None:
     events = recorded(Layout(4, each_layer(4, levels), steps=3))
     launched_by_autograd = {
