@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ VOCABULARY, WIDTH, LENGTH, BATCH = 128, 32, 16, 2
 Own = Literal["reentrant", "non-reentrant"] | None
 
 
-def _use(model: Any, own: Own, wrapper: Own, layer: str) -> None:
+def use(model: Any, own: Own, wrapper: Own, layer: str) -> None:
     """Hugging Face's own switch, and a checkpoint wrapper around each layer of that class."""
     if own is not None:
         with warnings.catch_warnings():
@@ -45,14 +46,15 @@ def _use(model: Any, own: Own, wrapper: Own, layer: str) -> None:
         )
 
 
-def _trained(model: nn.Module, inputs: dict[str, Tensor]) -> TrainingStep:
+def trained(model: nn.Module, inputs: Callable[[], dict[str, Tensor]]) -> TrainingStep:
+    """A step on a batch of these inputs, which have labels among them."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(wanted, lr=1e-3)
 
     def step() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
-            loss = model(**inputs).loss
+            loss = model(**inputs()).loss
         loss.backward()
         adamw.step()
         adamw.zero_grad()
@@ -91,9 +93,9 @@ def lora(own: Own = None, wrapper: Own = None, dropout: float = 0.0) -> Build:
         for number, layer in enumerate(layers):
             watch(oracle, layer.self_attn, f"layers.{number}", "attention")
             watch(oracle, layer.mlp, f"layers.{number}", "mlp")
-        _use(model, own, wrapper, "LlamaDecoderLayer")
+        use(model, own, wrapper, "LlamaDecoderLayer")
         tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
-        return _trained(model, {"input_ids": tokens, "labels": tokens})
+        return trained(model, lambda: {"input_ids": tokens, "labels": tokens})
 
     return build
 
@@ -120,10 +122,10 @@ def t5(own: Own = None, wrapper: Own = None) -> Build:
             for number, block in enumerate(getattr(model, side).block):
                 watch(oracle, block.layer[0], f"{side}.{number}", "attention")
                 watch(oracle, block.layer[-1], f"{side}.{number}", "mlp")
-        _use(model, own, wrapper, "T5Block")
+        use(model, own, wrapper, "T5Block")
         tokens = torch.randint(1, VOCABULARY, (BATCH, LENGTH), device=device)
         wanted = tokens[:, : LENGTH // 2].contiguous()
-        return _trained(model, {"input_ids": tokens, "labels": wanted})
+        return trained(model, lambda: {"input_ids": tokens, "labels": wanted})
 
     return build
 

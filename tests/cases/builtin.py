@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .case import Build, TrainingStep
-from .loops import batch, next_token_loss
+from .case import Build
+from .loops import ordinary, stepping
 from .model import Mlp, Model, Oracle
 
 CHUNKS = 4
@@ -74,40 +74,20 @@ class FusedMlp(Mlp):
 def recomputed_mlp() -> Build:
     """Every MLP half recomputes its hidden layer inside its own formula."""
 
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle)
+    def change(model: Model, oracle: Oracle) -> None:
         for i, layer in enumerate(model.layers):
             layer.mlp = FusedMlp(oracle, f"layers.{i}")
-        model.to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
 
-        def step() -> None:
-            next_token_loss(model(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return stepping(ordinary, change=change)
 
 
 def chunked_loss() -> Build:
     """The head and the loss run again inside their own formula, chunk by chunk."""
 
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
+    def backward(model: Model, tokens: Tensor) -> None:
+        x = model.norm(model.stack(model.embedding(tokens)))
+        flat, target = x[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        loss: Tensor = ChunkedLoss.apply(flat, model.head.weight, model.head.bias, target)
+        loss.backward()
 
-        def step() -> None:
-            x = model.norm(model.stack(model.embedding(tokens)))
-            flat, target = x[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
-            loss: Tensor = ChunkedLoss.apply(flat, model.head.weight, model.head.bias, target)
-            loss.backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return stepping(backward)

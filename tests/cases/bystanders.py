@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from .case import Build, Case, TrainingStep
-from .loops import batch, next_token_loss
+from .loops import batch, next_token_loss, stepping
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle
 
 N, R = NON_REENTRANT, REENTRANT
@@ -90,24 +90,15 @@ def evaluation_in_step(asked: Checkpoints | None = None, gradients: bool = False
     With ``gradients`` somebody forgot ``no_grad``: the pass builds a graph nobody uses.
     """
 
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle, asked).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
+    def backward(model: Model, tokens: Tensor) -> None:
+        loss = next_token_loss(model(tokens), tokens)
+        model.eval()
+        with torch.set_grad_enabled(gradients):
+            next_token_loss(model(tokens), tokens)
+        model.train()
+        loss.backward()
 
-        def step() -> None:
-            loss = next_token_loss(model(tokens), tokens)
-            model.eval()
-            with torch.set_grad_enabled(gradients):
-                next_token_loss(model(tokens), tokens)
-            model.train()
-            loss.backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return stepping(backward, asked)
 
 
 def optimizer_in_backward(asked: Checkpoints | None = None) -> Build:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .case import Build, Case, TrainingStep
 from .frameworks import Function, Under, under
-from .loops import batch, next_token_loss
+from .loops import batch, next_token_loss, stepping
 from .model import NON_REENTRANT, REENTRANT, Model, Oracle, run
 
 
@@ -159,7 +159,8 @@ def passing_parameters(name: str) -> Under:
     return checkpoint
 
 
-def _plain(name: str, base: type[Any]) -> Under:
+def plain(name: str, base: type[Any]) -> Under:
+    """A function of one argument under that name, which may give a tuple of one back."""
     kind = named(name, base)
 
     def checkpoint(function: Function) -> Function:
@@ -177,7 +178,8 @@ def torchs(variant: Any) -> Under:
     return lambda function: lambda x: run(variant, function, x)
 
 
-def _family(stem: str, about: str, own: Under, round_r: bool = True) -> tuple[Case, ...]:
+def family(stem: str, about: str, own: Under, *, round_r: bool = True) -> tuple[Case, ...]:
+    """The function alone, in and around each of torch's, and around itself."""
     n, r = torchs(NON_REENTRANT), torchs(REENTRANT)
     over_r = Case(f"{stem}_round_r", "Around torch's reentrant one.", "doubled", under(own, r))
     return (
@@ -252,21 +254,12 @@ class _ReversibleChain(torch.autograd.Function):
         return dx, dy, None
 
 
-def _reversible(step_of: Callable[[Any, Tensor, Tensor], Tensor]) -> Build:
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
+def _reversible(forward: Callable[[Any, Tensor, Tensor], Tensor]) -> Build:
+    def backward(model: Model, tokens: Tensor) -> None:
+        x: Tensor = model.embedding(tokens)
+        next_token_loss(model.logits(forward(model, x, x.clone())), tokens).backward()
 
-        def step() -> None:
-            x: Tensor = model.embedding(tokens)
-            next_token_loss(model.logits(step_of(model, x, x.clone())), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return stepping(backward)
 
 
 def reversible_blocks(name: str) -> Build:
@@ -368,11 +361,11 @@ def reversible_cases(stem: str, name: str) -> tuple[Case, ...]:
 
 
 FUNCTIONS = (
-    *_family("grad_ckpt", "Parameters as arguments.", passing_parameters("GradCkpt"), False),
-    *_family("remat", "As torch's own, by another name.", _plain("_Remat", _RunsBackward)),
-    *_family("run_twice", "Keeps the random state.", _plain("RunTwice", _KeepsRandomState)),
-    *_family("stash", "Offloads its input.", _plain("HiddenStash", _Offloads)),
-    *_family("to_host", "Its input waits on the host.", _plain("ToHost", _ToHost)),
+    *family("grad_ckpt", "Parameters as arguments.", passing_parameters("GradCkpt"), round_r=False),
+    *family("remat", "As torch's own, by another name.", plain("_Remat", _RunsBackward)),
+    *family("run_twice", "Keeps the random state.", plain("RunTwice", _KeepsRandomState)),
+    *family("stash", "Offloads its input.", plain("HiddenStash", _Offloads)),
+    *family("to_host", "Its input waits on the host.", plain("ToHost", _ToHost)),
     *reversible_cases("reversible", "ReverseCouple"),
     Case("gradient_in_forward", "Nothing runs again.", "none", _with(_loss_in_forward, None)),
     Case(

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from .case import Build, Case, TrainingStep
 from .frameworks import Function, Under, under
-from .functions import named, parameters_of, passing_parameters, torchs
+from .functions import named, parameters_of, passing_parameters, plain, torchs
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Model, Oracle, run
 
@@ -120,11 +120,6 @@ class _ReturnsMany(torch.autograd.Function):
         return (None, *found)
 
 
-def _plain(name: str, base: type[Any]) -> Under:
-    kind = named(name, base)
-    return lambda function: lambda x: kind.apply(function, x)
-
-
 def _many(name: str) -> Under:
     kind = named(name, _ReturnsMany)
 
@@ -191,10 +186,10 @@ def two_kinds() -> Build:
     return build
 
 
-_CONTEXT = _plain("LeanLayer", _SetsUpItsContext)
-_PRODUCT = _plain("Product", _TakesTheGradient)
-HALF_KEPT = _plain("HalfKept", _CastsBeforeAndAfter)
-TILES = _plain("InTiles", _InTiles)
+_CONTEXT = plain("LeanLayer", _SetsUpItsContext)
+_PRODUCT = plain("Product", _TakesTheGradient)
+HALF_KEPT = plain("HalfKept", _CastsBeforeAndAfter)
+TILES = plain("InTiles", _InTiles)
 
 MORE_FUNCTIONS = (
     Case("lean", "In the newer style.", "full", under(_CONTEXT)),

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .case import Build, Case, TrainingStep
 from .frameworks import Function, Under, under
-from .functions import named, parameters_of, torchs
+from .functions import family, named, parameters_of, plain, torchs
 from .functions_more import HALF_KEPT
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Layer, Model, Oracle
@@ -326,11 +326,6 @@ class _RunsFirst(torch.autograd.Function):
         return None, gradient
 
 
-def _plain(name: str, base: type[Any]) -> Under:
-    kind = named(name, base)
-    return lambda function: lambda x: kind.apply(function, x)
-
-
 def _reversing(name: str, turns: int) -> Under:
     kind = named(name, _Reverses)
     return lambda function: lambda x: kind.apply(function, x, turns)
@@ -520,51 +515,36 @@ def _every_second(outer: Under, inner: Under) -> Layers:
     ]
 
 
-BUFFERED = _plain("PinnedStash", _Buffered)
-AFTERWARDS = _plain("KeptLater", _Afterwards)
-QUANTISED = _plain("Int8Input", _Quantised)
+BUFFERED = plain("PinnedStash", _Buffered)
+AFTERWARDS = plain("KeptLater", _Afterwards)
+QUANTISED = plain("Int8Input", _Quantised)
 FETCHES = _fetching("Prefetching")
-INFERENCE = _plain("ColdRun", _Inference)
+INFERENCE = plain("ColdRun", _Inference)
 TWO_GRADIENTS = _two_gradients("TwoGrads")
 ADDING = _adding("AddsItself")
 TREE = _tree("TreeKept")
 VJP = _by_vjp("ByVjp")
-LENGTHWISE = _plain("TiledPart", _Tiles)
-LOOKS = _plain("LooksTwice", _Looks)
+LENGTHWISE = plain("TiledPart", _Tiles)
+LOOKS = plain("LooksTwice", _Looks)
 REVERSES, ITERATES = _reversing("Invertible", 1), _reversing("FixedPoint", 3)
 IN_TWO = _in_two("HeldBlock", "RunsFirst")
 BY_HOOK = _by_hook("HookedBlock")
 BY_HAND: Under = _by_hand
 
 
-def _family(stem: str, about: str, own: Under, *, round_r: bool = True) -> tuple[Case, ...]:
-    return (
-        Case(stem, about, "full", under(own)),
-        Case(f"{stem}_in_r", "In torch's reentrant one.", "doubled", under(R, own)),
-        Case(f"{stem}_in_n", "In torch's other one.", None, under(N, own)),
-        *(
-            (Case(f"{stem}_round_r", "Around torch's reentrant one.", "doubled", under(own, R)),)
-            if round_r
-            else ()
-        ),
-        Case(f"{stem}_round_n", "Around torch's other one.", "doubled", under(own, N)),
-        Case(f"{stem}_twice", "Round itself.", "doubled", under(own, own)),
-    )
-
-
 OTHERS = (
-    *_family("buffered", "Through buffers to the host.", BUFFERED),
-    *_family("afterwards", "To the host behind the run.", AFTERWARDS),
-    *_family("int8", "Waits quantised.", QUANTISED),
-    *_family("prefetch", "Fetched by the node above.", FETCHES),
-    *_family("cold", "First in inference mode.", INFERENCE),
-    *_family("two_gradients", "Two passes through one run.", TWO_GRADIENTS, round_r=False),
+    *family("buffered", "Through buffers to the host.", BUFFERED),
+    *family("afterwards", "To the host behind the run.", AFTERWARDS),
+    *family("int8", "Waits quantised.", QUANTISED),
+    *family("prefetch", "Fetched by the node above.", FETCHES),
+    *family("cold", "First in inference mode.", INFERENCE),
+    *family("two_gradients", "Two passes through one run.", TWO_GRADIENTS, round_r=False),
     # Around itself the outer one would find no parameter used.
-    *_family("adds_itself", "Adds gradients by itself.", ADDING, round_r=False)[:-1],
-    *_family("tree", "Names and dictionaries.", TREE),
-    *_family("in_two", "Another function's node runs again.", IN_TWO),
-    *_family("hooked_block", "A hook on its output runs again.", BY_HOOK),
-    *_family("half_kept", "In half precision.", HALF_KEPT)[1:],
+    *family("adds_itself", "Adds gradients by itself.", ADDING, round_r=False)[:-1],
+    *family("tree", "Names and dictionaries.", TREE),
+    *family("in_two", "Another function's node runs again.", IN_TWO),
+    *family("hooked_block", "A hook on its output runs again.", BY_HOOK),
+    *family("half_kept", "In half precision.", HALF_KEPT)[1:],
     Case("vjp", "By torch.func.", "full", under(VJP)),
     Case("vjp_in_r", "In torch's reentrant one.", "doubled", under(R, VJP)),
     Case("vjp_in_n", "In torch's other one.", None, under(N, VJP)),

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointImpl,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
 
+from .architectures import Own, trained, use
 from .case import Build, Case, TrainingStep
-from .model import Oracle
+from .model import NON_REENTRANT, REENTRANT, Oracle
 from .truth import Verdict
 from .watch import watch
 
+N, R = NON_REENTRANT, REENTRANT
 VOCABULARY, WIDTH, LAYERS, LENGTH = 128, 32, 3, 16
 _TEXT = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
 _SIZE = {"intermediate_size": 2 * WIDTH, "num_attention_heads": 4}
@@ -84,27 +79,19 @@ ARCHITECTURES = {
 }
 
 
-@dataclass(frozen=True)
-class Switches:
-    """What is on: ``own`` is Hugging Face's switch, ``wrapper`` FSDP's; reentrant or not."""
-
-    own: bool | None = None
-    wrapper: CheckpointImpl | None = None
-
-
-_N, _R = CheckpointImpl.NO_REENTRANT, CheckpointImpl.REENTRANT
-SWITCHES: dict[str, tuple[Verdict, Switches]] = {
-    "none": ("none", Switches()),
-    "own_n": ("full", Switches(own=False)),
-    "own_r": ("full", Switches(own=True)),
-    "wrapper_n": ("full", Switches(wrapper=_N)),
-    "own_r_in_wrapper_n": ("doubled", Switches(own=True, wrapper=_N)),
-    "own_n_in_wrapper_n": ("full", Switches(own=False, wrapper=_N)),
-    "own_n_in_wrapper_r": ("doubled", Switches(own=False, wrapper=_R)),
+# Verdict, Hugging Face's own switch, and FSDP's wrapper.
+SWITCHES: dict[str, tuple[Verdict, Own, Own]] = {
+    "none": ("none", None, None),
+    "own_n": ("full", N, None),
+    "own_r": ("full", R, None),
+    "wrapper_n": ("full", None, N),
+    "own_r_in_wrapper_n": ("doubled", R, N),
+    "own_n_in_wrapper_n": ("full", N, N),
+    "own_n_in_wrapper_r": ("doubled", N, R),
 }
 
 
-def train_model(architecture: Architecture, switches: Switches) -> Build:
+def train_model(architecture: Architecture, own: Own = None, wrapper: Own = None) -> Build:
     """Trains the model on random tokens or images."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
@@ -116,18 +103,8 @@ def train_model(architecture: Architecture, switches: Switches) -> Build:
         layers = [m for m in model.modules() if type(m).__name__ == architecture.layer]
         for number, layer in enumerate(layers):
             _watch(oracle, layer, f"layers.{number}")
-        _switch_on(model, architecture.layer, switches)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-        def step() -> None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
-                loss = model(**_batch(model, device)).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+        use(model, own, wrapper, architecture.layer)
+        return trained(model, lambda: _batch(model, device))
 
     return build
 
@@ -138,23 +115,6 @@ def _batch(model: Any, device: torch.device) -> dict[str, torch.Tensor]:
         return {"pixel_values": images, "labels": torch.zeros(2, dtype=torch.long, device=device)}
     tokens = torch.randint(VOCABULARY, (2, LENGTH), device=device)
     return {"input_ids": tokens, "labels": tokens}
-
-
-def _switch_on(model: Any, layer: str, switches: Switches) -> None:
-    if switches.own is not None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*gradient_checkpointing_enable")
-            model.gradient_checkpointing_enable({"use_reentrant": switches.own})
-        # A reentrant checkpoint needs an input that asks for gradients.
-        model.enable_input_require_grads()
-    if switches.wrapper is not None:
-        apply_activation_checkpointing(
-            model,
-            checkpoint_wrapper_fn=functools.partial(
-                checkpoint_wrapper, checkpoint_impl=switches.wrapper
-            ),
-            check_fn=lambda module: type(module).__name__ == layer,
-        )
 
 
 def _watch(oracle: Oracle, layer: nn.Module, name: str) -> None:
@@ -168,8 +128,8 @@ HUGGING_FACE = tuple(
         f"{name}_{switch}",
         f"{architecture.model}: {switch}.",
         verdict,
-        train_model(architecture, switches),
+        train_model(architecture, own, wrapper),
     )
     for name, architecture in ARCHITECTURES.items()
-    for switch, (verdict, switches) in SWITCHES.items()
+    for switch, (verdict, own, wrapper) in SWITCHES.items()
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -85,47 +86,60 @@ def train(
     return build
 
 
+def stepping(
+    backward: Callable[[Model, Tensor], None],
+    asked: Checkpoints | None = None,
+    change: Callable[[Model, Oracle], None] = lambda model, oracle: None,
+) -> Build:
+    """A step of the model: ``backward`` makes the gradients of a batch, and an update follows.
+
+    ``change`` puts something else into the model before.
+    """
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        model = Model(oracle, asked)
+        change(model, oracle)
+        model.to(device)
+        adamw = torch.optim.AdamW(model.parameters())
+        tokens = batch(device)
+
+        def step() -> None:
+            backward(model, tokens)
+            adamw.step()
+            adamw.zero_grad()
+
+        return step
+
+    return build
+
+
+def ordinary(model: Model, tokens: Tensor) -> None:
+    """The gradients of the ordinary loss."""
+    next_token_loss(model(tokens), tokens).backward()
+
+
 def two_losses(asked: Checkpoints | None = None) -> Build:
     """Two losses on one forward pass, each with a backward pass of its own."""
 
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle, asked).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
+    def backward(model: Model, tokens: Tensor) -> None:
+        logits = model(tokens)
+        next_token_loss(logits, tokens).backward(retain_graph=True)
+        logits.square().mean().backward()
 
-        def step() -> None:
-            logits = model(tokens)
-            next_token_loss(logits, tokens).backward(retain_graph=True)
-            logits.square().mean().backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return stepping(backward, asked)
 
 
-def gradient_penalty() -> Build:
-    """The gradient's own norm is part of the loss: a double backward, nothing checkpointed."""
+def gradient_penalty(asked: Checkpoints | None = None) -> Build:
+    """The gradient's own norm is part of the loss: ``create_graph`` through every checkpoint."""
 
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
+    def backward(model: Model, tokens: Tensor) -> None:
+        with math_attention():
+            x: Tensor = model.embedding(tokens)
+            logits = model.logits(model.stack(x))
+            (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)
+            (next_token_loss(logits, tokens) + slope.norm()).backward()
 
-        def step() -> None:
-            with math_attention():
-                x: Tensor = model.embedding(tokens)
-                logits = model.logits(model.stack(x))
-                (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)
-                loss = next_token_loss(logits, tokens) + slope.norm()
-                loss.backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return stepping(backward, asked)
 
 
 def adversarial() -> Build:

@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from .case import Build, Case, TrainingStep
-from .loops import batch, next_token_loss
+from .loops import batch, gradient_penalty, next_token_loss, ordinary, stepping
 from .model import (
     NON_REENTRANT,
     REENTRANT,
@@ -24,7 +24,7 @@ from .model import (
     Variant,
     run,
 )
-from .versions import math_attention, non_reentrant_wrapper
+from .versions import non_reentrant_wrapper
 from .watch import watch_whole_runs
 
 N, R = NON_REENTRANT, REENTRANT
@@ -49,9 +49,7 @@ class SavedOnCpu(nn.Module):
 def offload(how: Offload, variant: Variant = N) -> Build:
     """Activations go to host memory, with checkpoints or without."""
 
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        asked = Checkpoints(inner=variant if how == "saved around checkpoint" else None)
-        model = Model(oracle, asked).to(device)
+    def change(model: Model, oracle: Oracle) -> None:
         if how == "wrapper":
             apply_activation_checkpointing(model, offload_wrapper, lambda m: isinstance(m, Layer))
         elif how == "wrapper around checkpoint":
@@ -64,39 +62,9 @@ def offload(how: Offload, variant: Variant = N) -> Build:
             model.layers = nn.ModuleList(SavedOnCpu(layer) for layer in model.layers)
             if how == "saved inside":
                 model.asked = Checkpoints(outer=variant)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
 
-        def step() -> None:
-            next_token_loss(model(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
-
-
-def penalized(asked: Checkpoints) -> Build:
-    """Gradient penalty over checkpointed layers: ``create_graph`` through every checkpoint."""
-
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle, asked).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
-
-        def step() -> None:
-            with math_attention():
-                x: Tensor = model.embedding(tokens)
-                logits = model.logits(model.stack(x))
-                (slope,) = torch.autograd.grad(logits.square().sum(), x, create_graph=True)
-                (next_token_loss(logits, tokens) + slope.norm()).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    asked = Checkpoints(inner=variant if how == "saved around checkpoint" else None)
+    return stepping(ordinary, asked, change)
 
 
 def one_linear(variant: Variant) -> Build:
@@ -172,14 +140,14 @@ PLACES = (
         "penalty_n",
         "Gradient penalty through checkpoints.",
         "full",
-        penalized(ONCE),
+        gradient_penalty(ONCE),
         backwards_per_forward=2,
     ),
     Case(
         "penalty_halves_n",
         "The same, one checkpoint per half.",
         "full",
-        penalized(Checkpoints(attention=N, mlp=N)),
+        gradient_penalty(Checkpoints(attention=N, mlp=N)),
         backwards_per_forward=2,
     ),
     Case(

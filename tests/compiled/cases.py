@@ -158,13 +158,13 @@ Around = Callable[[Any], Any] | Compiler
 def stacked(
     *around: Around,
     kind: type[nn.Module] = Block,
-    which: Callable[[int], bool] = lambda _: True,
-    otherwise: tuple[Around, ...] = (),
+    second: tuple[Around, ...] | None = None,
     whole: tuple[Around, ...] = (),
     lengths: tuple[int, ...] = (_TOKENS,),
 ) -> Callable[[str], Step]:
     """A stack whose layers are each put under these, inner first; then the whole stack.
 
+    Every second layer is under ``second`` instead, where that is given.
     :data:`COMPILE` among them compiles what is inside.
     """
 
@@ -176,7 +176,7 @@ def stacked(
 
         stack = Stack(layers(kind))
         stack.calls = [
-            wrap(layer, around if which(place) else otherwise)
+            wrap(layer, around if second is None or place % 2 == 0 else second)
             for place, layer in enumerate(stack.layers)
         ]
         return train(wrap(stack, whole), stack, lengths)
@@ -192,6 +192,22 @@ def plainly(kind: type[nn.Module] = Block) -> Callable[[], Step]:
         return train(stack, stack)
 
     return make
+
+
+def case(
+    name: str,
+    verdict: Verdict,
+    *around: Around,
+    kind: type[nn.Module] = Block,
+    backend: Backend = "aot_eager",
+    settings: tuple[tuple[str, Any], ...] = (),
+    breaks: str = "",
+    alone: Verdict | None = None,
+    **stack: Any,
+) -> Case:
+    """A stack and its twin; the rest is as :func:`stacked` and :class:`Case` have it."""
+    make = stacked(*around, kind=kind, **stack)
+    return Case(name, verdict, make, plainly(kind), backend, settings, breaks, alone)
 
 
 def once(call: Any) -> Any:
@@ -215,99 +231,40 @@ def keeping_products(call: Any) -> Any:
     return under(call, context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
 
-def every_second(place: int) -> bool:
-    """Every second layer."""
-    return place % 2 == 0
-
-
 _STACKS = (
-    Case("model", "none", stacked(whole=(COMPILE,)), plainly()),
-    Case("model, checkpoints in it", "full", stacked(once, whole=(COMPILE,)), plainly()),
-    Case(
-        "model, every second layer",
-        "partial",
-        stacked(once, which=every_second, whole=(COMPILE,)),
-        plainly(),
+    case("model", "none", whole=(COMPILE,)),
+    case("model, checkpoints in it", "full", once, whole=(COMPILE,)),
+    case("model, every second layer", "partial", once, second=(), whole=(COMPILE,)),
+    case("model, reentrant in it", "full", reentrant, whole=(COMPILE,)),
+    case("model, two in it", "full", once, once, whole=(COMPILE,)),
+    case("model, policy keeps products", "partial", keeping_products, whole=(COMPILE,)),
+    case("model, checkpoint around it", "full", whole=(COMPILE, once)),
+    case("model, in it and around it", "doubled", once, whole=(COMPILE, once)),
+    case("layers", "none", COMPILE),
+    case("layers, checkpoint in each", "full", once, COMPILE),
+    case("layers, checkpoint around each", "full", COMPILE, once),
+    case("layers, reentrant around each", "full", COMPILE, reentrant),
+    case("layers, in and around", "doubled", once, COMPILE, once),
+    case("layers, in and reentrant around", "doubled", once, COMPILE, reentrant),
+    case("layers, two around", "doubled", COMPILE, reentrant, once),
+    case("layers, around every second", "partial", COMPILE, once, second=(COMPILE,), alone="full"),
+    case("layers, in every second", "partial", once, COMPILE, second=(COMPILE,)),
+    case("half compiled, checkpoints everywhere", "full", once, COMPILE, second=(once,)),
+    case("half compiled, those doubled", "doubled", once, COMPILE, once, second=(once,)),
+    case(
+        "graph break in each layer", "none", kind=Breaking, whole=(COMPILE,), breaks="graph_break"
     ),
-    Case("model, reentrant in it", "full", stacked(reentrant, whole=(COMPILE,)), plainly()),
-    Case("model, two in it", "full", stacked(once, once, whole=(COMPILE,)), plainly()),
-    Case(
-        "model, policy keeps products",
-        "partial",
-        stacked(keeping_products, whole=(COMPILE,)),
-        plainly(),
-    ),
-    Case("model, checkpoint around it", "full", stacked(whole=(COMPILE, once)), plainly()),
-    Case(
-        "model, in it and around it",
-        "doubled",
-        stacked(once, whole=(COMPILE, once)),
-        plainly(),
-    ),
-    Case("layers", "none", stacked(COMPILE), plainly()),
-    Case("layers, checkpoint in each", "full", stacked(once, COMPILE), plainly()),
-    Case("layers, checkpoint around each", "full", stacked(COMPILE, once), plainly()),
-    Case("layers, reentrant around each", "full", stacked(COMPILE, reentrant), plainly()),
-    Case("layers, in and around", "doubled", stacked(once, COMPILE, once), plainly()),
-    Case(
-        "layers, in and reentrant around",
-        "doubled",
-        stacked(once, COMPILE, reentrant),
-        plainly(),
-    ),
-    Case("layers, two around", "doubled", stacked(COMPILE, reentrant, once), plainly()),
-    Case(
-        "layers, around every second",
-        "partial",
-        stacked(COMPILE, once, which=every_second, otherwise=(COMPILE,)),
-        plainly(),
-        alone="full",
-    ),
-    Case(
-        "layers, in every second",
-        "partial",
-        stacked(once, COMPILE, which=every_second, otherwise=(COMPILE,)),
-        plainly(),
-    ),
-    Case(
-        "half compiled, checkpoints everywhere",
-        "full",
-        stacked(once, COMPILE, which=every_second, otherwise=(once,)),
-        plainly(),
-    ),
-    Case(
-        "half compiled, those doubled",
-        "doubled",
-        stacked(once, COMPILE, once, which=every_second, otherwise=(once,)),
-        plainly(),
-    ),
-    Case(
-        "graph break in each layer",
-        "none",
-        stacked(kind=Breaking, whole=(COMPILE,)),
-        plainly(Breaking),
-        breaks="graph_break",
-    ),
-    Case(
+    case(
         "graph break under each checkpoint",
         "full",
-        stacked(once, kind=Breaking, whole=(COMPILE,)),
-        plainly(Breaking),
+        once,
+        kind=Breaking,
+        whole=(COMPILE,),
         alone="inconclusive",
         breaks="graph_break",
     ),
-    Case(
-        "attention, checkpoints in the model",
-        "full",
-        stacked(once, kind=Attending, whole=(COMPILE,)),
-        plainly(Attending),
-    ),
-    Case(
-        "attention, layers doubled",
-        "doubled",
-        stacked(once, COMPILE, once, kind=Attending),
-        plainly(Attending),
-    ),
+    case("attention, checkpoints in the model", "full", once, kind=Attending, whole=(COMPILE,)),
+    case("attention, layers doubled", "doubled", once, COMPILE, once, kind=Attending),
 )
 
 
@@ -414,104 +371,90 @@ _FORMS = (
         compiled_backward(stacked(once, COMPILE, once)),
         plainly(),
     ),
-    Case("DDP, model", "none", stacked(whole=(data_parallel, COMPILE)), plainly()),
-    Case(
-        "DDP, checkpoints in the model",
-        "full",
-        stacked(once, whole=(data_parallel, COMPILE)),
-        plainly(),
+    case("DDP, model", "none", whole=(data_parallel, COMPILE)),
+    case("DDP, checkpoints in the model", "full", once, whole=(data_parallel, COMPILE)),
+    case(
+        "DDP, checkpoint around each compiled layer", "full", COMPILE, once, whole=(data_parallel,)
     ),
-    Case(
-        "DDP, checkpoint around each compiled layer",
-        "full",
-        stacked(COMPILE, once, whole=(data_parallel,)),
-        plainly(),
-    ),
-    Case(
+    case(
         "reduce-overhead, checkpoints in the model",
         "full",
-        stacked(once, whole=(Compiler((("mode", "reduce-overhead"),)),)),
-        plainly(),
+        once,
+        whole=(Compiler((("mode", "reduce-overhead"),)),),
         backend="inductor",
     ),
-    Case(
-        "own autograd function, layers doubled",
-        "doubled",
-        stacked(once, COMPILE, once, kind=Own),
-        plainly(Own),
+    case("own autograd function, layers doubled", "doubled", once, COMPILE, once, kind=Own),
+    case(
+        "own autograd function, checkpoints in the model", "full", once, kind=Own, whole=(COMPILE,)
     ),
-    Case(
-        "own autograd function, checkpoints in the model",
-        "full",
-        stacked(once, kind=Own, whole=(COMPILE,)),
-        plainly(Own),
-    ),
-    Case(
+    case(
         "attention, policy keeps it",
         "partial",
-        stacked(keeping_nothing_random, kind=Attending, whole=(COMPILE,)),
-        plainly(Attending),
+        keeping_nothing_random,
+        kind=Attending,
+        whole=(COMPILE,),
     ),
-    Case(
-        "as torchtitan, each layer",
-        "partial",
-        stacked(as_torchtitan, COMPILE, kind=Attending),
-        plainly(Attending),
-    ),
-    Case(
+    case("as torchtitan, each layer", "partial", as_torchtitan, COMPILE, kind=Attending),
+    case(
         "as torchtitan, checkpoint around each",
         "doubled",
-        stacked(as_torchtitan, COMPILE, once, kind=Attending),
-        plainly(Attending),
+        as_torchtitan,
+        COMPILE,
+        once,
+        kind=Attending,
     ),
-    Case(
+    case(
         "dropout last, checkpoints in the model",
         "full",
-        stacked(once, kind=Dropping, whole=(COMPILE,)),
-        plainly(Dropping),
+        once,
+        kind=Dropping,
+        whole=(COMPILE,),
         backend="inductor",
     ),
-    Case("attention, model", "none", stacked(kind=Attending, whole=(COMPILE,)), plainly(Attending)),
-    Case(
+    case("attention, model", "none", kind=Attending, whole=(COMPILE,)),
+    case(
         "lengths that change, checkpoints in the model",
         "full",
-        stacked(once, whole=(COMPILE,), lengths=(_TOKENS, 40, 56)),
-        plainly(),
+        once,
+        whole=(COMPILE,),
+        lengths=(_TOKENS, 40, 56),
     ),
-    Case(
+    case(
         "lengths that change, layers doubled",
         "doubled",
-        stacked(once, COMPILE, once, lengths=(_TOKENS, 40, 56)),
-        plainly(),
+        once,
+        COMPILE,
+        once,
+        lengths=(_TOKENS, 40, 56),
     ),
-    Case(
+    case(
         "backend eager, checkpoints in the model",
         "full",
-        stacked(once, whole=(COMPILE,)),
-        plainly(),
+        once,
+        whole=(COMPILE,),
         backend="eager",
         alone="inconclusive",
     ),
-    Case(
+    case(
         "backend eager, around each layer",
         "full",
-        stacked(COMPILE, once),
-        plainly(),
+        COMPILE,
+        once,
         backend="eager",
         alone="inconclusive",
     ),
-    Case(
+    case(
         "memory budget of 0",
         "partial",
-        stacked(kind=Attending, whole=(COMPILE,)),
-        plainly(Attending),
+        kind=Attending,
+        whole=(COMPILE,),
         settings=(("activation_memory_budget", 0.0),),
     ),
-    Case(
+    case(
         "memory budget of 0.5",
         "partial",
-        stacked(kind=Attending, whole=(COMPILE,)),
-        plainly(Attending),
+        kind=Attending,
+        whole=(COMPILE,),
         settings=(("activation_memory_budget", 0.5),),
     ),
 )

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from recompute_scan.cost.removal import Context, Removal
-from recompute_scan.cost.reruns import Hooks
+from recompute_scan.cost.removal import Context
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from recompute_scan.trace.calls import Calls
 from tests.cases.case import Build, Case, TrainingStep, record
 from tests.cases.frameworks import Under
-from tests.cases.functions import _Offloads, _plain, torchs
+from tests.cases.functions import _Offloads, plain, torchs
 from tests.cases.model import NON_REENTRANT, REENTRANT, Oracle
 from tests.cases.recorded import recorded
 
@@ -51,24 +49,6 @@ def test_all_copies_of_a_function_are_found_and_no_others(kind: str, nesting: st
     truth = directly_in(facts.calls, *COPIES[kind])
     assert copied(facts) == truth
     assert len(truth) == COUNTS[nesting] * BLOCKS * STEPS
-
-
-@pytest.mark.parametrize("nesting", ["", "_in_r", "_round_n", "_twice"])
-def test_what_a_function_works_out_beside_its_block_is_found(nesting: str) -> None:
-    trace, _ = recorded(f"int8{nesting}")
-    facts = study(load(trace))
-    calls = facts.calls
-    quantising = ("abs", "amax", "clamp", "div", "round", "to")
-    names = ("Int8Input", "Int8InputBackward")  # its node brings the input back by `to`
-    ranges = [row for row in range(len(calls)) if calls.names[calls.name[row]] in names]
-    truth = [
-        row
-        for row in range(len(calls))
-        if calls.names[calls.name[row]] in {f"aten::{name}" for name in quantising}
-        and calls.parent[row] in ranges
-    ]
-    assert copied(facts) == truth
-    assert truth
 
 
 class Masked(nn.Module):
@@ -120,7 +100,7 @@ def blocks_under(checkpoint: Under, kind: type[nn.Module]) -> Build:
 @pytest.mark.parametrize(
     ("checkpoint", "kind", "copies"),
     [
-        (_plain("Stashes", _Offloads), Masked, 2),
+        (plain("Stashes", _Offloads), Masked, 2),
         (torchs(REENTRANT), Notes, 0),
         (torchs(NON_REENTRANT), Notes, 0),
     ],
@@ -136,29 +116,3 @@ def test_what_a_block_copies_first_is_not_its_functions(
     assert names == ["aten::clone"] * copies * BLOCKS * STEPS
     sizes = {facts.trace.signatures[code] for code in facts.calls.dims[found].tolist()}
     assert all(size.startswith(("[[2, 8, 16]", "[[2,8,16]")) for size in sizes)
-
-
-@pytest.mark.parametrize(
-    ("name", "kept", "go"),
-    [
-        ("stash_round_n", 1, 2),
-        ("stash_round_n", 0, 0),
-        ("stash_in_r", 0, 3),
-        ("stash_in_r", 1, 1),
-        ("stash_twice", 0, 3),
-        ("stash_round_n", None, 2),
-        ("to_host_twice", None, 5),
-    ],
-)
-def test_they_go_with_their_function_alone(name: str, kept: int | None, go: int) -> None:
-    facts = study(load(recorded(name)[0]))
-    calls = facts.calls
-    around = Context(facts, int(calls.start.min()), int(calls.end.max()))
-    keep = None if kept is None else lambda checkpoints: checkpoints[kept]
-    edits = Removal(around, keep).edits(Hooks(0.0, 0.0, 0.0), lambda rows: np.zeros(len(rows)))
-    away = [
-        row
-        for row in around.own_copies.rows.tolist()
-        if any(e.gone and e.start <= calls.start[row] and calls.end[row] <= e.end for e in edits)
-    ]
-    assert len(away) == go * BLOCKS * STEPS

@@ -28,6 +28,7 @@ from tests.cost.simulator import (
     synchronize,
     wait_stream,
 )
+from tests.effort import examples
 from tests.trace.kineto_reading import parse
 
 PUBLIC = Path(__file__).parents[2] / "traces" / "public"
@@ -183,7 +184,7 @@ def programs(draw: st.DrawFn) -> list[Do]:
     return [*program, synchronize()]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(programs())
 def test_any_program_is_recomputed_and_repaired(program: list[Do]) -> None:
     unchanged, predicted, truth = recomputed(program)
@@ -194,7 +195,7 @@ def test_any_program_is_recomputed_and_repaired(program: list[Do]) -> None:
         assert said == pytest.approx(true, abs=max(25.0, 0.02 * was))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(programs(), st.data())
 def test_more_taken_out_is_never_less_saved(program: list[Do], data: st.DataObject) -> None:
     machine = run(program)

@@ -386,15 +386,6 @@ def test_rows_that_are_exchanged_count_on_a_gpu(width: int) -> None:
         assert (number(other) == mine) == (chosen[0] == chosen[row])
 
 
-def test_zeros_and_nans_are_told_apart_on_a_gpu() -> None:
-    zeros, nans = torch.zeros(300, 1000), torch.full((300, 1000), float("nan"))
-    other_zeros, other_nans = zeros.clone(), nans.clone()
-    other_zeros[299, 999] = -0.0
-    other_nans.view(torch.int32)[150, 7] |= 5
-    assert number(zeros) != number(other_zeros)
-    assert number(nans) != number(other_nans)
-
-
 @given(st.integers(2**14 + 1, 2**33))
 def test_the_table_holds_each_word_and_no_other(words: int) -> None:
     rows, stride, length = table_of(words)
@@ -465,7 +456,7 @@ def test_numbers_of_a_gpu_are_read_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("away")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(4096, 1024), (300, 1000), (1, 7, 513), (5,)], ids=str)
+@pytest.mark.parametrize("shape", [(1024, 1024), (300, 1000), (1, 7, 513), (5,)], ids=str)
 def test_the_distance_on_a_gpu_is_that_of_all_elements(
     dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:

@@ -13,11 +13,9 @@ import torch
 from recompute_scan.result.fidelity import KeptState
 from tests.fidelity.cases import Case, Own, net
 from tests.fidelity.compare import compare, wrong
-from tests.fidelity.models import MODELS
 from tests.findings.test_fidelity_rules import result
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-LOG: list[int] = []
 
 
 @dataclass
@@ -127,12 +125,6 @@ def test_what_the_class_counts_is_named() -> None:
 @pytest.mark.parametrize("then", [_set_again, _made_once, _only_in_the_forward])
 def test_what_is_set_again_or_once_is_not(then: Callable[..., Any]) -> None:
     assert states(then) == []
-
-
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_models_as_they_are_keep_nothing_of_the_kind(case: Case) -> None:
-    found, _, _ = compare(case)
-    assert [one for each in found.regions for one in each.states if not one.is_buffer] == []
 
 
 @pytest.mark.parametrize(("then", "severity"), [(_in_attribute, "info"), (_in_mean, "warning")])

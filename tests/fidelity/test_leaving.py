@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils.generic import ModelOutput
 
 from tests.fidelity.cases import Case, D
-from tests.fidelity.compare import compare, gradients, wrong
+from tests.fidelity.compare import check, compare, gradients, wrong
 from tests.fidelity.truth import build, measure, step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -209,20 +209,7 @@ FINE = [
 
 @pytest.mark.parametrize("case", [*LOST, *UNTRAINED, *FINE], ids=lambda case: case.name)
 def test_what_is_said_is_what_the_gradients_say(case: Case) -> None:
-    truth = measure(case)
-    assert truth.wrong == case.wrong, "its author was mistaken"
-    alone, x = build(case, on=True)
-    step(case, alone, x)
-
-    found, model, untrained = compare(case)
-    compared = gradients(model)
-    for name, gradient in gradients(alone).items():
-        other = compared[name]
-        assert (gradient is None) == (other is None), name
-        assert gradient is None or (other is not None and torch.equal(gradient, other)), name
-    said = wrong(found, untrained)
-    assert bool(said) == truth.wrong, (truth, said)
-    assert not torch._C._len_torch_dispatch_stack()
+    check(case)
 
 
 @pytest.mark.parametrize("name", NESTED)

@@ -6,53 +6,11 @@ import numpy as np
 import pytest
 
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.study import RecomputeFacts
 from tests.recompute.training import (
     checkpointed_step,
-    gradients,
-    no_grad,
-    reentrant,
     run,
-    study_step,
 )
-from tests.trace_builder import node, op, studied, thread
-
-
-def multiplicity(facts: RecomputeFacts) -> list[float]:
-    return [float(m) for m in facts.counts.multiplicity[facts.counts.counted]]
-
-
-@pytest.mark.parametrize("times", [0, 1, 2, 3])
-def test_multiplicity_is_recomputes_per_backward(times: int) -> None:
-    facts = studied(thread(checkpointed_step(0, layers=1, recomputes={0: times})))
-    counts = facts.counts
-    assert multiplicity(facts) == [times] * 4
-    assert len(counts.redundant_rows) == 4 * max(0, times - 1)
-    # Each operator takes 12 µs here, and one passes between them.
-    assert counts.again.sum() == pytest.approx(51_000 * times)
-    assert counts.redundant.sum() == pytest.approx(51_000 * max(0, times - 1))
-
-
-def test_two_backward_passes_through_one_forward_recompute_once_each() -> None:
-    forward = run(0)
-    facts = study_step(*forward, *gradients(forward, run(50)), *gradients(forward, run(60)))
-    assert facts.counts.runs.tolist() == [2, 2, 2, 2]
-    assert multiplicity(facts) == [1, 1, 1, 1]
-    assert len(facts.counts.redundant_rows) == 0
-
-
-def test_an_outer_reentrant_function_runs_the_inner_one_again() -> None:
-    """Reentrant around reentrant: the inner function's forward, then its own recompute."""
-    outer = op("CheckpointFunction", reentrant(0, run(0)).again(), seq=5)
-    backward = node(
-        "CheckpointFunctionBackward",
-        op("CheckpointFunction", *no_grad(run(0)), seq=40),
-        node("CheckpointFunctionBackward", *run(50), *gradients(run(50)), seq=40),
-        seq=5,
-    )
-    facts = study_step(outer, backward)
-    assert multiplicity(facts) == [2, 2, 2, 2]
-    assert [recompute.inner_function for recompute in facts.alignment.recomputes] == [True, False]
+from tests.trace_builder import studied, thread
 
 
 def test_only_complete_steps_count() -> None:
@@ -61,13 +19,6 @@ def test_only_complete_steps_count() -> None:
     assert facts.complete.tolist() == [True, True]
     assert facts.counts.counted.sum() == 24
     assert facts.counts.step[-4:].tolist() == [-1] * 4
-
-
-def test_each_step_and_each_forward_pass_has_its_number() -> None:
-    one, two = run(0), run(20)
-    facts = study_step(*one, *gradients(one, run(50)), *two, *gradients(two))
-    assert facts.counts.batch.tolist() == [0] * 4 + [1] * 4
-    assert facts.counts.runs.tolist() == [1] * 4 + [0] * 4
 
 
 def counts_of(multiplicity: list[float], weight: list[int]) -> Counts:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.result import Result
 from recompute_scan.trace import load
+from tests.effort import examples
 from tests.recompute.attention_traces import ALL, FLASH_2, Layout, each_layer, recorded
 from tests.recompute.training import gradients, run
 from tests.sources.nsys_builder import from_trace
 from tests.trace.kineto_reading import parse
-from tests.trace_builder import as_bytes, document, node, op, step, thread
+from tests.trace_builder import Call, as_bytes, document, node, op, step, thread
 
 Event = dict[str, Any]
 PUBLIC = Path(__file__).parents[2] / "traces" / "public"
@@ -147,7 +148,7 @@ def test_steps_that_differ_are_named() -> None:
     assert any("17 (2)" in warning for warning in result.warnings)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     layers=st.integers(2, 5),
     levels=st.integers(0, 2),
@@ -183,7 +184,7 @@ def test_clocks_names_and_order_do_not_matter(
 
 
 @given(st.integers(0, 11), st.integers(2, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_recompute_less_counts_one_less(number: int, levels: int) -> None:
     events = recorded(Layout(4, each_layer(4, levels), steps=3))
     launched_by_autograd = {
@@ -216,10 +217,9 @@ def test_nsight_exports(levels: int, tmp_path: Path) -> None:
 # Operators are there, and the attention is not among them.
 
 
-def beside(events: list[Event]) -> list[Event]:
-    """The same with operators of an embedding and a loss, forward and backward, at its end."""
-    ends = run(0, ("embedding", "mse_loss"))
-    shown = document(thread(step(99, *ends, *gradients(ends))), tid=1)["traceEvents"]
+def beside(events: list[Event], *calls: Call) -> list[Event]:
+    """The same with a step of these calls at its end."""
+    shown = document(thread(step(99, *calls)), tid=1)["traceEvents"]
     last = max(event["ts"] + event["dur"] for event in events)
     return events + [{**event, "ts": event["ts"] + last + 50} for event in shown]
 
@@ -227,7 +227,8 @@ def beside(events: list[Event]) -> list[Event]:
 @pytest.mark.parametrize("levels", VERDICTS)
 def test_graphs_beside_operators(levels: int) -> None:
     layout = Layout(4, each_layer(4, levels), graphs="passes")
-    result = answer(beside(recorded(layout)))
+    ends = run(0, ("embedding", "mse_loss"))
+    result = answer(beside(recorded(layout), *ends, *gradients(ends)))
     assert (result.verdict, result.recompute_per_backward) == (VERDICTS[levels], levels)
     assert result.evidence_level == "kernels"
 
@@ -250,36 +251,20 @@ def test_a_graph_whose_kernels_say_nothing_is_no_none() -> None:
 
 
 @pytest.mark.parametrize("levels", VERDICTS)
-def test_graphs_of_compiled_code(levels: int) -> None:
-    """As compiled code without graphs: attention that runs once clears nothing."""
-    events = recorded(Layout(4, each_layer(4, levels), graphs="passes"))
-    last = max(event["ts"] + event["dur"] for event in events)
+@pytest.mark.parametrize("graphs", ["", "passes"])
+def test_compiled_code(levels: int, graphs: Literal["", "passes"]) -> None:
+    """A compiled backward is judged by attention that runs again in it, and never cleared by it."""
     graph = op("CompiledFunction", op("aten::mm"), seq=0)
     backward = node("CompiledFunctionBackward", op("aten::mm"), seq=0)
-    compiled = document(thread(step(99, graph, backward)))["traceEvents"]
-    result = answer(events + [{**event, "ts": event["ts"] + last + 50} for event in compiled])
+    events = recorded(Layout(4, each_layer(4, levels), graphs=graphs))
+    result = answer(beside(events, graph, backward))
     if levels:
         assert (result.verdict, result.evidence_level) == (VERDICTS[levels], "kernels")
     else:
         assert result.verdict == "inconclusive"
         assert "compiled" in (result.reason or "")
-
-
-@pytest.mark.parametrize("levels", VERDICTS)
-def test_compiled_code(levels: int) -> None:
-    """A compiled backward is judged by attention that runs again in it, and never cleared by it."""
-    graph = op("CompiledFunction", op("aten::mm"), seq=0)
-    backward = node("CompiledFunctionBackward", op("aten::mm"), seq=0)
-    compiled = document(thread(step(99, graph, backward)))["traceEvents"]
-    events = recorded(Layout(4, each_layer(4, levels)))
-    last = max(event["ts"] + event["dur"] for event in events)
-    result = answer(events + [{**event, "ts": event["ts"] + last + 50} for event in compiled])
-    if levels:
-        assert (result.verdict, result.evidence_level) == (VERDICTS[levels], "kernels")
-    else:
-        assert (result.verdict, result.evidence_level) == ("inconclusive", "autograd")
-        assert "compiled" in (result.reason or "")
-    assert counts(result) == (4, 4 * levels, 4)
+        assert graphs or result.evidence_level == "autograd"
+    assert graphs or counts(result) == (4, 4 * levels, 4)
 
 
 # A real one: ten attention layers, four steps, 27 attention kernels of earlier steps unlaunched.

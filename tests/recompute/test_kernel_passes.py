@@ -21,17 +21,6 @@ def by_order(layers: int, groups: list[Group], times: int = 1) -> list[str]:
     return ["F" if event == "R" else event for event in by_thread(layers, groups, times)]
 
 
-@pytest.mark.parametrize("layers", [2, 3, 12])
-@pytest.mark.parametrize("levels", [0, 1, 2, 3])
-@pytest.mark.parametrize("times", [1, 4])
-def test_checkpoints_round_each_layer(layers: int, levels: int, times: int) -> None:
-    groups = each_layer(layers, levels)
-    expected = [Pass((levels,) * layers)] * times
-    assert passes_by_thread(by_thread(layers, groups, times)) == expected
-    assert passes_by_order(by_order(layers, groups, times)) == expected
-    assert {(one.highest, one.whole) for one in expected} == {(levels, levels > 0)}
-
-
 @pytest.mark.parametrize(
     ("layers", "groups", "highest", "whole"),
     [
@@ -122,11 +111,6 @@ def test_a_recording_cut_within_passes(layers: int, levels: int, head: int, tail
 )  # fmt: skip
 def test_orders_that_tell_nothing(events: str, why: str) -> None:
     assert passes_by_order(list(events)) is None, why
-
-
-def test_a_backward_without_its_own_forward_is_no_pass_of_its_own() -> None:
-    assert passes_by_thread(list("FFBBFF")) == [Pass((0, 0))]
-    assert passes_by_thread(list("FFRBRBFFRBRB")) == [Pass((1, 1))] * 2
 
 
 def parted(order: str) -> list[Pass] | None:

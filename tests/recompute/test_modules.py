@@ -34,11 +34,6 @@ def names(facts: RecomputeFacts) -> list[tuple[str | None, str | None]]:
     return [(region.module, region.module_class) for region in list_regions(facts)]
 
 
-def test_the_innermost_module_that_holds_a_block_names_it() -> None:
-    facts = layers("Model_0", "Layer_0", "Layer_1")
-    assert names(facts) == [("Layer_0", "Layer"), ("Layer_1", "Layer")]
-
-
 def test_a_module_that_holds_several_blocks_names_none() -> None:
     passes = [run(0), run(10)]
     backward = [node for number in (1, 0) for node in gradients(passes[number], run(50 + number))]

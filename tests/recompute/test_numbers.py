@@ -52,17 +52,6 @@ def test_nodes_without_an_operator_belong_to_those_of_their_names() -> None:
     ]
 
 
-def test_each_repetition_has_its_own() -> None:
-    layers = [moded("aten::sin") for _ in range(3)]
-    nodes = backward("Sin", "Sin", "Sin", last=3)
-    assert numbers(step(0, op("aten::mul", seq=0), *layers, *nodes)) == [
-        ("aten::mul", 0),
-        ("aten::sin", 1),
-        ("aten::sin", 2),
-        ("aten::sin", 3),
-    ]
-
-
 def test_a_node_of_another_name_tells_nothing() -> None:
     nodes = backward("Cos", last=1)
     assert numbers(step(0, op("aten::mul", seq=0), moded("aten::sin"), *nodes))[1] == (

@@ -4,7 +4,6 @@ levels of checkpoints, each against what hooks and live storages count.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.analysis.pipeline import analyse
@@ -23,6 +21,7 @@ from recompute_scan.recompute.study import study
 from recompute_scan.result import Result
 from recompute_scan.trace import load
 from tests.cases.marked import annotating
+from tests.plan.device import Device
 
 # Inside a reentrant checkpoint the first run has no gradients, and torch warns of the inner one.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -330,33 +329,6 @@ def test_a_model_that_is_called_twice_has_its_layers_once(tmp_path: Path) -> Non
     assert [region.forward_runs_per_step for region in result.regions] == [2.0] * 3
 
 
-class _Live(TorchDispatchMode):
-    """The most bytes of storages that were alive at once, of those made inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.seen: set[int] = set()
-
-    def _gone(self, key: int, size: int) -> None:
-        self.seen.discard(key)
-        self.now -= size
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        out = function(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(one, Tensor):
-                storage = one.untyped_storage()
-                if storage._cdata not in self.seen:
-                    self.seen.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        return out
-
-
 class Wide(Block):
     """Saves much beside its input."""
 
@@ -395,9 +367,9 @@ def _peak(blocks: Blocks, stage: int, outer: Any, inner: Any) -> int:
     step(blocks, None)
     for block in blocks:
         block.zero_grad()
-    with _Live() as live:
+    with Device() as device:
         step(blocks, None)
-    return int(live.peak)
+        return device.most()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from recompute_scan.recompute.roles import Role, Structure, classify
 from recompute_scan.trace.calls import Calls, nest
-from tests.recompute.training import reentrant_backward, run
 from tests.trace_builder import (
     ENGINE,
     Call,
@@ -35,31 +34,6 @@ def roles(*calls: Call) -> list[tuple[str, str]]:
     ]
 
 
-def test_what_runs_before_the_last_numbered_operator_of_a_node_can_be_a_recompute() -> None:
-    recompute = (op("aten::empty"), op("aten::linear", op("aten::addmm"), seq=40))
-    assert roles(node("GeluBackward0", *recompute, op("aten::gelu_backward"), seq=3)) == [
-        ("engine:GeluBackward0", "BACKWARD"),
-        ("GeluBackward0", "FORMULA"),
-        ("aten::empty", "RECOMPUTE"),
-        ("aten::linear", "RECOMPUTE"),
-        ("aten::addmm", "INNER"),
-        ("aten::gelu_backward", "FORMULA"),
-    ]
-
-
-def test_a_closure_is_forward_work_and_what_follows_it_the_update() -> None:
-    closure = (op("aten::linear", seq=3), node("AddmmBackward0", op("aten::mm"), seq=3))
-    assert roles(optimizer(*closure, annotation("any", op("aten::_foreach_add_")))) == [
-        ("Optimizer.step#AdamW.step", "RANGE"),
-        ("aten::linear", "FORWARD"),
-        ("engine:AddmmBackward0", "BACKWARD"),
-        ("AddmmBackward0", "FORMULA"),
-        ("aten::mm", "FORMULA"),
-        ("any", "RANGE"),
-        ("aten::_foreach_add_", "OPTIMIZER"),
-    ]
-
-
 def test_a_closure_may_wait_for_the_backward_pass_of_another_thread() -> None:
     stepping = optimizer(op("aten::linear", seq=3), wait(100.0), op("aten::_foreach_add_"))
     backward = node("AddmmBackward0", op("aten::mm"), seq=3)
@@ -69,31 +43,6 @@ def test_a_closure_may_wait_for_the_backward_pass_of_another_thread() -> None:
     assert found["aten::linear"] == "FORWARD"
     assert found["aten::_foreach_add_"] == "OPTIMIZER"
     assert found["aten::mm"] == "FORMULA"
-
-
-def test_communication_is_no_forward_pass() -> None:
-    gather = op("c10d::_allgather_base_", op("record_param_comms"))
-    unshard = annotation("FSDP::pre_forward", op("aten::split"), gather)
-    assert roles(gather, unshard) == [
-        ("c10d::_allgather_base_", "PLUMBING"),
-        ("record_param_comms", "INNER"),
-        ("FSDP::pre_forward", "PLUMBING"),
-        ("aten::split", "INNER"),
-        ("c10d::_allgather_base_", "INNER"),
-        ("record_param_comms", "INNER"),
-    ]
-
-
-def test_a_reentrant_recompute_and_the_backward_pass_it_starts() -> None:
-    calls, structure = classified(thread(reentrant_backward(5, run(0, ("linear", "gelu")))))
-    engines = structure.rows(Role.BACKWARD)
-    outer, *nested = engines.tolist()
-    assert structure.checkpoint_node[engines].tolist() == [True, False, False]
-    candidates = structure.rows(Role.RECOMPUTE)
-    assert [calls.names[calls.name[row]] for row in candidates] == ["aten::linear", "aten::gelu"]
-    assert set(structure.engine[candidates]) == {outer}
-    formulas = structure.rows(Role.FORMULA)
-    assert set(structure.engine[formulas]) == set(nested)
 
 
 def test_a_node_has_its_number_where_its_range_has_none() -> None:

@@ -6,8 +6,6 @@ import pytest
 
 from recompute_scan.recompute.study import RecomputeFacts
 from tests.recompute.training import (
-    checkpointed_step,
-    early_stopped,
     gradients,
     no_grad,
     run,
@@ -18,25 +16,6 @@ from tests.trace_builder import Call, annotation, launch, node, op, step, studie
 
 def verdict(*calls: Call) -> str:
     return study_step(*calls).judgement.verdict
-
-
-def test_full_with_stem_and_head_outside_any_block() -> None:
-    stem, layer, head = run(0, ("embedding",)), run(10), run(20, ("linear", "mse_loss"))
-    backward = [*gradients(head), *gradients(layer, run(50)), *gradients(stem)]
-    assert verdict(*stem, *layer, *head, *backward) == "full"
-
-
-def test_full_where_early_stop_leaves_the_end_out() -> None:
-    layer = run(0, ("layer_norm", "linear", "gelu", "linear", "gelu"))
-    again = early_stopped(run(50, ("layer_norm", "linear", "gelu", "linear")))
-    assert verdict(*layer, *gradients(layer, again)) == "full"
-
-
-def test_partial_where_operators_inside_a_layer_are_kept() -> None:
-    names = ("layer_norm", "linear", "gelu", "relu", "gelu", "relu", "layer_norm")
-    layer = run(0, names)
-    again = [call for call in run(50, names) if call.name != "aten::linear"]
-    assert verdict(*layer, *gradients(layer, again)) == "partial"
 
 
 def test_none_where_a_gradient_of_gradients_convolves() -> None:
@@ -51,12 +30,6 @@ def test_none_where_a_gradient_of_gradients_convolves() -> None:
     second = [node("ConvolutionBackwardBackward0", formula, seq=10 + n) for n in (0, 1, 2)]
     facts = study_step(*forward, *first, *second)
     assert (facts.judgement.verdict, facts.plain.agrees) == ("none", True)
-
-
-def test_doubled_in_one_layer_of_many() -> None:
-    judgement = studied(thread(checkpointed_step(0, layers=4, recomputes={2: 2}))).judgement
-    assert judgement.verdict == "doubled"
-    assert (judgement.highest, judgement.mean) == (2.0, 1.25)
 
 
 def test_what_takes_no_time_does_not_make_a_verdict() -> None:

@@ -44,16 +44,6 @@ def gradients(calls: Sequence[Call], recompute: Sequence[Call] = ()) -> list[Cal
     return nodes
 
 
-def entered_only(call: Call) -> Call:
-    """An operator that early stop interrupted: entered, and nothing inside it ran."""
-    return op(str(call.name), seq=call.args.get("Sequence number"), us=0.5, dims=SHAPE)
-
-
-def early_stopped(calls: Sequence[Call]) -> list[Call]:
-    """A recompute that ends as its last operator is entered."""
-    return [*calls[:-1], entered_only(calls[-1])]
-
-
 def reentrant(number: int, calls: Sequence[Call]) -> Call:
     """A reentrant checkpoint's forward: the operators without gradients, inside its function."""
     return op("CheckpointFunction", *no_grad(calls), seq=number)

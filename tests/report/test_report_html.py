@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -34,9 +35,19 @@ from tests.report.sample_results import (
 CASES = [doubled, verified, full, clean, partial, inconclusive, lambda: many(200)]
 
 
+@functools.cache
+def shown(case: Callable[[], Result]) -> Page:
+    """The page of a result, rendered once for all tests that read it."""
+    return Page(render_html(case()))
+
+
+def plain() -> Result:
+    return hostile("a plain name that is long enough")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_page_is_sound(case: Callable[[], Result]) -> None:
-    page = Page(render_html(case()))
+    page = shown(case)
     assert not page.stray
     assert not page.unclosed
     ids = [item.attributes["id"] for item in page.elements if "id" in item.attributes]
@@ -56,7 +67,7 @@ def test_page_is_sound(case: Callable[[], Result]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_picture_has_a_name_and_a_summary(case: Callable[[], Result]) -> None:
-    page = Page(render_html(case()))
+    page = shown(case)
     pictures = [item for item in page.all("svg") if all(up.tag != "svg" for up in item.above)]
     for picture in pictures:
         title, summary = picture.children[:2]
@@ -80,7 +91,7 @@ def test_same_result_gives_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> None:
-    page = Page(render_html(case()))
+    page = shown(case)
     fetching = {"src", "srcset", "data", "poster", "action", "formaction", "background", "style"}
     for item in page.elements:
         assert not fetching & set(item.attributes), item
@@ -111,14 +122,14 @@ def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> 
 )
 def test_each_verdict_says_what_it_means(case: Callable[[], Result], sentence: str) -> None:
     result = case()
-    verdict = Page(render_html(result)).one("verdict").text
+    verdict = shown(case).one("verdict").text
     assert result.headline in verdict
     assert sentence in verdict
     assert f"Confidence: {result.confidence}." in verdict
 
 
 def test_doubled_page_holds_the_whole_story() -> None:
-    page = Page(render_html(doubled()))
+    page = shown(doubled)
     verdict = page.one("verdict").text
     assert "A step takes 295.9 ms; with the fix it takes about 247.7 ms." in verdict
     bill = page.one("cost").text
@@ -144,7 +155,7 @@ def test_doubled_page_holds_the_whole_story() -> None:
 
 
 def test_without_script_only_the_buttons_are_missing() -> None:
-    page = Page(render_html(doubled()))
+    page = shown(doubled)
     hidden = [item for item in page.elements if "hidden" in item.attributes]
     assert hidden
     buttons = [item for item in hidden if {"copy", "tools", "take"} & set(item.classes)]
@@ -153,7 +164,7 @@ def test_without_script_only_the_buttons_are_missing() -> None:
 
 
 def test_proof_lanes_share_one_scale_and_start_at_the_left() -> None:
-    page = Page(render_html(doubled()))
+    page = shown(doubled)
     drawn = [item for item in page.all("rect") if page.one("proof") in item.above]
     lanes = [item for item in drawn if "lane-bed" in item.classes]
     assert [lane.classes[1] for lane in lanes] == [
@@ -197,7 +208,7 @@ def test_redundant_that_does_not_matter_promises_nothing() -> None:
 
 
 def test_unknown_is_said_and_never_zero() -> None:
-    page = Page(render_html(inconclusive()))
+    page = shown(inconclusive)
     assert not [item for item in page.all("dd") if "value" in item.classes]
     assert "cost" not in [item.attributes["id"] for item in page.all("section")]
     none_known = structs.replace(doubled(), recompute_per_backward=None, proof=None)
@@ -229,9 +240,9 @@ def test_a_deep_model_folds_its_repeats_and_says_so() -> None:
 
 def test_page_carries_the_result_itself() -> None:
     for case in (doubled, inconclusive, lambda: hostile(HOSTILE[0]), lambda: hostile(HOSTILE[7])):
-        shown = Page(render_html(case())).one("raw-json").text
-        assert json.loads(shown) == json.loads(to_json(case()))
-        assert from_json(shown) == from_json(to_json(case()))
+        text = shown(case).one("raw-json").text
+        assert json.loads(text) == json.loads(to_json(case()))
+        assert from_json(text) == from_json(to_json(case()))
 
 
 def test_a_huge_result_is_left_to_its_own_file() -> None:
@@ -253,7 +264,7 @@ def test_a_report_about_findings_with_one_code_keeps_their_anchors_apart() -> No
 def test_hostile_names_are_text(name: str) -> None:
     text = render_html(hostile(name))
     page = Page(text)
-    ours = Page(render_html(hostile("a plain name that is long enough")))
+    ours = shown(plain)
     assert not page.stray
     assert not page.unclosed
 
@@ -412,6 +423,6 @@ def test_attributes_that_a_recompute_sets_again_are_shown_beside_the_answer() ->
         operators=9,
         states=(KeptState("layers.0.calls", False, "3", "4", "5"),),
     )
-    shown = render_html(structs.replace(doubled(), fidelity=Fidelity((counted,))))
-    assert "the same; changes layers.0.calls again: 3, then 4, then 5" in shown
-    assert "Yes, to the last bit: 9 results of 1 block were compared." in shown
+    text = render_html(structs.replace(doubled(), fidelity=Fidelity((counted,))))
+    assert "the same; changes layers.0.calls again: 3, then 4, then 5" in text
+    assert "Yes, to the last bit: 9 results of 1 block were compared." in text

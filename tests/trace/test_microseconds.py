@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from recompute_scan.trace import load
 from recompute_scan.trace.calls import Calls, nest
 from recompute_scan.trace.columns import Int64, Kind, Trace
 from tests.cases.coarse import coarse
+from tests.effort import examples
 
 TRACES = Path(__file__).parents[2] / "traces"
 PUBLIC, TWICE = TRACES / "public", TRACES / "plain_twice" / "trace-rank0.json.gz"
@@ -221,17 +222,10 @@ def test_a_trace_without_times_is_all_guesses() -> None:
     assert calls.guessed >= 0.9 * len(calls)
 
 
-def test_finer_times_are_left_alone() -> None:
-    fine = program(BLOCK, times=20)
-    calls = nest(fine)
-    assert (calls.start == fine.ts[calls.event]).all()
-    assert (calls.duration == fine.dur[calls.event]).all()
-    assert calls.guessed == 0
-
-
 microseconds = st.integers(0, 6).map(lambda us: us * 1000)
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), microseconds, microseconds), max_size=20))
 def test_any_whole_microseconds_give_a_forest(rows: list[tuple[int, int, int]]) -> None:
     name, ts, dur = np.array(rows, np.int64).reshape(-1, 3).T

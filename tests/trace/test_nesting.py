@@ -6,13 +6,14 @@ import random
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompute_scan.trace import calls as model
 from recompute_scan.trace import nesting
 from recompute_scan.trace.calls import Calls, nest
 from recompute_scan.trace.columns import Kind, Trace
+from tests.effort import examples
 from tests.trace_builder import launch, loaded, op, thread
 
 Interval = tuple[int, int]  # start, end; ns
@@ -88,6 +89,7 @@ def nested(trace: Trace, piece: int) -> Calls:
 pieces = st.sampled_from([1, 2, 5, 1000])
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(forests(), min_size=1, max_size=3), st.randoms(use_true_random=False), pieces)
 def test_nested_intervals_give_the_forest_of_a_stack(
     threads: list[list[Interval]], chance: random.Random, piece: int
@@ -103,6 +105,7 @@ def test_nested_intervals_give_the_forest_of_a_stack(
     assert calls.overruns == 0
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 5_000)), max_size=14), pieces)
 def test_crossing_intervals_are_cut_until_they_nest(
     pairs: list[tuple[int, int]], piece: int
@@ -165,11 +168,6 @@ def test_what_stands_behind_a_crossing_keeps_its_time() -> None:
     calls = nest(trace_of([(0, 10_000), (5_000, 15_000), (12_000, 14_000)]))
     assert calls.parent.tolist() == [-1, 0, -1]
     assert calls.duration.tolist() == [10_000, 5_000, 2_000]
-
-
-def test_threads_do_not_hold_each_other() -> None:
-    calls = nest(trace_of([(0, 100)], [(10, 20), (12, 15)]))
-    assert parents_of(calls) == {0: -1, 1: -1, 2: 1}
 
 
 def test_launches_nest_among_the_operators_and_kernels_do_not() -> None:

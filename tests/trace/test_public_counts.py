@@ -12,12 +12,27 @@ import numpy as np
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.recompute.attention_kernels import attention_role
 from recompute_scan.trace import Kind, load
 
-FILES = sorted((Path(__file__).parents[2] / "traces" / "public").glob("*.json.gz"))
+FOLDER = Path(__file__).parents[2] / "traces" / "public"
+FILES = sorted(FOLDER.glob("*.json.gz"))
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 DEVICE = {"kernel", "Kernel", "gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
 RUNTIME = {"cuda_runtime", "cuda_driver", "Runtime"}
 Json = dict[str, Any]
+# Counted by hand with grep; no other public trace has an attention kernel.
+ATTENTION = {
+    "h100-nanogpt-compiled": {
+        ("flash_attention_3", "forward"): 50,
+        ("flash_attention_3", "backward"): 57,
+    },
+    "h100-qwen-inference": {("flash_attention_2", "forward"): 34},
+    "a100-segment-anything-inference": {
+        ("efficient_attention", "forward"): 28,
+        ("flash_attention_2", "forward"): 7,
+    },
+}
 
 
 def intervals(file: Path) -> list[Json]:
@@ -31,14 +46,13 @@ def number(event: Json, field: str) -> int:
     return int(value) if value is not None else -1
 
 
-@pytest.fixture(scope="module", params=FILES, ids=lambda file: file.name)
-def walked(request: pytest.FixtureRequest) -> tuple[Path, list[Json]]:
-    """A file, with what a plain walk finds in it."""
-    return request.param, intervals(request.param)
+def test_every_trace_has_an_expectation() -> None:
+    assert {file.name for file in FILES} == set(EXPECTED)
 
 
-def test_columns_hold_what_the_file_says(walked: tuple[Path, list[Json]]) -> None:
-    file, events = walked
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_columns_and_answer_hold_what_the_file_says(file: Path) -> None:
+    events = intervals(file)
     trace = load(file)
     assert [trace.names[code] for code in trace.name] == [str(e["name"]) for e in events]
     assert [trace.threads[code] for code in trace.thread] == [
@@ -53,9 +67,6 @@ def test_columns_hold_what_the_file_says(walked: tuple[Path, list[Json]]) -> Non
     )
     assert trace.health == {}
 
-
-def test_device_work_without_a_launch_is_counted(walked: tuple[Path, list[Json]]) -> None:
-    file, events = walked
     launched = {number(e, "correlation") for e in events if e.get("cat") in RUNTIME} - {-1}
     lost = [
         e for e in events if e.get("cat") in DEVICE and number(e, "correlation") not in launched
@@ -64,3 +75,10 @@ def test_device_work_without_a_launch_is_counted(walked: tuple[Path, list[Json]]
     assert result.health.get("kernels_without_launch", 0) == len(lost)
     if file.name.startswith("mi300x-resnet-checkpointed"):
         assert Counter(e["cat"] for e in lost)["kernel"] == 757
+    kernels = [str(e["name"]) for e in events if str(e.get("cat")).lower() == "kernel"]
+    found = Counter(role for name in kernels if (role := attention_role(name)))
+    assert found == ATTENTION.get(file.name.removesuffix(".json.gz"), {})
+    expected = EXPECTED[file.name]
+    assert result.verdict == expected["verdict"]
+    assert result.recompute_per_backward == expected["recompute_per_backward"]
+    assert "error" not in {checked.status for checked in result.checked}

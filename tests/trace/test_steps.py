@@ -13,30 +13,13 @@ from tests.trace_builder import (
     launch,
     loaded,
     op,
-    optimizer,
     step,
     thread,
-    wait,
 )
 
 
 def steps_of(trace: Trace) -> list[StepSpan]:
     return find_steps(nest(trace))
-
-
-def test_the_profilers_own_ranges_are_the_steps() -> None:
-    steps = steps_of(
-        loaded(
-            thread(
-                op("before"),
-                step(7, op("a"), optimizer(op("update")), us=100),
-                wait(9),
-                step(8, op("b"), us=50),
-            )
-        )
-    )
-    assert [one.index for one in steps] == [7, 8]
-    assert [one.end - one.start for one in steps] == [100_000, 50_000]
 
 
 def test_a_step_marked_on_two_threads_counts_once() -> None:
@@ -46,26 +29,9 @@ def test_a_step_marked_on_two_threads_counts_once() -> None:
     assert steps == [StepSpan(1, 0, 80_000)]
 
 
-def test_without_marks_a_step_ends_with_the_optimizer() -> None:
-    one = (op("forward"), op("backward"), optimizer(op("update")))
-    calls = nest(loaded(thread(*one, *one, op("another forward"))))
-    steps = find_steps(calls)
-    ends = calls.end[
-        [row for row in range(len(calls)) if "Optimizer" in calls.names[calls.name[row]]]
-    ]
-    assert [span.index for span in steps] == [0, 1]
-    assert [span.end for span in steps] == ends.tolist()
-    assert [span.start for span in steps] == [0, steps[0].end]
-
-
 def test_without_marks_and_optimizer_the_whole_trace_is_one_step() -> None:
     calls = nest(loaded(thread(op("forward"), op("backward"))))
     assert find_steps(calls) == [StepSpan(0, 0, int(calls.end.max()) + 1)]
-
-
-def test_a_trace_without_host_events_has_no_steps() -> None:
-    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 2}
-    assert steps_of(parse(as_bytes([kernel]), "t")) == []
 
 
 def test_steps_are_half_open() -> None:
@@ -85,19 +51,6 @@ def linked(trace: Trace) -> dict[str, str | None]:
         name = calls.names[calls.name[above]] if above >= 0 else None
         found[trace.names[trace.name[event]]] = name
     return found
-
-
-def test_a_kernel_belongs_to_the_call_with_its_correlation() -> None:
-    trace = loaded(
-        thread(op("aten::mm", launch("gemm", 900)), op("aten::add", launch("add"), launch("fill"))),
-        thread(op("aten::sum", launch("reduce", stream=9)), tid=2),
-    )
-    assert linked(trace) == {
-        "gemm": "aten::mm",
-        "add": "aten::add",
-        "fill": "aten::add",
-        "reduce": "aten::sum",
-    }
 
 
 def test_kernels_stand_in_order_of_time_however_late() -> None:
@@ -165,8 +118,3 @@ def test_a_kernel_without_correlation_belongs_to_nobody() -> None:
     for event in written["traceEvents"]:
         event["args"].pop("correlation", None)
     assert linked(parse(as_bytes(written), "t")) == {"gemm": None}
-
-
-def test_copies_are_device_work_too() -> None:
-    trace = loaded(thread(op("aten::copy_", launch("Memcpy HtoD", category="gpu_memcpy"))))
-    assert linked(trace) == {"Memcpy HtoD": "aten::copy_"}

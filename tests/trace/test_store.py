@@ -16,14 +16,6 @@ from tests.trace_builder import as_bytes, document, op, thread
 TRACE = as_bytes(document(thread(op("aten::mm"))))
 
 
-@pytest.mark.parametrize("name", ["trace.json.gz", "trace.json", "no-suffix"])
-@pytest.mark.parametrize("compressed", [True, False])
-def test_gzip_is_told_by_its_first_bytes(tmp_path: Path, name: str, compressed: bool) -> None:
-    file = tmp_path / name
-    file.write_bytes(gzip.compress(TRACE) if compressed else TRACE)
-    assert load_file(file).names == ("aten::mm",)
-
-
 def test_a_file_of_several_gzip_members_is_one_trace(tmp_path: Path) -> None:
     file = tmp_path / "trace.json.gz"
     file.write_bytes(gzip.compress(TRACE[:40]) + gzip.compress(TRACE[40:]))
@@ -48,14 +40,6 @@ def test_broken_gzip_is_said(tmp_path: Path, data: bytes) -> None:
         load_file(file)
     assert caught.value.code == "E307"
     assert str(file) in caught.value.what
-
-
-def test_gzip_round_something_else_is_judged_by_its_content(tmp_path: Path) -> None:
-    file = tmp_path / "log.gz"
-    file.write_bytes(gzip.compress(b"no JSON"))
-    with pytest.raises(InputError) as caught:
-        load_file(file)
-    assert caught.value.code == "E302"
 
 
 @pytest.mark.parametrize("name", ["missing.json", "."])
