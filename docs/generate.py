@@ -88,8 +88,25 @@ events = scan.trace.events
 print(events[events["kind"] == "op"]["name"].value_counts().head(3))
 ```
 
-In a notebook, a scan displays verdict, numbers, call sites and fix. The package loads torch, numpy
-and pandas only when they are needed.
+The package loads torch, numpy and pandas only when they are needed.
+
+## In a notebook
+
+`%load_ext recompute_scan` once, then begin the cell that trains with the magic:
+
+```text
+%%recompute before --steps 3
+model, optimizer = build()
+for batch in batches:
+    train_step(model, optimizer, batch)
+```
+
+The cell runs as without it. Below it, the scan shows verdict, numbers, call sites and fix; `before`
+is the variable that gets it. Optimizer steps, or `rs.step()`, end a step. Build the model in the
+cell, for the answer to name the lines that checkpoint it. `%%recompute?` has the options. Once a
+long cell prints that it is recorded, interrupt it to see the answer.
+
+[Two notebooks](../notebooks/README.md) record a loop, and read a GPU's trace.
 
 ## Recording a loop
 

@@ -55,8 +55,8 @@ class CellRecorder:
 
         The cell runs to its end, with the names of the notebook. A step ends with the optimizer's
         step, or with ``recompute_scan.step()`` where there is no ``torch.optim`` optimizer. With
-        the defaults 20 steps are needed; later ones run without a recording. If you interrupt the
-        cell after them, the answer is shown too.
+        the defaults 20 steps are needed. The cell prints when they are recorded; later ones run
+        without a recording, and if you interrupt the cell then, the answer is shown too.
 
         Switch checkpointing on in this cell, for the answer to name the lines that do it.
 

@@ -121,6 +121,7 @@ _IN_CELL = Wording(
     "step.",
     fits="%%recompute --steps 1 --warmup 1 --timing-steps 0",
 )
+_RECORDED = "recompute-scan: recorded; the answer is shown when the cell ends or is interrupted"
 _current: Recording | None = None
 
 
@@ -284,6 +285,8 @@ class Recording:
         live.guard.run(partial(self._look, live, event), otherwise=None)
         if live.recorder.idle and self.info is None:
             self._leave(live)
+            if self._hooks is not None and live.recorder.kept.trace is not None:
+                live.guard.run(partial(print, _RECORDED), otherwise=None)
         if live.recorder.over or live.guard.failure is not None:
             self._live = None
 
