@@ -92,7 +92,9 @@ The package loads torch, numpy and pandas only when they are needed.
 
 ## In a notebook
 
-`%load_ext recompute_scan` once, then begin the cell that trains with the magic:
+```text
+%load_ext recompute_scan
+```
 
 ```text
 %%recompute before --steps 3
@@ -101,12 +103,8 @@ for batch in batches:
     train_step(model, optimizer, batch)
 ```
 
-The cell runs as without it. Below it, the scan shows verdict, numbers, call sites and fix; `before`
-is the variable that gets it. Optimizer steps, or `rs.step()`, end a step. Build the model in the
-cell, for the answer to name the lines that checkpoint it. `%%recompute?` has the options. Once a
-long cell prints that it is recorded, interrupt it to see the answer.
-
-[Two notebooks](../notebooks/README.md) record a loop, and read a GPU's trace.
+The cell runs as without it, then shows the scan; `before` holds it. Build the model in it to get
+call sites. `%%recompute?` has the options ([notebooks](../notebooks/README.md)).
 
 ## Recording a loop
 
@@ -135,8 +133,7 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
 print(recording.scan.verdict)
 ```
 
-The steps are used as by `recompute-scan run`: warm-up, timed, one that warms the profiler up,
-profiled, one with Python stacks. Then recompute-scan removes itself from the process
+After its steps (`rs.record` below) recompute-scan removes itself from the process
 ([cost](how-well-it-works.md#recording)). An exception passes through, and `recording.scan` names a
 known cause. One recording runs at a time.
 

@@ -41,7 +41,7 @@ class CellRecorder:
         shell.events.unregister("post_run_cell", self.end)
 
     def rewritten(self, lines: list[str]) -> list[str]:
-        """The lines of a cell, of which a first ``%%recompute`` has become a call."""
+        """The lines of a cell; a first line ``%%recompute`` becomes a call."""
         first = _FIRST_LINE.fullmatch(lines[0]) if lines else None
         if first is None:
             return lines

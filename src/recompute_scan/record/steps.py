@@ -225,7 +225,7 @@ class StepHooks:
         """Wrap the steps of the optimizers that exist already, too.
 
         The global hook hears them inside the profiler's range of their step, where no profiler can
-        end cleanly. A learning rate scheduler has given some of them a ``step`` of their own.
+        end cleanly. A learning rate scheduler gives its optimizer another ``step``.
         """
         for optimizer in [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]:
             kind, own = type(optimizer), vars(optimizer).get("step")
