@@ -88,7 +88,7 @@ events = scan.trace.events
 print(events[events["kind"] == "op"]["name"].value_counts().head(3))
 ```
 
-The package loads torch, numpy and pandas only when they are needed.
+The package loads torch, numpy and pandas only when needed.
 
 ## In a notebook
 
