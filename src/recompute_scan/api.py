@@ -35,7 +35,15 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import content, newest_run
 from recompute_scan.report import summary, words
 from recompute_scan.report.blocks import block_label
-from recompute_scan.report.figures import COLOURS, PARTS, cost_bars, family_colours, short_name
+from recompute_scan.report.figures import (
+    COLOURS,
+    FAMILY_FILLS,
+    PART_FILLS,
+    PARTS,
+    cost_bars,
+    family_colours,
+    short_name,
+)
 from recompute_scan.report.templating import visible
 from recompute_scan.result import (
     Checkpoint,
@@ -420,15 +428,7 @@ class Scan:
         return render_brief_html(self.result)
 
 
-PART_COLOURS = {
-    "forward": "#8a97a6",
-    "recompute": "#c98e00",
-    "redundant": "#b3261e",
-    "backward": "#5d6876",
-    "optimizer": "#b3bcc7",
-    "other": "#dbe0e6",
-}
-FAMILY_COLOURS = ("#2c62bd", "#12868d", "#a86b34", "#6a4ea5", "#8a941f", "#9aa2ad")
+_INK, _EDGE, _HATCH = "#1b1f24", "#57606b", "#b3261e"  # the page's, as its fills are
 _HEIGHT_OF_ROW = 26
 _REDUNDANT = ", redundant"
 _NO_RUNS = "No block's runs can be shown operator by operator"
@@ -492,13 +492,13 @@ def timeline_figure(result: Result) -> go.Figure:
             ],
             hovertemplate="%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
             marker={
-                "color": FAMILY_COLOURS[min(colour, COLOURS - 1)],
-                "line": {"color": "white", "width": 0.5},
+                "color": FAMILY_FILLS[min(colour, COLOURS - 1)],
+                "line": {"color": _EDGE, "width": 0.7},
                 "pattern": {
                     "shape": [
                         "/" * (proof.lanes[place].kind == "redundant") for place, _, _ in found
                     ],
-                    "fgcolor": PART_COLOURS["redundant"],
+                    "fgcolor": _HATCH,
                     "fillmode": "overlay",
                     "size": 7,
                     "solidity": 0.35,
@@ -534,7 +534,7 @@ def cost_figure(result: Result) -> go.Figure:
             name=words.PART_WORDS[kind],
             y=shown,
             x=[widths[name] * scale for name in shown],
-            marker_color=PART_COLOURS[kind],
+            marker={"color": PART_FILLS[kind], "line": {"color": _EDGE, "width": 0.7}},
             hovertemplate="%{fullData.name}: %{x:.3f} ms<extra>%{y}</extra>",
         )
     figure.update_layout(barmode="stack", height=260, legend={"traceorder": "normal"})
@@ -570,7 +570,7 @@ def regions_figure(result: Result) -> go.Figure:
             x=places,
             y=values,
             customdata=rows,
-            marker_color=PART_COLOURS[kind],
+            marker={"color": PART_FILLS[kind], "line": {"color": _EDGE, "width": 0.7}},
             hovertemplate="%{customdata[0]}<br>%{customdata[1]} recomputes a backward pass"
             "<br>%{customdata[2]} in recomputes, %{customdata[3]} redundant per "
             "step<extra></extra>",
@@ -588,8 +588,9 @@ def _finish(figure: go.Figure, title: str, across: str) -> go.Figure:
     figure.update_layout(
         title={"text": title},
         template="plotly_white",
-        legend={"orientation": "h", "y": -0.35},
-        margin={"l": 20, "r": 20, "t": 60, "b": 20},
+        font={"color": _INK},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
+        margin={"l": 20, "r": 20, "t": 90, "b": 20},
     )
     figure.update_xaxes(title_text=across)
     figure.update_yaxes(automargin=True)

@@ -40,7 +40,14 @@ from recompute_scan.record.options import (
 )
 from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.record.recorder import Recorder
-from recompute_scan.record.steps import EXPLICIT, Plan, StepCounter, Wording, is_capturing
+from recompute_scan.record.steps import (
+    EXPLICIT,
+    Plan,
+    StepCounter,
+    StepHooks,
+    Wording,
+    is_capturing,
+)
 from recompute_scan.record.watchdog import end_of
 from recompute_scan.result.run_record import RunInfo, write_run_info
 
@@ -107,6 +114,14 @@ _WORDING = Wording(
     "Call it at the end of each step.",
     fits="record(steps=1, warmup=1, timing_steps=0)",
 )
+_IN_CELL = Wording(
+    who="The cell",
+    no_step="The cell made no optimizer step, so it is not known where a training step ends. "
+    "In a loop without a torch.optim optimizer, call recompute_scan.step() at the end of each "
+    "step.",
+    fits="%%recompute --steps 1 --warmup 1 --timing-steps 0",
+)
+_RECORDED = "recompute-scan: recorded; the answer is shown when the cell ends or is interrupted"
 _current: Recording | None = None
 
 
@@ -147,6 +162,8 @@ class Recording:
         self._device = device
         self._folder = folder
         self._gives_way = False
+        self._wording = _WORDING
+        self._hooks: StepHooks | None = None
         self._home: Home | None = None
         self._live: _Live | None = None
         self._unwritten: UsageError | None = None
@@ -198,12 +215,14 @@ class Recording:
             self._scan = self._home.scan(self.info)
         return self._scan
 
-    def begin(self, *, gives_way: bool = False) -> None:
+    def begin(self, *, gives_way: bool = False, in_cell: bool = False) -> None:
         """Begin to watch, as entering the block does. The model is best made after this.
 
         Args:
             gives_way: Whether the next recording may end this one: for whoever may never hear that
                 the training has failed, or that there was none.
+            in_cell: Whether a notebook's cell is recorded. Nothing calls :meth:`step` then:
+                optimizers end a step, or ``recompute_scan.step()``, as under ``run``.
 
         Raises:
             UsageError: This process is being recorded already (``E230``), or the folder cannot
@@ -236,6 +255,11 @@ class Recording:
         self._live = _Live(self._plan, home, probe, counter, recorder, graphs, guard)
         _current = self
         self._live.install()
+        if in_cell:
+            self._wording = _IN_CELL
+            self._hooks = StepHooks(counter, _FoundSteps(self), guard)
+            for install in (self._hooks.install, self._hooks.adopt):
+                guard.run(install, otherwise=None)
 
     def step(self) -> None:
         """A training step has ended: call this at the end of each, behind the optimizer's step.
@@ -254,16 +278,23 @@ class Recording:
                     hint="with recompute_scan.record(steps=5) as recording: …",
                 )
             return
-        live.guard.run(partial(self._pass_boundary, live), otherwise=None)
+        self._pass_boundary(live, EXPLICIT)
+
+    def _pass_boundary(self, live: _Live, event: str | None) -> None:
+        """A step has ended, with an event that is not counted yet, or with one that is."""
+        live.guard.run(partial(self._look, live, event), otherwise=None)
         if live.recorder.idle and self.info is None:
             self._leave(live)
+            if self._hooks is not None and live.recorder.kept.trace is not None:
+                live.guard.run(partial(print, _RECORDED), otherwise=None)
         if live.recorder.over or live.guard.failure is not None:
             self._live = None
 
-    def _pass_boundary(self, live: _Live) -> None:
+    def _look(self, live: _Live, event: str | None) -> None:
         if is_capturing():
             return
-        live.counter.saw(EXPLICIT)
+        if event is not None:
+            live.counter.saw(event)
         if self.info is None:
             live.probe.look_at_gradients()
         live.recorder.boundary()
@@ -278,6 +309,9 @@ class Recording:
             error: What ended the loop, if it failed.
         """
         live, self._live = self._live, None
+        if self._hooks is not None:  # not with the last step: torch iterates over its hooks then
+            self._hooks.remove()
+            self._hooks = None
         if live is not None and self.info is None:
             self._leave(live, error)
         if error is not None or self.info is None or self.info.rank != 0 or self._home is None:
@@ -307,16 +341,33 @@ class Recording:
             live.recorder,
             live.probe,
             live.plan,
-            _target(),
+            _target() if self._wording is _WORDING else "a notebook's cell",
             failure=failure,
             status=status,
             end=end,
-            wording=_WORDING,
+            wording=self._wording,
         )
         try:
             write_run_info(live.home.path, self.info)
         except OSError as unwritten:
             self._unwritten = cannot_write(live.home.path, unwritten)
+
+
+class _FoundSteps:
+    """Gives a recording the boundaries that the hooks of optimizers find."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def restart(self) -> None:
+        live = self._recording._live
+        if live is not None:
+            live.guard.run(live.recorder.restart, otherwise=None)
+
+    def boundary(self) -> None:
+        live = self._recording._live
+        if live is not None:
+            self._recording._pass_boundary(live, None)
 
 
 def record(

@@ -7,6 +7,7 @@ optimizer that steps least often, and among equals with the one first seen last.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import math
 import re
@@ -16,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -219,6 +221,21 @@ class StepHooks:
             self._patches.replace(Optimizer, "_patch_step_function", guarded)
         self._patches.replace(_step, "on_step", self._guard.aside(self._saw_explicit))
 
+    def adopt(self) -> None:
+        """Wrap the steps of the optimizers that exist already, too.
+
+        The global hook hears them inside the profiler's range of their step, where no profiler can
+        end cleanly. A learning rate scheduler gives its optimizer another ``step``.
+        """
+        for optimizer in [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]:
+            kind, own = type(optimizer), vars(optimizer).get("step")
+            if own is not None:
+                alone = weakref.ref(optimizer)  # it may go before the recording does
+                optimizer.step = wrapper = self._wrapped(own, alone)
+                self._patches.add(partial(_give_back, alone, own, wrapper))
+            elif not getattr(kind.step, _MARK, False):
+                self._patches.replace(kind, "step", self._wrapped(kind.step))
+
     def remove(self) -> None:
         """Stop listening. A wrapped ``step`` that is still referenced passes calls through."""
         self._active = False
@@ -233,18 +250,20 @@ class StepHooks:
         if self._active and not getattr(kind.step, _MARK, False):
             self._patches.replace(kind, "step", self._wrapped(kind.step))
 
-    def _wrapped(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def ours(call: Call, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _wrapped(
+        self, step: Callable[..., Any], bound: Callable[[], Any] | None = None
+    ) -> Callable[..., Any]:
+        def ours(call: Call, *args: Any, **kwargs: Any) -> Any:
             thread = threading.get_ident()
             # A step that calls other steps (super().step(), wrappers) is one.
             if not self._active or thread in self._stepping:
-                return call(optimizer, *args, **kwargs)
+                return call(*args, **kwargs)
             self._stepping.add(thread)
             try:
-                result = call(optimizer, *args, **kwargs)
+                result = call(*args, **kwargs)
             finally:
                 self._stepping.discard(thread)
-            self._saw_step_of(optimizer)
+            self._saw_step_of(args[0] if bound is None else bound())
             return result
 
         wrapper = self._guard.around(step, ours, vital=True)
@@ -311,6 +330,13 @@ class StepHooks:
 
         guarded = self._guard.around(real, backward, vital=True)
         self._patches.replace(torch.autograd, "backward", guarded)
+
+
+def _give_back(alone: Callable[[], Any], own: Callable[..., Any], ours: object) -> None:
+    """Give an optimizer its own step again, unless others have replaced ours or it is gone."""
+    optimizer = alone()
+    if optimizer is not None and vars(optimizer).get("step") is ours:
+        optimizer.step = own
 
 
 # Asking for the process's number in every step would take longer than all else that is done there.
