@@ -117,7 +117,6 @@ class ModuleCall(Struct, eq=False):
         rows: One number for each row of its first input; of outermost calls in the forward only.
         sources: Numbers of the values that the rows were copied from.
         weights: One number for the values of all its weights, of the same calls.
-        thread: The thread that it ran in.
     """
 
     module: int
@@ -128,7 +127,6 @@ class ModuleCall(Struct, eq=False):
     line: Line | None
     first: int
     last: int
-    thread: int
     trained: bool = False
     rows: tuple[int, ...] = ()
     sources: frozenset[int] = frozenset()
