@@ -104,7 +104,7 @@ def _asked(ledger: Ledger, place: int, group: Group) -> Line | None:
     operation = ledger.operations[place]
     if group.calls:
         wanted = group.calls[0].class_name
-        for call in ledger.calls_around(operation):
+        for call in ledger.calls_from(operation.call):
             if call.class_name == wanted:
                 return _line_of(ledger, call)
     return operation.line

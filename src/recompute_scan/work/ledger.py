@@ -204,10 +204,6 @@ class Ledger:
             line = call.line
         return line
 
-    def calls_around(self, operation: Operation) -> Iterator[ModuleCall]:
-        """The module calls around an operation, outward."""
-        return self.calls_from(operation.call)
-
     def calls_from(self, index: int | None) -> Iterator[ModuleCall]:
         """A module call and those around it, outward."""
         while index is not None:
@@ -221,7 +217,7 @@ class Ledger:
         In an autograd function autograd is off, and so it is in all that the function calls.
         """
         return operation.node in self.evaluated or any(
-            call.trained for call in self.calls_around(operation)
+            call.trained for call in self.calls_from(operation.call)
         )
 
     @functools.cached_property

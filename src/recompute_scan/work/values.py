@@ -60,19 +60,19 @@ class Given(Struct, eq=False):
 
 
 class Values:
-    """Gives numbers to values, and notes when their memory is first seen and when it ends."""
+    """Gives numbers to values, and notes when their memory is first seen and when it ends.
+
+    Attributes:
+        numbers: The number of what each key of the step describes.
+    """
 
     def __init__(self, ledger: Ledger, phase: Callable[[], Phase]) -> None:
         self._ledger = ledger
         self._phase = phase
         self._memories: dict[int, Memory] = {}
         self._ended: list[_End] = []
-        self._numbers: dict[object, int] = {}
+        self.numbers: dict[object, int] = {}
         self._number = 0
-
-    def next_step(self) -> None:
-        """Equal calls of two steps are no repeats."""
-        self._numbers.clear()
 
     def end(self) -> None:
         """Nothing is looked at any more."""
@@ -80,7 +80,7 @@ class Values:
         for memory in self._ledger.memories:
             memory.reference = None
         self._memories.clear()
-        self._numbers.clear()
+        self.numbers.clear()
 
     # Numbers
 
@@ -91,14 +91,10 @@ class Values:
 
     def number_of(self, key: object) -> int:
         """The number of what equal keys describe."""
-        number = self._numbers.get(key)
+        number = self.numbers.get(key)
         if number is None:
-            number = self._numbers[key] = self.fresh()
+            number = self.numbers[key] = self.fresh()
         return number
-
-    def has_number(self, key: object) -> bool:
-        """Whether a value with this key has one."""
-        return key in self._numbers
 
     def take(self, value: Any, given: Given) -> None:
         """Take an argument of a call apart."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,16 +81,6 @@ _AHEAD_CYCLES = 400_000
 _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
 
 
-class Patching(Protocol):
-    """Replaces attributes and puts them back."""
-
-    def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute until :meth:`undo`."""
-
-    def undo(self) -> None:
-        """Put everything back."""
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_library(file: str) -> bool:
     return file.startswith((_TORCH, _OURS, "<frozen"))
@@ -127,6 +117,8 @@ class StepWatch:
     Attributes:
         ledger: What was seen.
         untold: Why nothing could be seen; ``None`` where it could.
+
+    Its ``patches`` are :class:`recompute_scan.record.isolation.Patches`.
     """
 
     def __init__(
@@ -135,7 +127,7 @@ class StepWatch:
         name_of: NameOf,
         around: Around,
         is_scripts: Callable[[BaseException], bool],
-        patches: Patching,
+        patches: Any,
         *,
         cuda: bool,
     ) -> None:
@@ -198,7 +190,7 @@ class StepWatch:
             return True
         self._values.drain()
         self.ledger.steps.append(len(self.ledger.operations))
-        self._values.next_step()
+        self._values.numbers.clear()
         self._first.clear()
         return False
 
@@ -246,7 +238,9 @@ class StepWatch:
     def before(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Given | None:
         """The input of a call, as it is now; ``None`` of a view, which computes nothing."""
         kind = kind_of(func)
-        if not (kind.computes or kind.writes or kind.leaves_open or _communicates(kind)):
+        seen = kind.computes or kind.writes or kind.leaves_open or _communicates(kind)
+        # In inference mode what may be a view or a copy, such as `to`, is not taken apart by torch.
+        if not seen and not torch.is_inference_mode_enabled():
             return None
         self._values.drain()
         if len(self.ledger.operations) > _MOST_OPERATORS:
@@ -300,7 +294,7 @@ class StepWatch:
             or (given.drawn is not None and given.drawn.outcome() is not None)
         )
         key = tuple(given.key)
-        again = values.has_number(key) and not given.written
+        again = key in values.numbers and not given.written
         anew = operation.draws or (again and values.changed_outside(given.tensors))
         operation.number = values.fresh() if anew else values.number_of(key)
         operation.needed = kind.name in _KNOWN_TO_HOST or _communicates(kind)
