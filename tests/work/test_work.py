@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from recompute_scan.record.isolation import Guard, Patches
@@ -24,10 +26,8 @@ def watched(step: Step, *, before: int = 2) -> WatchedStep:
     for _ in range(before):
         step()
     guard = Guard()
-    ledger = Ledger(lambda file, line: f"{file}:{line}", lambda file: "site-packages" in file)
-    watch = StepWatch(
-        ledger, lambda one: ("", type(one).__name__), guard.around, Patches(), cuda=False
-    )
+    watch = _watch(guard)
+    ledger = watch.ledger
     assert watch.begin()
     step()
     assert not watch.next_step()
@@ -38,6 +38,16 @@ def watched(step: Step, *, before: int = 2) -> WatchedStep:
     for one in ledger.operations:  # in place of its time, which another program can stretch
         one.ms = sum(memory.bytes for memory in (*one.reads, *one.makes)) / 2**16
     return watched_step(watch)
+
+
+def _watch(guard: Guard) -> StepWatch:
+    ledger = Ledger(lambda file, line: f"{file}:{line}", lambda file: "site-packages" in file)
+    around, is_scripts = guard.around, guard.is_scripts
+    return StepWatch(ledger, _name_of, around, is_scripts, Patches(), cuda=False)
+
+
+def _name_of(module: torch.nn.Module) -> tuple[str, str]:
+    return "", type(module).__name__
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
@@ -105,16 +115,14 @@ def test_a_watched_training_computes_the_same(make: Callable[[], Step]) -> None:
 
 
 def test_a_script_below_a_dispatch_mode_is_left_alone() -> None:
-    ledger = Ledger(lambda file, line: "", lambda file: False)
-    watch = StepWatch(ledger, lambda one: ("", ""), Guard().around, Patches(), cuda=False)
+    watch = _watch(Guard())
     with FlopCounterMode(display=False):
         assert not watch.begin()
     assert re.search("dispatch mode", watched_step(watch).untold or "")
 
 
 def test_a_step_that_does_not_end_is_not_judged() -> None:
-    ledger = Ledger(lambda file, line: "", lambda file: False)
-    watch = StepWatch(ledger, lambda one: ("", ""), Guard().around, Patches(), cuda=False)
+    watch = _watch(Guard())
     step = trainings.head_for_nobody()
     assert watch.begin()
     step()
@@ -122,3 +130,63 @@ def test_a_step_that_does_not_end_is_not_judged() -> None:
     assert watched_step(watch).untold is not None
     assert "_engine_run_backward" in vars(torch.autograd)
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+class _Seen(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[object] = []
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_function_mode_sees_the_same_calls() -> None:
+    net, x = trainings.Net(reentrant=False), torch.randn(4, 128)
+    watch = _watch(Guard())
+
+    def calls() -> list[object]:
+        with _Seen() as seen:
+            net(x).sum().backward()
+            x.tolist()
+        return seen.calls
+
+    calls()  # gradients are there from here on
+    plain = calls()
+    assert watch.begin()
+    seen = calls()
+    watch.end()
+    assert (seen, set(seen)) == (plain, set(plain))
+
+
+def test_a_mode_that_the_step_leaves_open_stays_open() -> None:
+    watch = _watch(Guard())
+    assert watch.begin()
+    with FlopCounterMode(display=False) as theirs:
+        watch.end()
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert theirs.get_total_flops() == 16
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_our_exceptions_end_the_watch_and_the_programs_pass() -> None:
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    guard = Guard()
+    watch = _watch(guard)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    # While an operator is looked at, a signal comes.
+    watch._values.drain = lambda: signal.raise_signal(signal.SIGUSR1)  # type: ignore[method-assign]
+    assert watch.begin()
+    with pytest.raises(TimeoutError):
+        torch.ones(2) + 1
+    signal.signal(signal.SIGUSR1, before)
+    assert watch.untold is None
+    watch._values.drain = lambda: None  # type: ignore[method-assign]
+    watch._phase = lambda: 1 / 0  # type: ignore
+    trainings.Net()(torch.randn(2, 128)).sum().backward()
+    watch.end()
+    assert guard.failure is None
+    assert "ZeroDivisionError" in (watch.untold or "")

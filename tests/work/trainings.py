@@ -257,6 +257,19 @@ def logits_in_a_variable() -> Step:
 
 
 @ordinary
+def evaluated_in_inference_mode() -> Step:
+    net, x, y = Net(), _x(), _y()
+    train = _trained(net)
+
+    def step() -> float:
+        train(F.cross_entropy(net(_x()), y))
+        with torch.inference_mode():
+            return (net(x).argmax(-1) == y).double().mean().item()
+
+    return step
+
+
+@ordinary
 def plain() -> Step:
     net = Net()
     train = _trained(net)

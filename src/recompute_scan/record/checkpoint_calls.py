@@ -442,7 +442,8 @@ class Probe:
             return found.name, found.class_name
 
         ledger = Ledger(self.sites.line_of, lambda file: site_folder(file) is not None)
-        return StepWatch(ledger, name_of, self._guard.around, Patches(), cuda=cuda)
+        guard = self._guard
+        return StepWatch(ledger, name_of, guard.around, guard.is_scripts, Patches(), cuda=cuda)
 
     def at_removal(self, undo: Undo) -> None:
         """Something else to call when torch's functions are put back."""

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import ModuleType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import wrapt
 from msgspec import Struct
@@ -121,6 +121,7 @@ class Guard:
         *,
         named: bool = True,
         vital: bool = False,
+        ends: Callable[[Exception], object] | None = None,
     ) -> Callable[..., Any]:
         """A function to put in the place of the original; its calls go through ours.
 
@@ -129,6 +130,7 @@ class Guard:
             ours: Gets a :class:`Call` of the original, then the arguments.
             named: Whether to give it the original's name, signature and attributes.
             vital: Whether it goes on when the recording has ended, until it fails itself.
+            ends: Gets an exception of ours, and ends less than the recording.
         """
         failed = False
 
@@ -145,7 +147,7 @@ class Guard:
             try:
                 return ours(call, *args, **kwargs)
             except BaseException as raised:
-                if raised is call.error or not self._met(raised):
+                if raised is call.error or not self._met(raised, ends):
                     call.error = None
                     hide_own_frames(raised)
                     raise
@@ -207,16 +209,19 @@ class Guard:
         try:
             yield
         except BaseException as error:
-            if _is_scripts(error):
+            if self.is_scripts(error):
                 raise
             text = f"{what}: {_in_a_line(error)} [E703]"
             if text not in self.left_out:
                 self.left_out.append(text)
 
-    def _met(self, error: BaseException) -> bool:
-        """Does the exception stay with us? Then the recording has ended with it."""
-        if _is_scripts(error):
+    def _met(self, error: BaseException, ends: Callable[[Exception], object] | None = None) -> bool:
+        """Does the exception stay with us? Then the recording has ended with it, or its part."""
+        if self.is_scripts(error):
             return False
+        if ends is not None:
+            ends(cast("Exception", error))
+            return True
         if self.failure is None:
             self.is_bug = not is_device_error(error)
             self.failure = (
@@ -232,6 +237,17 @@ class Guard:
                     # Not into what the script may have put in its place, and reads.
                     print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
         return True
+
+    @staticmethod
+    def is_scripts(error: BaseException) -> bool:
+        """Is it to be passed on: an interrupt, an exit, a word to the person, the script's own?"""
+        if not isinstance(error, Exception) or isinstance(error, (StopRecording, ScanError)):
+            return True
+        # A handler of the script's may run, and raise, while a function of ours does.
+        handlers = {
+            getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()
+        }
+        return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
     def _settle(self) -> None:
         with suppress(Exception):
@@ -287,15 +303,6 @@ def hide_own_frames(error: BaseException) -> None:
     while trace is not None and is_own(trace.tb_frame):
         trace = trace.tb_next
     BaseException.with_traceback(error, trace)  # a class of the script's may refuse attributes
-
-
-def _is_scripts(error: BaseException) -> bool:
-    """Is it to be passed on: an interrupt, an exit, a word to the person, the script's own?"""
-    if not isinstance(error, Exception) or isinstance(error, (StopRecording, ScanError)):
-        return True
-    # A handler of the script's may run, and raise, while a function of ours does.
-    handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _in_a_line(error: BaseException) -> str:

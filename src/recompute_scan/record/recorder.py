@@ -189,6 +189,7 @@ _COMPILED = Fidelity(
 )
 
 
+_NOT_WATCHED = "Work that is done for nothing was not looked for"
 _COMPILED_WORK = "Part of the step is compiled, and operators of compiled code cannot be watched."
 
 
@@ -370,6 +371,11 @@ class Recorder:
         if self._watch is not None:
             self._watch.on = False  # what it has put into the process goes between two steps
         self._membership.go_on(self._counter.steps)
+
+    def forget(self) -> None:
+        """In a forked process: look at nothing, and let its operators through."""
+        if self._watch is not None:
+            self._watch.end()
 
     def settle(self) -> None:
         """Stop the profiler of a recording that was given up; between steps, in its thread."""
@@ -556,10 +562,11 @@ class Recorder:
         if compiled_something():
             kept.watched = WatchedStep(untold=_COMPILED_WORK)
             return
-        self._watch = self._probe.watch(kept.device == "cuda")
-        if self._watch.begin():
-            kept.phase = Phase.WATCHING
-        else:
+        with self._guard.part(_NOT_WATCHED):
+            self._watch = self._probe.watch(kept.device == "cuda")
+            if self._watch.begin():
+                kept.phase = Phase.WATCHING
+        if kept.phase is not Phase.WATCHING:
             self._end_watching()
 
     def _go_on_watching(self) -> None:
@@ -571,11 +578,12 @@ class Recorder:
         watch, self._watch = self._watch, None
         if watch is not None:
             self.kept.phase = Phase.DONE
-            watch.end()
-            compiled = compiled_something()
-            self.kept.watched = (
-                WatchedStep(untold=_COMPILED_WORK) if compiled else watched_step(watch)
-            )
+            with self._guard.part(_NOT_WATCHED):
+                watch.end()
+                compiled = compiled_something()
+                self.kept.watched = (
+                    WatchedStep(untold=_COMPILED_WORK) if compiled else watched_step(watch)
+                )
             self._on_kept()
 
     def _wait(self) -> None:

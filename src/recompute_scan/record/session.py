@@ -267,6 +267,7 @@ class Session:
         for remove in (
             self._termination.remove,
             self._hooks.remove,
+            self._recorder.forget,
             *self._removals(),
             self._watchdog.forget,
             self._host.remove,

@@ -44,6 +44,7 @@ def waste_of(ledger: Ledger) -> Found:
     repeated = _repeated(ledger, total)
     covered = {place for group, _ in repeated for place in group.places}
     rows = _repeated_rows(ledger, total, covered)
+    covered |= {place for group, _ in rows for place in group.places}
     unread, tails_ms = _unread(ledger, total, covered)
     found = [*repeated, *rows, *unread]
     listed, small, library = [], tails_ms, 0.0
@@ -103,7 +104,7 @@ def _asked(ledger: Ledger, place: int, group: Group) -> Line | None:
     operation = ledger.operations[place]
     if group.calls:
         wanted = group.calls[0].class_name
-        for call in ledger.calls_around(operation):
+        for call in ledger.calls_from(operation.call):
             if call.class_name == wanted:
                 return _line_of(ledger, call)
     return operation.line

@@ -117,7 +117,6 @@ class ModuleCall(Struct, eq=False):
         rows: One number for each row of its first input; of outermost calls in the forward only.
         sources: Numbers of the values that the rows were copied from.
         weights: One number for the values of all its weights, of the same calls.
-        thread: The thread that it ran in.
     """
 
     module: int
@@ -128,7 +127,6 @@ class ModuleCall(Struct, eq=False):
     line: Line | None
     first: int
     last: int
-    thread: int
     trained: bool = False
     rows: tuple[int, ...] = ()
     sources: frozenset[int] = frozenset()
@@ -206,10 +204,6 @@ class Ledger:
             line = call.line
         return line
 
-    def calls_around(self, operation: Operation) -> Iterator[ModuleCall]:
-        """The module calls around an operation, outward."""
-        return self.calls_from(operation.call)
-
     def calls_from(self, index: int | None) -> Iterator[ModuleCall]:
         """A module call and those around it, outward."""
         while index is not None:
@@ -223,7 +217,7 @@ class Ledger:
         In an autograd function autograd is off, and so it is in all that the function calls.
         """
         return operation.node in self.evaluated or any(
-            call.trained for call in self.calls_around(operation)
+            call.trained for call in self.calls_from(operation.call)
         )
 
     @functools.cached_property

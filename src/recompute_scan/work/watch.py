@@ -19,24 +19,23 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from msgspec import Struct
 from torch import nn
+from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from recompute_scan.fidelity.operators import (
     COMMUNICATION,
     OperatorKind,
     SeeingMode,
-    checksum,
     kind_of,
     row_numbers,
     tensors,
 )
 from recompute_scan.fidelity.state import Drawn, weights
 from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_so_far
-from recompute_scan.fidelity.tensors import is_plain, plain_parts, unseen
+from recompute_scan.fidelity.tensors import is_plain, unseen
 from recompute_scan.work.ledger import (
     BackwardPass,
     Ledger,
@@ -46,18 +45,23 @@ from recompute_scan.work.ledger import (
     Operation,
     Phase,
 )
+from recompute_scan.work.values import Given, Values, storage_of
 
-# The name and the class of a module.
-NameOf = Callable[[nn.Module], tuple[str, str]]
 # Puts one function around another: what :meth:`recompute_scan.record.isolation.Guard.around` does.
 Around = Callable[..., Callable[..., Any]]
+# The name and the class of a module.
+NameOf = Callable[[nn.Module], tuple[str, str]]
 # How many frames are searched for a line outside of torch.
 _DEEPEST = 80
+# A step of more operators, as where a program evaluates within it, would take too much memory.
+_MOST_OPERATORS = 200_000
 # Less than this is not searched for who holds it.
 _HELD_BYTES = 1 << 20
 _TORCH, _OURS = (
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
+# What calls an operator for a mode.
+_OPERATORS = torch._ops.__file__
 # Parts of torch that work by themselves.
 _CLOSED = tuple(
     os.path.join(_TORCH, *part, "")  # noqa: PTH118 - with a separator at its end
@@ -75,24 +79,6 @@ _COPYING = {"aten.cat": 1 << 10, "aten.stack": 1 << 10} | dict.fromkeys(
 _AHEAD_CYCLES = 400_000
 # By these methods a program reads elements without an operator.
 _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
-_storage_of = torch._C.TensorBase.untyped_storage
-
-
-class Patching(Protocol):
-    """Replaces attributes and puts them back."""
-
-    def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute until :meth:`undo`."""
-
-    def undo(self) -> None:
-        """Put everything back."""
-
-
-class _End(weakref.ref[torch.UntypedStorage]):
-    """A weak reference that knows what it refers to when that is gone."""
-
-    __slots__ = ("memory",)
-    memory: Memory
 
 
 @functools.lru_cache(maxsize=4096)
@@ -131,22 +117,30 @@ class StepWatch:
     Attributes:
         ledger: What was seen.
         untold: Why nothing could be seen; ``None`` where it could.
+
+    Its ``patches`` are :class:`recompute_scan.record.isolation.Patches`.
     """
 
     def __init__(
-        self, ledger: Ledger, name_of: NameOf, around: Around, patches: Patching, *, cuda: bool
+        self,
+        ledger: Ledger,
+        name_of: NameOf,
+        around: Around,
+        is_scripts: Callable[[BaseException], bool],
+        patches: Any,
+        *,
+        cuda: bool,
     ) -> None:
         self.ledger = ledger
         self.untold: str | None = None
         self._name_of = name_of
-        self._around = around
+        self._put_around = around
+        self._is_scripts = is_scripts
         self._patches = patches
         self._mode = _Mode(self)
         self._handles: list[Any] = []
-        self._memories: dict[int, Memory] = {}
-        self._ended: list[_End] = []
-        self._numbers: dict[object, int] = {}
-        self._number = 0
+        self._values = Values(ledger, self._phase)
+        self._thread = threading.get_ident()
         self._first: dict[tuple[bool, int], int] = {}
         self._stacks: dict[int, list[int]] = {}
         self._keeps_graph = False
@@ -168,8 +162,8 @@ class StepWatch:
         if self.untold is not None:
             return False
         module = nn.modules.module
-        before = self._around(_nothing, lambda call, *args: self._enter(*args), named=False)
-        after = self._around(_nothing, lambda call, *args: self._leave(*args), named=False)
+        before = self._around(_nothing, lambda call, *args: self._enter(*args))
+        after = self._around(_nothing, lambda call, *args: self._leave(*args))
         self._handles = [
             module.register_module_forward_pre_hook(before),
             module.register_module_forward_hook(after, with_kwargs=True, always_call=True),
@@ -182,7 +176,10 @@ class StepWatch:
         for name in _READING:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 around = self._around(original, self._read_from_outside)
-                self._patches.replace(torch.Tensor, name, around)
+                method = _Method(around)
+                functools.update_wrapper(method, original)
+                method.original = original
+                self._patches.replace(torch.Tensor, name, method)
         self.on = self._installed = True
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return True
@@ -191,9 +188,9 @@ class StepWatch:
         """A step has ended; ``True`` when it was the second one."""
         if len(self.ledger.steps) > 1:
             return True
-        self._drain()
+        self._values.drain()
         self.ledger.steps.append(len(self.ledger.operations))
-        self._numbers.clear()
+        self._values.numbers.clear()
         self._first.clear()
         return False
 
@@ -202,48 +199,67 @@ class StepWatch:
         if not self._installed:
             return
         self.on = self._installed = False
-        stack = torch._C._len_torch_dispatch_stack()
-        if stack and torch._C._get_dispatch_stack_at(stack - 1) is self._mode:
-            self._mode.__exit__(None, None, None)
+        above = []
+        while torch._C._len_torch_dispatch_stack():
+            mode = _pop_mode()
+            if mode is self._mode:
+                _push_mode(mode)
+                self._mode.__exit__(None, None, None)
+                break
+            above.append(mode)
+        for mode in reversed(above):  # modes that the program has begun since
+            _push_mode(mode)
         for handle in self._handles:
             handle.remove()
         self._patches.undo()
-        self._drain()
+        self._values.end()
         if self._timed:
             torch.cuda.synchronize()
             for operation, begun, done in self._timed:
                 operation.ms = begun.elapsed_time(done)
-        for memory in self.ledger.memories:
-            memory.reference = None
-        self._memories.clear()
 
     def fail(self, error: Exception) -> None:
-        """Looking has failed: what was seen is worth nothing."""
+        """Looking has failed: what was seen is worth nothing.
+
+        Raises:
+            Exception: The program has raised it, in a signal handler.
+        """
+        if self._is_scripts(error):
+            raise error
         self.untold = f"A step could not be watched ({type(error).__name__}: {error})."
         self.on = False
 
+    def _around(self, original: Callable[..., Any], ours: Callable[..., Any]) -> Any:
+        named = original is not _nothing
+        return self._put_around(original, ours, named=named, ends=self.fail)
+
     # Operators
 
-    def before(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> _Given | None:
+    def before(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Given | None:
         """The input of a call, as it is now; ``None`` of a view, which computes nothing."""
         kind = kind_of(func)
-        if not (kind.computes or kind.writes or kind.leaves_open or _communicates(kind)):
+        seen = kind.computes or kind.writes or kind.leaves_open or _communicates(kind)
+        # In inference mode what may be a view or a copy, such as `to`, is not taken apart by torch.
+        if not seen and not torch.is_inference_mode_enabled():
             return None
-        self._drain()
-        given = tensors((*args, *named.values()) if named else args)
-        key: list[object] = [func]
-        memories: list[Memory] = []
-        for one in (args, tuple(named.items())) if named else (args,):
-            self._add(key, one, kind, memories)
+        self._values.drain()
+        if len(self.ledger.operations) > _MOST_OPERATORS:
+            raise OverflowError(f"a step has more than {_MOST_OPERATORS:,} operators")
+        given = Given(kind, [func])
+        self._values.take(args, given)
+        if named:
+            self._values.take(named, given)
         written = tensors([args[place] for place in kind.written if place < len(args)])
         written += tensors((named["out"],)) if "out" in named else []
         if kind.name in _UPDATING:
             written += tensors(args[3:5])
         elif _communicates(kind):  # their schemas do not say what they write
-            written = given
-        drawn = Drawn(given, named) if kind.may_draw and not kind.foreign else None
-        begun = self._begun() if self._cuda else None
-        return _Given(kind, given, tuple(key), memories, self._all(written), drawn, begun)
+            written = given.tensors
+        given.written = [one for tensor in written for one in given.of_tensor.get(id(tensor), ())]
+        if kind.may_draw and not kind.foreign:
+            given.drawn = Drawn(given.tensors, named)
+        given.begun = self._begun() if self._cuda else None
+        return given
 
     def _begun(self) -> Any:
         """The moment at which a GPU begins the call; ``None`` where the call is captured."""
@@ -253,12 +269,17 @@ class StepWatch:
             torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         return _moment()
 
-    def note(self, given: _Given, result: Any, took_s: float) -> None:
+    def note(self, given: Given, result: Any, took_s: float) -> None:
         """A call has returned."""
         kind, ledger = given.kind, self.ledger
-        results = self._results(result, given)
-        if results is None:  # a view that its schema does not say to be one
-            return
+        values = self._values
+        values.drain()  # what the collector has ended: new memory may lie where it lay
+        results = [result] if isinstance(result, torch.Tensor) else tensors((result,))
+        known = [values.known(one) for one in results]
+        if known and not given.written and not kind.leaves_open:
+            there = {id(one) for one in given.memories}
+            if all(one is not None and id(one) in there for one in known):
+                return  # a view that its schema does not say to be one
         phase = self._phase()
         place = len(ledger.operations)
         stack = self._stacks.get(threading.get_ident())
@@ -272,13 +293,15 @@ class StepWatch:
             or _communicates(kind)
             or (given.drawn is not None and given.drawn.outcome() is not None)
         )
-        again = given.key in self._numbers and not given.written
-        anew = operation.draws or (again and self._changed_outside(given))
-        operation.number = self._fresh() if anew else self._number_of(given.key)
+        key = tuple(given.key)
+        again = key in values.numbers and not given.written
+        anew = operation.draws or (again and values.changed_outside(given.tensors))
+        operation.number = values.fresh() if anew else values.number_of(key)
         operation.needed = kind.name in _KNOWN_TO_HOST or _communicates(kind)
         self._read(operation, given, place)
         self._write(operation, given, place)
-        operation.makes = tuple(self._made(operation, given, results, place))
+        made = [None if there else one for one, there in zip(results, known, strict=True)]
+        operation.makes = tuple(self._made(operation, given, made, place))
         operation.counts = (
             kind.computes and kind.derives and bool(given.memories) and not operation.needed
         )
@@ -288,18 +311,7 @@ class StepWatch:
                 operation.repeats = first
         ledger.operations.append(operation)
 
-    def _changed_outside(self, given: _Given) -> bool:
-        """Whether the program has written what the call gets, as through an array of NumPy."""
-        changed = False
-        for one in given.tensors:
-            memory = self._known(one)
-            if memory is not None and memory.outside and memory.checksum is not None:
-                now = checksum(_storage_of((plain_parts(one) or [one])[0]))
-                if now != memory.checksum:
-                    memory.number, memory.checksum, changed = self._fresh(), now, True
-        return changed
-
-    def _place(self, operation: Operation, given: _Given) -> None:
+    def _place(self, operation: Operation, given: Given) -> None:
         """Where in the program and in autograd's graph an operation runs."""
         if operation.phase != "forward":
             node = torch._C._current_autograd_node()
@@ -315,7 +327,7 @@ class StepWatch:
             operation.in_function = True
             operation.node = nodes_so_far() - 1  # most often of that function
 
-    def _read(self, operation: Operation, given: _Given, place: int) -> None:
+    def _read(self, operation: Operation, given: Given, place: int) -> None:
         kind = given.kind
         if not kind.derives:
             return
@@ -332,9 +344,9 @@ class StepWatch:
                 memory.read_in_backward = True
         operation.reads = tuple(reads)
 
-    def _write(self, operation: Operation, given: _Given, place: int) -> None:
+    def _write(self, operation: Operation, given: Given, place: int) -> None:
         for index, memory in enumerate(given.written):
-            memory.number = self._number_of((operation.number, "writes", index))
+            memory.number = self._values.number_of((operation.number, "writes", index))
             memory.sources = frozenset((memory.number,))
             memory.expected += 1
             memory.checksum = None
@@ -343,16 +355,16 @@ class StepWatch:
         operation.writes = tuple(given.written)
 
     def _made(
-        self, operation: Operation, given: _Given, results: Sequence[torch.Tensor], place: int
+        self, operation: Operation, given: Given, new: Sequence[torch.Tensor | None], place: int
     ) -> list[Memory]:
-        kind, made = given.kind, list[Memory]()
-        for index, tensor in enumerate(results):
-            memory = self._memory(tensor, new=True)
-            if memory is None or memory in operation.writes or memory.born < place:
+        kind, made, values = given.kind, list[Memory](), self._values
+        for index, tensor in enumerate(new):
+            memory = values.memory_of(tensor, new=True) if tensor is not None else None
+            if memory is None or memory in made:
                 continue
             open_ = kind.leaves_open or operation.draws
             memory.number = (
-                self._fresh() if open_ else self._number_of((operation.number, "makes", index))
+                values.fresh() if open_ else values.number_of((operation.number, "makes", index))
             )
             copied = kind.name in _COPYING and given.memories
             memory.sources = (
@@ -366,118 +378,6 @@ class StepWatch:
                 memory.writers.append(place)
             made.append(memory)
         return made
-
-    def _results(self, result: Any, given: _Given) -> list[torch.Tensor] | None:
-        found = [result] if isinstance(result, torch.Tensor) else tensors((result,))
-        if found and not given.written and not given.kind.leaves_open:
-            there = {id(one) for one in given.memories}
-            memories = [self._known(one) for one in found]
-            if all(one is not None and id(one) in there for one in memories):
-                return None
-        return found
-
-    # Values and memory
-
-    def _add(
-        self, key: list[object], value: Any, kind: OperatorKind, memories: list[Memory]
-    ) -> None:
-        """An argument of a call, as part of the number of its result."""
-        if isinstance(value, torch.Tensor):
-            parts = [value] if is_plain(value) else plain_parts(value)
-            if value.layout != torch.strided:
-                parts = plain_parts(value)
-            if parts is None:
-                key.append(self._fresh())
-                return
-            for part in parts:
-                memory = self._memory(part)
-                if kind.derives and memory is not None:
-                    key.append(memory.number)
-                    memories.append(memory)
-                elif kind.derives and part.numel():
-                    key.append(self._fresh())
-                key += [part.shape, part.stride(), part.dtype, part.device]
-                key += [part.storage_offset(), part.is_conj(), part.is_neg()]
-        elif isinstance(value, (list, tuple)):
-            key.append((type(value), len(value)))
-            for one in value:
-                self._add(key, one, kind, memories)
-        elif isinstance(value, torch.Generator):
-            key.append(self._fresh())
-        else:
-            try:
-                hash(value)
-            except TypeError:
-                value = self._fresh()
-            key += [type(value), value]
-
-    def _all(self, given: Sequence[torch.Tensor]) -> list[Memory]:
-        found = (self._memory(part) for one in given for part in plain_parts(one) or ())
-        return [one for one in found if one is not None]
-
-    def _known(self, tensor: torch.Tensor) -> Memory | None:
-        parts = [tensor] if is_plain(tensor) else plain_parts(tensor)
-        if not parts or parts[0].layout != torch.strided:
-            return None
-        memory = self._memories.get(_storage_of(parts[0])._cdata)
-        return memory if memory is not None and memory.died is None else None
-
-    def _memory(self, tensor: torch.Tensor, *, new: bool = False) -> Memory | None:
-        """The memory of a plain tensor; ``None`` where it has none."""
-        if not is_plain(tensor):
-            parts = plain_parts(tensor)
-            if not parts:
-                return None
-            tensor = parts[0]
-        if tensor.layout != torch.strided:
-            return None
-        try:
-            storage = _storage_of(tensor)
-            if not storage.data_ptr():
-                return None
-        except (RuntimeError, NotImplementedError):
-            return None
-        key = storage._cdata
-        memory = self._memories.get(key)
-        version = 0 if tensor.is_inference() else tensor._version
-        if memory is not None and memory.died is None:
-            hidden = version > memory.expected or memory.read_from_outside
-            if hidden and not new:  # written by what no dispatch shows, or perhaps so
-                memory.number = self._fresh()
-                memory.unwritten = False
-                memory.expected = max(version, memory.expected)
-            if memory.outside and memory.checksum is None:
-                memory.checksum = checksum(storage)
-            return memory
-        number, place = self._fresh(), len(self.ledger.operations)
-        memory = Memory(
-            number, storage.nbytes(), place, not new, self._phase(), frozenset((number,)), version
-        )
-        memory.last_read = place
-        memory.checksum = None if new else checksum(storage)
-        reference = _End(storage, self._ended.append)
-        reference.memory = memory
-        memory.reference = reference
-        self._memories[key] = memory
-        self.ledger.memories.append(memory)
-        return memory
-
-    def _drain(self) -> None:
-        """Note the deaths since the last operation."""
-        while self._ended:
-            memory = self._ended.pop().memory
-            memory.died = len(self.ledger.operations)
-            memory.reference = None
-
-    def _fresh(self) -> int:
-        self._number += 1
-        return self._number
-
-    def _number_of(self, key: object) -> int:
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = self._fresh()
-        return number
 
     # Around operators
 
@@ -494,10 +394,11 @@ class StepWatch:
         return "recompute" if self.grad_mode or in_own_function() else "backward"
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if not self.on:
+        calls, thread = self.ledger.calls, threading.get_ident()
+        # Operators of another thread are seen in a backward pass only.
+        if not self.on or (thread != self._thread and self._phase() == "forward"):
             return
         self.grad_mode = torch.is_grad_enabled()
-        calls, thread = self.ledger.calls, threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
         name, class_name = self._name_of(module)
         place = len(self.ledger.operations)
@@ -510,14 +411,15 @@ class StepWatch:
             line_outside_torch(sys._getframe(1), by_itself=False),
             place,
             place,
-            thread,
         )
         stack.append(len(calls))
         calls.append(call)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if not self.on:
-            return
+        if self.on:
+            unseen(self._left, module, args, *rest)
+
+    def _left(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         named = rest[0] if len(rest) > 1 else {}  # of a call that has failed there are no others
         stack = self._stacks.get(threading.get_ident(), [])
         while stack:
@@ -527,25 +429,25 @@ class StepWatch:
                 results = tensors(rest[-1:])
                 call.trained = any(one.requires_grad for one in results)
                 if call.parent is None and call.phase == "forward" and len(self.ledger.steps) == 1:
-                    unseen(self._see_rows, call, module, (*args, *named.values()))
+                    self._see_rows(call, module, (*args, *named.values()))
                 return
 
     def _see_rows(self, call: ModuleCall, module: nn.Module, given: tuple[Any, ...]) -> None:
         for one in tensors(given):
             if one.dim() > 1 and is_plain(one) and one.layout == torch.strided:
-                memory = self._memory(one)
-                call.sources = memory.sources if memory is not None else call.sources
-                call.rows = row_numbers(one)
+                memory = self._values.memory_of(one)
+                if memory is not None:  # else a transform of functions works with it
+                    call.sources, call.rows = memory.sources, row_numbers(one)
                 break
-        memories = [self._memory(one) for one in weights(module)]
-        call.weights = hash(tuple(one.number if one else self._fresh() for one in memories))
+        memories = [self._values.memory_of(one) for one in weights(module)]
+        call.weights = hash(tuple(one.number if one else self._values.fresh() for one in memories))
 
     def _differentiate(self, call: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.on:
             return call(roots, *args, **kwargs)
         nested = torch._C._current_graph_task_id() != -1
         place = len(self.ledger.operations)
-        here = BackwardPass(place, place, nodes_below(roots), nested)
+        here = BackwardPass(place, place, unseen(nodes_below, roots), nested)
         self.ledger.passes.append(here)
         keeps_graph, self._keeps_graph = self._keeps_graph, bool(args[2:3] and args[2])
         stacks, self._stacks = self._stacks, {}
@@ -555,15 +457,14 @@ class StepWatch:
             self._keeps_graph, self._stacks = keeps_graph, stacks
             here.last = len(self.ledger.operations)
             if not nested:
-                self._see_holders(here)
+                unseen(self._see_holders, here)
 
     def _see_holders(self, here: BackwardPass) -> None:
         """Which autograd functions keep recomputed memory behind the pass that recomputed it."""
-        self._drain()
         alive = {
             key: memory
-            for key, memory in self._memories.items()
-            if memory.died is None and memory.made_in == "recompute" and memory.born >= here.first
+            for key, memory in self._values.alive()
+            if memory.made_in == "recompute" and memory.born >= here.first
         }
         if sum(one.bytes for one in alive.values()) < _HELD_BYTES:
             return
@@ -572,7 +473,7 @@ class StepWatch:
             if issubclass(type(one), torch.autograd.function.BackwardCFunction):
                 for name, value in list(vars(one).items()):
                     if type(value) is torch.Tensor:
-                        memory = alive.get(_storage_of(value)._cdata)
+                        memory = alive.get(storage_of(value)._cdata)
                         if memory is not None:
                             self._hold(one, name, memory)
 
@@ -584,30 +485,30 @@ class StepWatch:
         self.ledger.holders[key] = self.ledger.holders.get(key, 0) + memory.bytes
 
     def _read_from_outside(self, call: Any, tensor: torch.Tensor, *args: Any, **kw: Any) -> Any:
-        if self.on and type(tensor) is torch.Tensor and tensor.layout == torch.strided:
-            memory = self._memories.get(_storage_of(tensor)._cdata)
-            if memory is not None:
-                memory.read_from_outside = True
-                memory.last_read = len(self.ledger.operations)
+        if self.on and type(tensor) is torch.Tensor:
+            unseen(self._note_reading, tensor)
         return call(tensor, *args, **kw)
 
+    def _note_reading(self, tensor: torch.Tensor) -> None:
+        memory = self._values.known(tensor)
+        if memory is not None:
+            memory.read_from_outside = True
+            memory.last_read = len(self.ledger.operations)
 
-class _Given(Struct, eq=False):
-    """The input of one call: kind, tensors, number, memory, and the moment at which it begins."""
 
-    kind: OperatorKind
-    tensors: list[torch.Tensor]
-    key: tuple[object, ...]
-    memories: list[Memory]
-    written: list[Memory]
-    drawn: Drawn | None
-    begun: Any
+class _Method(functools.partial[Any]):
+    """A method of tensors in another's place, and equal to it: a program may look it up."""
 
-    @property
-    def first_bytes(self) -> int:
-        """Size of the first tensor."""
-        first = self.tensors[0] if self.tensors else None
-        return first.numel() * first.element_size() if first is not None else 0
+    original: Any
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        return self if tensor is None else functools.partial(self, tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(other == self.original)
+
+    def __hash__(self) -> int:
+        return hash(self.original)
 
 
 class _Mode(SeeingMode):
@@ -639,7 +540,11 @@ class _Mode(SeeingMode):
         except Exception as error:
             watch.fail(error)
         begun = time.perf_counter()
-        result = func(*args, **named)
+        try:
+            result = func(*args, **named)
+        except BaseException as error:
+            _hide_this_call(error)
+            raise
         took = time.perf_counter() - begun
         if given is not None and watch.on:
             watch.grad_mode = grad_mode
@@ -651,6 +556,17 @@ class _Mode(SeeingMode):
             except Exception as error:
                 watch.fail(error)
         return result
+
+
+def _hide_this_call(error: BaseException) -> None:
+    """Take the mode and its call of the operator off a traceback, to be followed by ``raise``.
+
+    A ``raise`` without an exception adds no frame.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, _OPERATORS):
+        trace = trace.tb_next
+    BaseException.with_traceback(error, trace)  # a class of the program's may refuse attributes
 
 
 def _moment() -> Any:
@@ -672,7 +588,7 @@ def _ends_are_seen() -> bool:
     """Does a weak reference to a storage live as long as the storage?"""
     ended: list[Any] = []
     tensor = torch.empty(1)
-    reference = weakref.ref(_storage_of(tensor), ended.append)
+    reference = weakref.ref(storage_of(tensor), ended.append)
     view = tensor.view(1, 1)
     del tensor
     lived = reference() is not None and not ended

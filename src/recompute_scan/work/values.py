@@ -1,0 +1,213 @@
+"""The numbers of a step's values, and the memory that holds them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from recompute_scan.fidelity.operators import OperatorKind, checksum
+from recompute_scan.fidelity.state import Drawn
+from recompute_scan.fidelity.tensors import is_plain, plain_parts
+from recompute_scan.work.ledger import Ledger, Memory, Phase
+
+# Other arguments may hold tensors, or what the program ends: no number keeps them.
+_CONSTANTS = {
+    *(int, float, complex, bool, str, type(None), slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+}
+storage_of = torch._C.TensorBase.untyped_storage
+
+
+class _End(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that knows what it refers to when that is gone."""
+
+    __slots__ = ("memory",)
+    memory: Memory
+
+
+class Given(Struct, eq=False):
+    """What one call gets, taken apart.
+
+    Attributes:
+        kind: The operator.
+        key: Equal for calls that compute the same.
+        tensors: All tensors, in order.
+        memories: The memory that the result depends on.
+        of_tensor: The memory of each tensor, by its identity.
+        written: The memory that the call writes.
+        drawn: Sees whether it draws random numbers.
+        begun: The moment at which it begins, on a GPU.
+    """
+
+    kind: OperatorKind
+    key: list[object]
+    tensors: list[torch.Tensor] = []
+    memories: list[Memory] = []
+    of_tensor: dict[int, list[Memory]] = {}
+    written: list[Memory] = []
+    drawn: Drawn | None = None
+    begun: Any = None
+
+    @property
+    def first_bytes(self) -> int:
+        """Size of the first tensor."""
+        first = self.tensors[0] if self.tensors else None
+        return first.numel() * first.element_size() if first is not None else 0
+
+
+class Values:
+    """Gives numbers to values, and notes when their memory is first seen and when it ends.
+
+    Attributes:
+        numbers: The number of what each key of the step describes.
+    """
+
+    def __init__(self, ledger: Ledger, phase: Callable[[], Phase]) -> None:
+        self._ledger = ledger
+        self._phase = phase
+        self._memories: dict[int, Memory] = {}
+        self._ended: list[_End] = []
+        self.numbers: dict[object, int] = {}
+        self._number = 0
+
+    def end(self) -> None:
+        """Nothing is looked at any more."""
+        self.drain()
+        for memory in self._ledger.memories:
+            memory.reference = None
+        self._memories.clear()
+        self.numbers.clear()
+
+    # Numbers
+
+    def fresh(self) -> int:
+        """A number that no other value has."""
+        self._number += 1
+        return self._number
+
+    def number_of(self, key: object) -> int:
+        """The number of what equal keys describe."""
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = self.fresh()
+        return number
+
+    def take(self, value: Any, given: Given) -> None:
+        """Take an argument of a call apart."""
+        if isinstance(value, torch.Tensor):
+            given.tensors.append(value)
+            self._take_tensor(value, given)
+        elif isinstance(value, (list, tuple, dict)):
+            given.key.append((type(value), len(value)))
+            for one in value.items() if isinstance(value, dict) else value:
+                self.take(one, given)
+        else:
+            known = type(value) in _CONSTANTS
+            given.key.append((type(value), value) if known else self.fresh())
+
+    def _take_tensor(self, value: torch.Tensor, given: Given) -> None:
+        strided = is_plain(value) and value.layout is torch.strided
+        parts = [value] if strided else plain_parts(value)
+        if parts is None:
+            given.key.append(self.fresh())
+            return
+        key, found = given.key, []
+        for part in parts:
+            memory = self.memory_of(part)
+            if memory is not None:
+                found.append(memory)
+            if given.kind.derives and (memory is not None or part.numel()):
+                key.append(memory.number if memory is not None else self.fresh())
+            key += (part.shape, part.stride(), part.dtype, part.device)
+            key += (part.storage_offset(), part.is_conj(), part.is_neg())
+        given.of_tensor[id(value)] = found
+        if given.kind.derives:
+            given.memories += found
+
+    # Memory
+
+    def known(self, tensor: torch.Tensor) -> Memory | None:
+        """The memory of a tensor, or of its first part, if it has been seen."""
+        part, storage = _in_memory(tensor)
+        memory = self._memories.get(storage._cdata) if part is not None else None
+        return memory if memory is not None and memory.died is None else None
+
+    def memory_of(self, tensor: torch.Tensor, *, new: bool = False) -> Memory | None:
+        """The memory of a tensor, or of its first part; ``None`` where it has none.
+
+        Args:
+            tensor: What an operator gets or gives.
+            new: Whether the operator has made the memory, if it was not seen before.
+        """
+        part, storage = _in_memory(tensor)
+        if part is None:
+            return None
+        version = 0 if part.is_inference() else part._version
+        memory = self._memories.get(storage._cdata)
+        if memory is None or memory.died is not None:
+            return self._first_seen(storage, version, new=new)
+        hidden = version > memory.expected or memory.read_from_outside
+        if hidden and not new:  # written by what no dispatch shows, or perhaps so
+            memory.number = self.fresh()
+            memory.unwritten = False
+            memory.expected = max(version, memory.expected)
+        if memory.outside and memory.checksum is None:
+            memory.checksum = checksum(storage)
+        return memory
+
+    def _first_seen(self, storage: torch.UntypedStorage, version: int, *, new: bool) -> Memory:
+        number, place = self.fresh(), len(self._ledger.operations)
+        memory = Memory(
+            number, storage.nbytes(), place, not new, self._phase(), frozenset((number,)), version
+        )
+        memory.last_read = place
+        memory.checksum = None if new else checksum(storage)
+        reference = _End(storage, self._ended.append)
+        reference.memory = memory
+        memory.reference = reference
+        self._memories[storage._cdata] = memory
+        self._ledger.memories.append(memory)
+        return memory
+
+    def changed_outside(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the program has written what a call gets, as through an array of NumPy."""
+        changed = False
+        for one in tensors:
+            memory = self.known(one)
+            if memory is not None and memory.outside and memory.checksum is not None:
+                now = checksum(storage_of((plain_parts(one) or [one])[0]))
+                if now != memory.checksum:
+                    memory.number, memory.checksum, changed = self.fresh(), now, True
+        return changed
+
+    def drain(self) -> None:
+        """Note the ends of memory since the last operation."""
+        while self._ended:
+            memory = self._ended.pop().memory
+            memory.died = len(self._ledger.operations)
+            memory.reference = None
+
+    def alive(self) -> list[tuple[int, Memory]]:
+        """The memory that lives now, each with the identity of its storage."""
+        self.drain()
+        return [(key, memory) for key, memory in self._memories.items() if memory.died is None]
+
+
+def _in_memory(tensor: torch.Tensor) -> tuple[torch.Tensor | None, Any]:
+    """The tensor or its first part, and its storage; ``None`` twice where it has none."""
+    if not is_plain(tensor):
+        parts = plain_parts(tensor)
+        if not parts:
+            return None, None
+        tensor = parts[0]
+    if tensor.layout is not torch.strided:
+        return None, None
+    try:
+        storage = storage_of(tensor)
+        return (tensor, storage) if storage.data_ptr() else (None, None)
+    except (RuntimeError, NotImplementedError):
+        return None, None
