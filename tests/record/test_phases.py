@@ -253,8 +253,8 @@ def test_a_complete_recording_lacks_nothing() -> None:
 def test_missing_stacks_alone() -> None:
     text = shortfall(Plan(3, 0, 5), Seen(made=8, profiled=5, stacks=False))
     assert text == (
-        "The script made 8 optimizer steps; 9 were wanted. All but the Python stacks of the "
-        "checkpoint calls is there."
+        "The script made 8 optimizer steps; 9 were wanted. Only the Python stacks of the "
+        "checkpoint calls are missing."
     )
 
 

@@ -126,7 +126,7 @@ def plan(
         None,
         launched=False,
         show=showing(partial(print_report, answer=answer)),
-        tell=telling(tell),
+        print_line=telling(tell),
         progress=progressing(progress),
         leaving=ended,
         takes_place_of=earlier,

@@ -102,7 +102,7 @@ RS301 = Rule("RS301", "memory-headroom", check_memory_headroom, gives_plan=True)
 def check_selective_checkpoint(evidence: Evidence) -> Answer:
     """One finding for all layers together."""
     if not evidence.on_gpu:
-        return NotApplicable("The tensors lie in the host's memory, which other programs share.")
+        return NotApplicable("The tensors are in the host's memory, which other programs share.")
     if not evidence.has_shapes:
         return NotApplicable(
             "The trace has no input shapes: record with `recompute-scan run`, or with "
@@ -110,7 +110,7 @@ def check_selective_checkpoint(evidence: Evidence) -> Answer:
         )
     cost = evidence.cost
     if cost is None:
-        return NotApplicable("There is no step time to gain from.")
+        return NotApplicable("The step time is unknown, so a saving cannot be computed.")
     kept = evidence.kept_attention
     if kept is None or kept.saving_ms < WORTH * cost.predicted_step_ms:
         return []
