@@ -28,7 +28,7 @@ def rooms() -> str:
 
     packages = [n for n, path in files.items() if path.name == "__init__.py" and n != PACKAGE]
     packages.sort(key=lambda name: (-depth(_room(name)), name))
-    rows = ["| room | what it holds |", "| --- | --- |"]
+    rows = ["| package | content |", "| --- | --- |"]
     for name in packages:
         place = name.removeprefix(f"{PACKAGE}.").replace(".", "/")
         title = (ast.get_docstring(trees[name]) or "").partition("\n")[0].replace("``", "`")

@@ -41,7 +41,7 @@ def test_what_goes_wrong_inside_it_is_one_line_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("recompute_scan.hta_bridge.break_down", fail)
     (said,) = [one for one in analyse([TRACE], hta=True).warnings if "Holistic" in one]
     assert said == (
-        "Holistic Trace Analysis was left out, for it failed: ValueError('first\\nsecond')"
+        "Holistic Trace Analysis was left out because it failed: ValueError('first\\nsecond')"
     )
 
 

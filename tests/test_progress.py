@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import output
-from recompute_scan.progress import Pieces, how_far, reading, telling
+from recompute_scan.progress import Pieces, how_far, reading, reporting
 from recompute_scan.trace import load
 from recompute_scan.trace.kineto.reader import Reader
 from tests.record.test_terminal import shown
@@ -57,7 +57,7 @@ def test_long_work_has_one_that_grows_and_goes_away(
     clock = Clock()
     drawn = begun(clock, monkeypatch)
     done = 0.25
-    with telling(lambda: done):
+    with reporting(lambda: done):
         for clock.now, done, cells in ((102.0, 0.25, 7), (110.0, 0.5, 15), (120.0, 1.0, 30)):
             drawn.draw()
             (line,) = shown(terminal.getvalue())

@@ -101,7 +101,7 @@ def test_a_killed_worker_costs_one_rank_and_is_said(
     result = analyse([folder], workers=Workers(2))
     assert [rank.rank for rank in result.ranks] == [0, 2, 3]
     (said,) = [warning for warning in result.warnings if "rank1.json" in warning]
-    assert "its worker died" in said
+    assert "its worker process died" in said
 
 
 def test_here_each_trace_is_named_as_it_is_read(folder: Path) -> None:

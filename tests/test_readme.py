@@ -67,8 +67,6 @@ while True:
 
 NOT_RUN = {
     "pip install": "the environment that runs the tests is installed already",
-    "make demo": "the same runs are in `run` commands here and in the tests of the examples",
-    "make test": "it would run this test again, without end",
 }
 
 

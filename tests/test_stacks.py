@@ -109,7 +109,7 @@ def test_every_way_of_torchs_own(tmp_path: Path) -> None:
     ]
     assert {region.recompute_runs_per_backward for region in result.regions[:5]} == {1.0}
     assert result.evidence_level == "autograd"
-    assert any("read off Python frames" in warning for warning in result.warnings)
+    assert any("come from Python frames" in warning for warning in result.warnings)
 
 
 @pytest.mark.usefixtures("frames")

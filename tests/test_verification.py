@@ -251,10 +251,15 @@ def test_losses() -> None:
     ("own", "fixed", "outcome", "said"),
     [
         (2.0 + 1e-7, 2.0 + 9e-7, "helps", "differ by up to 1e-07"),
-        (2.0 + 1e-7, 2.001, "helps", "say little of the fix"),  # below a thousandth of 3
+        (
+            2.0 + 1e-7,
+            2.001,
+            "helps",
+            "do not show whether the fix changes them",
+        ),  # below a thousandth of 3
         (2.0 + 1e-7, 9.0, "losses-differ", "differ by up to 7, where the unchanged script"),
         (2.0 + 1e-7, float("nan"), "losses-differ", "some losses are not numbers"),
-        (2.5, 6.5, "helps", "say little of the fix"),  # not ten times as far
+        (2.5, 6.5, "helps", "do not show whether the fix changes them"),  # not ten times as far
         (float("nan"), float("nan"), "helps", "not known"),
     ],
 )

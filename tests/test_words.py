@@ -71,5 +71,5 @@ def test_nothing_to_read_is_an_error(
     assert "There is nothing to read in empty.log. [E238]" in capsys.readouterr().err
     assert main(["analyze", "train.py"]) == 2
     said = capsys.readouterr().err
-    assert "train.py is a Python script, and no trace. [E239]" in said
+    assert "train.py is a Python script, not a trace. [E239]" in said
     assert "recompute-scan run records it" in said

@@ -1,7 +1,7 @@
 """Long pieces of work: how far they have come, and no search for reference cycles meanwhile.
 
-The code that works reports with :func:`telling`; the code that draws asks :func:`how_far`. Nothing
-is called in between, so that the work itself gets no slower.
+Working code offers its share with :func:`reporting`; drawing code asks with :func:`how_far`.
+Nothing is called in between, so that the work itself gets no slower.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pieces:
 
 
 @contextmanager
-def telling(share: Callable[[], float]) -> Iterator[None]:
+def reporting(share: Callable[[], float]) -> Iterator[None]:
     """While the body runs, ``share`` gives how much of the work is done, from 0 to 1.
 
     It may be called from another thread, and may raise ``OSError`` or ``ValueError`` where it does
@@ -59,7 +59,7 @@ def telling(share: Callable[[], float]) -> Iterator[None]:
 def reading(file: IO[bytes]) -> Iterator[None]:
     """While the body runs, the share is the part of the file's bytes that have been read."""
     size = max(1, os.fstat(file.fileno()).st_size)
-    with telling(lambda: os.lseek(file.fileno(), 0, os.SEEK_CUR) / size):
+    with reporting(lambda: os.lseek(file.fileno(), 0, os.SEEK_CUR) / size):
         yield
 
 

@@ -97,7 +97,7 @@ def test_an_run_record_of_a_killed_rank_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refusal:
         find([tmp_path])
     assert refusal.value.code == "E308"
-    with pytest.raises(InputError, match="no profiler trace") as refusal:
+    with pytest.raises(InputError, match="not a profiler trace") as refusal:
         load(tmp_path / "so-far-rank0.json")
     assert refusal.value.why == "it is a run's run record, not its trace"
 

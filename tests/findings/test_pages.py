@@ -142,7 +142,7 @@ def row(mechanism: Mechanism) -> str:
     sharded = f", FSDP {mechanism.keep_sharded}" if mechanism.keep_sharded else ""
     # The page has one sentence for those who share a configuration.
     note = (mechanism.caution or "").partition(":")[0].rstrip(".")
-    caution = f". {note}" if note and not note.startswith("Look whether") else ""
+    caution = f". {note}" if note and not note.startswith("Check whether") else ""
     cells = [
         mechanism.title,
         "; ".join(mechanism.variants),

@@ -27,7 +27,7 @@ def change(step: int, module: str, slower: float | None = None) -> Change:
     return Change(
         kind="doubled",
         step=step,
-        told=step + 2,
+        alert_step=step + 2,
         modules=(module,),
         sites=(f"{module}.py:3",),
         before=1,

@@ -56,7 +56,7 @@ def test_a_regression_is_told_with_its_region_and_step(regression: Regression) -
         assert INJECTED <= first.step <= INJECTED + 4 * (EVERY + 1)
     else:
         assert first.step == INJECTED
-        assert first.told == INJECTED + 2
+        assert first.alert_step == INJECTED + 2
         assert any("nets.py" in site for site in first.sites)
 
 

@@ -336,7 +336,8 @@ def test_a_tower_that_is_not_checkpointed_is_told_of() -> None:
     planner = Planner([replace(one, candidates=candidates)], read_wish("1GB", None))
     (said,) = planner.plan(planner.best()).remarks
     assert said == (
-        "1 of 3 modules are checkpointed today. Not so: 2 in vision.blocks, which save 12.0 MiB."
+        "1 of 3 modules are checkpointed today. Not checkpointed: 2 in vision.blocks, which save "
+        "12.0 MiB."
     )
     whole = Planner([one], read_wish("1GB", None))
     assert not whole.plan(whole.best()).remarks

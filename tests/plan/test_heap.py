@@ -35,7 +35,7 @@ def filled(anew: bool) -> Heap:
 
 def test_pages_that_are_new_in_each_step_are_told_of() -> None:
     (said,) = filled(anew=True).remarks()
-    assert "pages a step" in said
+    assert "pages per step" in said
     assert "MALLOC_TRIM_THRESHOLD_" in said
 
 

@@ -80,7 +80,7 @@ def test_a_plan_keeps_its_budget_and_holds_what_was_said(
     assert made.plan.peak_bytes == pytest.approx(peak, rel=0.001)
     assert made.proof.peak_bytes == peak
     assert made.proof.outcome in ("fits", "helps", "no-gain", "slower", "unclear")
-    assert "Setting to change" in done.stdout or "Taken back" in done.stdout
+    assert "Setting to change" in done.stdout or "Rejected" in done.stdout
     assert 'id="plan"' in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
@@ -101,7 +101,7 @@ def test_what_the_script_does_today_is_not_measured_again(tmp_path: Path) -> Non
     done = plan(tmp_path, str(SCRIPT), "mlp")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "Against today: nothing changes. Proof It is what the script does today." in said
+    assert "Against today: nothing changes. Proof The script already does this." in said
     made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
     assert made is not None
     assert made.as_today
@@ -202,7 +202,7 @@ def test_parts_that_are_checkpointed_today_stay_so() -> None:
         )
         for n in range(2)
     ]  # fmt: skip
-    assert setting_for(modules, regions)[0][0].startswith("It is what the script does today")
+    assert setting_for(modules, regions)[0][0].startswith("The script already does this")
     more = [*modules, PlannedModule("layers.2", "Block", False, True, 1.0, 1)]
     words, code = setting_for(more, regions)
     assert words[-1].startswith("Add this")
@@ -427,7 +427,7 @@ def test_a_script_that_fits_only_with_checkpoints(
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stdout.split())
     assert "The script failed in a step without checkpoints." in printed
-    assert "Taken back: the script ran out of memory with it." in printed
+    assert "Rejected: the script ran out of memory with it." in printed
     made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
     assert made is not None
     assert made.proof == PlanProof("does-not-fit")

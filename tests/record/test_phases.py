@@ -200,8 +200,8 @@ def test_wrong_use(tmp_path: Path, options: dict[str, Any], code: str) -> None:
 
 PLAN = Plan(3, 2, 3)
 WITHOUT_STACKS = (
-    "The script made 9 optimizer steps; 10 were wanted. All but the Python stacks of the "
-    "checkpoint calls is there."
+    "The script made 9 optimizer steps; 10 were wanted. Only the Python stacks of the "
+    "checkpoint calls are missing."
 )
 
 

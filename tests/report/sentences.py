@@ -168,14 +168,14 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "are equal to the last bit with and without": bare("equal"),
     "are equal up to rounding with and without": bare("rounding"),
-    "Whether the script's checkpoints change gradients is not known": bare("not-repeatable"),
+    "It is not known whether the script's checkpoints change gradients": bare("not-repeatable"),
     "Gradients could not be compared with those without": bare("not-seen"),
     "The script's checkpoints change what is trained": bare("different"),
     "gradients of the first step stay equal to the last bit": fixed("equal"),
     "With the fix gradients of the first step change": fixed("different"),
     "gradients of the first step stay equal up to rounding": fixed("rounding"),
     "With the fix the gradients of the first step differ, and": fixed("not-repeatable"),
-    "Gradients could not be compared with those of the fix": fixed("not-seen"),
+    "The gradients with the fix could not be compared": fixed("not-seen"),
     "There was no fix to try": outcome("not-tried"),
     "Memory grew: with the fix": lambda r: (
         r.verified.after_peak_bytes > r.verified.before_peak_bytes
@@ -186,7 +186,7 @@ CONDITIONS: dict[str, Condition] = {
     "The step times vary too much to say what the fix saves": outcome("unclear"),
     "The fix does not help measurably": outcome("no-gain"),
     "The fix does not help: a step": outcome("slower"),
-    "The fix helps, and the step times vary": outcome("helps"),
+    "The fix helps, but the step times vary": outcome("helps"),
     "The fix saves {}": outcome("helps"),
     "No loss was seen: nothing with one": losses("not-seen"),
     "does not give the same losses twice": losses("not-repeatable"),
@@ -227,7 +227,7 @@ CONDITIONS: dict[str, Condition] = {
     "Peak: {}": lambda r: r.flops.peak_tflops is not None,
     "were allocated in the recorded step": lambda r: r.memory.peak_allocated_bytes is not None,
     "out of memory in each micro-batch": lambda r: r.memory.regions,
-    "Not counted, for want of a formula": lambda r: r.flops.uncounted,
+    "Not counted, because a formula or shapes are missing": lambda r: r.flops.uncounted,
     "The device's peak is not known": lambda r: r.flops.hfu is None,
     "Matrix products, convolutions and attention, a": lambda r: r.flops is not None,
     "The dashed line is what may be allocated": lambda r: r.memory.budget_bytes is not None,
@@ -237,14 +237,14 @@ CONDITIONS: dict[str, Condition] = {
     "were in use at the peak, of": lambda r: r.snapshots,
     "It has no history": lambda r: any(not one.events for one in r.snapshots),
     # plans
-    "It is what the script does today": lambda r: r.plan.as_today,
+    "The script already does this": lambda r: r.plan.as_today,
     "Proven: it keeps the limit and is faster": proof("helps"),
     "Proven: it keeps the limit.": proof("fits"),
-    "Taken back: it is no faster": proof("no-gain"),
-    "Taken back: it is slower": proof("slower"),
+    "Rejected: it is no faster": proof("no-gain"),
+    "Rejected: it is slower": proof("slower"),
     "Not proven: it fits, but": proof("unclear"),
-    "Taken back: with it the script does not": proof("does-not-fit"),
-    "Taken back: the script failed": proof("failed"),
+    "Rejected: with it the script exceeds": proof("does-not-fit"),
+    "Rejected: the script failed": proof("failed"),
     "It was not measured (--no-verify)": proof("not-tried"),
     "Setting to change": lambda r: r.plan.as_today or proof("helps", "fits")(r),
     "Setting to try; it was not measured": proof("not-tried"),
@@ -261,7 +261,7 @@ CONDITIONS: dict[str, Condition] = {
     "runs its own block once more without gradients": lambda r: r.by_design,
     "as chunked losses and fused activations do": lambda r: r.by_design,
     "was asked {} in {}": lambda r: r.policies.policies,
-    "Named, and equal to no call": lambda r: r.policies.policies,
+    "Named in the policy, but matching no call": lambda r: r.policies.policies,
     "No policy was asked in the recorded step": lambda r: not r.policies.policies,
     "Keeping the random state takes": lambda r: r.fidelity.keeping_ms is not None,
     "each recompute was compared with its forward: every": _compared,
@@ -274,7 +274,7 @@ CONDITIONS: dict[str, Condition] = {
     "Collectives that recomputes repeat": lambda r: r.cost is not None,
     "The line under the second bar": _saves,
     "The runs of {} in step": lambda r: r.proof is not None,
-    "and not one of them again in the backward pass": lambda r: len(_lanes(r)) < 2,
+    "and the backward pass ran no operator of it again": lambda r: len(_lanes(r)) < 2,
     "of them once more in the backward pass": lambda r: len(_lanes(r)) == 2,
     "times more in the backward pass ({} of them)": lambda r: len(_lanes(r)) > 2,
     "one recompute is needed, the rest is redundant": lambda r: len(_lanes(r)) > 2,
@@ -305,19 +305,17 @@ CONDITIONS: dict[str, Condition] = {
         f.fix and f.fix.removes for f in r.findings
     ),
     "See the fix.": lambda r: any(f.fix and f.fix.diff for f in r.findings),
-    "Apply the fix; --revert takes it back": lambda r: any(
-        f.fix and f.fix.diff for f in r.findings
-    ),
+    "Apply the fix; --revert undoes it": lambda r: any(f.fix and f.fix.diff for f in r.findings),
     "Change it and record again": lambda r: (
         r.verdict == "doubled" or any(f.fix for f in r.findings)
     ),
     "Compare gradients with and without checkpoints; nothing": lambda r: (
         r.fidelity is not None or any(f.wrong_gradients for f in r.findings)
     ),
-    "of the step buys memory: see whether you need it": lambda r: (
+    "of the step to save memory. Check whether you need it": lambda r: (
         r.cost is not None and r.cost.breakdown.recompute > 0
     ),
-    "See which layers to checkpoint, should memory run short": lambda r: r.verdict == "none",
+    "If memory runs short, see which layers to checkpoint": lambda r: r.verdict == "none",
     "Add the script's own arguments": lambda r: "target" in r.environment,
     "Put your own script and its arguments": lambda r: r.crash is None,
     "Not known: the trace does not say": lambda r: not r.environment,

@@ -85,7 +85,7 @@ def test_the_answer_has_what_to_do() -> None:
         "  examples/doubled_llama_fsdp.py:79  non-reentrant: PyTorch's checkpoint wrapper\n",
         "  examples/doubled_llama_fsdp.py:95  reentrant: Hugging Face's gradient_",
         "    - model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={",
-        "  Risk: look before you apply it. Keep use_cache=False",
+        "  Risk: review it before you apply it. Keep use_cache=False",
         "  report   r.html\n  see      recompute-scan fix t\n",
     ):
         assert wanted in written, written
@@ -311,7 +311,7 @@ def test_a_plan_that_is_the_scripts_own_arrangement_promises_nothing() -> None:
     )
     assert "Against today: nothing changes." in said
     assert "Against today: nothing changes." not in other
-    assert "Proof It is what the script does today." in said
+    assert "Proof The script already does this." in said
 
 
 def test_a_plan_tells_of_selective_checkpoints() -> None:

@@ -123,7 +123,7 @@ def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -
     if source is None:
         return NOT_READ
     if source.installed:
-        return "That line belongs to an installed package: change it where the package is made."
+        return "That line is in an installed package: change it in the package's source."
     if not source.whole_lines:
         return "The statement shares its line with others, so there is no diff to check."
     if mechanism.caution and not mechanism.edits:
@@ -212,7 +212,7 @@ def advise_removal(
             keep = _keep(kept, checkpoints, run)
         other = f"the other one, {title_of(dropped)}" if mechanism else "the other one"
         return Fix(
-            summary="Two checkpoints enclose each block: leave one of them on.",
+            summary="Two checkpoints enclose each block: keep only one of them.",
             disposition="review",
             diff=None,
             keep=keep,
@@ -382,14 +382,14 @@ def _applied_once(
         keep = f"keep it {kept.extent}{place(kept.call_site)}"
         summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"
         together = _together(kept, dropped)
-        both = "A change of that line may take out both."
-        reason = both if together else "The line may do more than that, which has to stay."
+        both = "A change of that line may remove both."
+        reason = both if together else "The line may also do other work that must stay."
     elif _together(kept, dropped):
         summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"
-        reason = "A change of that line takes out both, unless it is what calls it twice."
+        reason = "A change of that line removes both, unless that line makes the second call."
     else:
         summary = f"Apply {name} once: keep it{place(kept.call_site)}, leave it out{place(site)}"
-        reason = "The line may do more than that, which has to stay."
+        reason = "The line may also do other work that must stay."
     return Fix(
         summary=f"{summary}.",
         disposition="review",
@@ -408,8 +408,8 @@ def _reason(dropped: Checkpoint, mechanism: Mechanism, *, lost: bool) -> str | N
         return "Other blocks have only this checkpoint, and would need more memory without it."
     if COUNTS_RUNS in dropped.options:
         return (
-            "Modules in the block count their own runs (running statistics), and will count "
-            "fewer, as they would without checkpointing."
+            "Modules in the block update running statistics in each run. After the fix they run "
+            "less often, as without checkpointing."
         )
     return mechanism.caution
 

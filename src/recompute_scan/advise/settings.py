@@ -121,7 +121,7 @@ def setting_for(
     nested = any(len(region.checkpoints) > 1 for region in regions)
     as_today = all(one.stays for one in modules) and not nested
     if as_today and (not today or _around_modules(regions, before | parts_before)):
-        return ("It is what the script does today: there is nothing to change.",), ""
+        return ("The script already does this, so there is nothing to change.",), ""
     off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
     if not on and not partly:
         return tuple(off), ""

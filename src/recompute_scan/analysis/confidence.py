@@ -81,8 +81,8 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
         found.extend(_guesses(facts.calls))
     if facts.framed:
         found.append(
-            "Checkpoint call sites were read off Python frames: a line is that where the "
-            "function begins that makes the call, and who switched it on is not known."
+            "Checkpoint call sites come from Python frames. So each line is the first line of the "
+            "function that calls the checkpoint, and the setting that switched it on is unknown."
         )
     if facts.attention is not None and facts.level == "kernels":
         found.extend(facts.attention.notes)
@@ -142,8 +142,8 @@ def _guesses(calls: Calls) -> list[str]:
         )
     if calls.overruns:
         found.append(
-            f"{calls.overruns} of {len(calls)} calls end after the call that they began in, which "
-            "none does in a sound trace: times are wrong, or threads."
+            f"{calls.overruns} of {len(calls)} calls end after the call in which they began. That "
+            "cannot happen: times or threads in the trace are wrong."
         )
     return found
 
@@ -241,7 +241,7 @@ def _headline(result: Result) -> str:
     highest = result.recompute_per_backward or 0.0
     if result.verdict == "inconclusive":
         what = "These logs" if result.evidence_level == "graphs" else "This trace"
-        return f"{what} cannot tell: {_decapitalised(result.reason or 'no reason known')}"
+        return f"{what} cannot answer: {_decapitalised(result.reason or 'no reason known')}"
     if result.evidence_level == "hooks":
         return result.headline
     level = result.evidence_level if result.evidence_level in ("kernels", "graphs") else ""

@@ -510,7 +510,7 @@ def _quiet(_: str) -> None:
 def _lost(lost: Lost[_Job]) -> InputError:
     return InputError(
         "E329",
-        f"{traces.name_of(lost.job.address)} was not analysed: its worker died, twice.",
+        f"{traces.name_of(lost.job.address)} was not analyzed: its worker process died twice.",
         why=lost.why,
         hint="often it needed more memory than there was: try fewer --workers",
     )
@@ -541,7 +541,7 @@ def _left_out(error: Exception) -> str:
         what, why = error.what.removesuffix("."), f" ({error.why})" if error.why else ""
         said = f"{what}, so it was left out{why}; to add it: {error.hint}"
     else:
-        said = f"Holistic Trace Analysis was left out, for it failed: {error!r}"
+        said = f"Holistic Trace Analysis was left out because it failed: {error!r}"
     return " ".join(said.split())
 
 

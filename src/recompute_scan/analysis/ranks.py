@@ -389,7 +389,7 @@ def snapshots_among(paths: list[Path], limits: Limits) -> tuple[MemorySnapshot, 
 
 def result_of_snapshots(snapshots: tuple[MemorySnapshot, ...]) -> Result:
     """The result of snapshots alone: memory, and no word on recomputes."""
-    why = "A memory snapshot has allocations and no operators."
+    why = "A memory snapshot has allocations but no operators."
     said = f"No verdict on checkpointing: {why}"
     if snapshots:
         most = max(snapshots, key=lambda one: one.peak_bytes)

@@ -87,7 +87,7 @@ def write_tracks(
         if head is None:
             raise UsageError(
                 "E229",
-                f"{path} is no JSON, so no tracks can be added to it.",
+                f"{path} is not JSON, so no tracks can be added to it.",
                 hint="tracks can be added to .json, .json.gz and .json.zst",
             )
         compressed = target.suffix == ".gz"

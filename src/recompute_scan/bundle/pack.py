@@ -326,7 +326,7 @@ def pack(
         )
     raise InputError(
         "E327",
-        f"No proof of this verdict fits into {limit:,} bytes.",
+        f"No archive that proves this verdict fits into {limit:,} bytes.",
         hint="share the result.json alone, or lift the limit with --max-bytes",
     )
 

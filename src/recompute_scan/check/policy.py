@@ -135,15 +135,15 @@ def parse_baseline(data: bytes, name: str) -> tuple[Accepted, ...]:
     """The findings that the file accepts.
 
     Raises:
-        InputError: It is no baseline of this version (``E328``).
+        InputError: It is not a baseline of this version (``E328``).
     """
     try:
         baseline = msgspec.json.decode(data, type=Baseline)
     except (UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
-        raise InputError("E328", f"{name} is no baseline.", why=str(error)) from None
+        raise InputError("E328", f"{name} is not a baseline.", why=str(error)) from None
     if baseline.schema != BASELINE_SCHEMA:
         raise InputError(
-            "E328", f"{name} is no baseline.", why=f"its schema is {baseline.schema!r}"
+            "E328", f"{name} is not a baseline.", why=f"its schema is {baseline.schema!r}"
         )
     return baseline.accepted
 

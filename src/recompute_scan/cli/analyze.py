@@ -172,6 +172,6 @@ def _refuse_scripts(traces: tuple[str, ...]) -> None:
         if name.endswith(".py") and Path(name).is_file():
             raise UsageError(
                 "E239",
-                f"{name} is a Python script, and no trace.",
+                f"{name} is a Python script, not a trace.",
                 hint="recompute-scan run records it; recompute-scan lint reads it",
             )

@@ -220,7 +220,7 @@ def bundle(
         say("\n".join(listing(contents, every_name=True)) + "\n")
         return 0
     if output is None:
-        raise UsageError("E210", "Where the archive should go is not given.", hint="-o FILE.zip")
+        raise UsageError("E210", "The archive to write is missing.", hint="-o FILE.zip")
     if output.suffix != ".zip":
         raise UsageError(
             "E210",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recompute_scan.result import Fix, Result
 
 
-@click.command(short_help="Show the fix, apply it, measure it, or take it back.")
+@click.command(short_help="Show the fix, apply it, measure it, or undo it.")
 @click.argument("folder", shell_complete=files)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--apply", "wanted", flag_value="apply", help="Change the files, and keep copies.")
@@ -90,7 +90,7 @@ def fix(
             list_commands(page, [one for one in steps if one.purpose != "see"])
     elif patch.is_applied(result, kept_in, root):
         page = _new_page()
-        page.prose("The fix is applied already; --revert takes it back.", "")
+        page.prose("The fix is already applied; --revert undoes it.", "")
     else:
         files = patch.changed(result, root)  # what does not fit is refused before anyone is asked
         if not yes:
@@ -98,7 +98,7 @@ def fix(
         patch.apply(files, kept_in)
         page = _new_page()
         for one in files:
-            page.prose(f"changed {one.name}; --revert takes it back", "")
+            page.prose(f"changed {one.name}; --revert undoes it", "")
         again = ("record", "compare")
         list_commands(page, [one for one in commands_of(result, folder) if one.purpose in again])
     _print(page)
@@ -144,7 +144,7 @@ def _say_state(page: Page, result: Result, kept_in: Path, root: Path) -> bool:
     from recompute_scan.result import patch
 
     if patch.is_applied(result, kept_in, root):
-        page.prose("It is applied; --revert takes it back.", "")
+        page.prose("The fix is applied; --revert undoes it.", "")
         return False
     try:
         names = ", ".join(one.name for one in patch.changed(result, root))
@@ -172,7 +172,7 @@ def _ask(page: Page, fixes: Sequence[Fix]) -> None:
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError(
             "E241",
-            "Nothing was changed: this fix is to be looked at first.",
+            "Nothing was changed: review this fix first.",
             why=" ".join(map(risk_words, doubtful))[:2000],
             hint="--yes applies it; without --apply it is shown",
         )
@@ -213,7 +213,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
 
 @click.command(short_help="List earlier runs, or remove some.")
 @click.argument("folders", nargs=-1, shell_complete=files)
-@click.option("--remove", is_flag=True, help="Remove the runs in FOLDERS, folder and all.")
+@click.option("--remove", is_flag=True, help="Remove the runs in FOLDERS, with their folders.")
 @debug_option
 def runs(folders: tuple[str, ...], remove: bool) -> int:
     """List the runs below recompute-scan-out, oldest first, or those in FOLDERS alone.

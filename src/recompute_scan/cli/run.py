@@ -152,7 +152,7 @@ def check_script(whole: Sequence[str], script: str, args: Sequence[str]) -> None
         raise UsageError(
             "E202",
             f"There is neither a script nor a launcher named {script}.",
-            why="it is no file here, and no command on the PATH",
+            why="it is not a file here, and not a command on the PATH",
             hint="install the launcher where recompute-scan is, or give its path",
         )
     if script.startswith("-") and script != "-":
@@ -439,7 +439,7 @@ def run(
         after,
         launched=handed_on is not None,
         show=showing(partial(print_report, answer=answer, open_page=open_page, silent=by_another)),
-        tell=telling(tell),
+        print_line=telling(tell),
         progress=progressing(progress),
         leaving=ended,
         takes_place_of=options.takes_place_of,
@@ -539,7 +539,7 @@ def plan(
         None,
         launched=False,
         show=showing(partial(print_report, answer=answer)),
-        tell=telling(tell),
+        print_line=telling(tell),
         progress=progressing(progress),
         leaving=ended,
         takes_place_of=earlier,

@@ -108,7 +108,7 @@ def compare(
 _CODE = re.compile(r"(RS|E)\d{3}", re.IGNORECASE)
 
 
-@click.command(short_help="Say what a finding means, or what a traceback shows.")
+@click.command(short_help="Explain a finding, a message or a traceback.")
 @click.argument("what", required=False, shell_complete=files)
 @verbose_option
 @debug_option
@@ -204,7 +204,7 @@ _COLORS = {"ok": "green", "missing": None, "problem": "red"}
 _WIDTH = 80
 
 
-@click.command(short_help="Say what is installed, and what that allows.")
+@click.command(short_help="List what is installed, and what it allows.")
 @debug_option
 def doctor() -> int:
     """Look at what is installed: torch and its GPUs, launchers, the optional packages.
@@ -232,7 +232,7 @@ def doctor() -> int:
     return 0
 
 
-@click.command(short_help="Print what completes commands in a shell.")
+@click.command(short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
     """Print a script by which SHELL completes commands, options and files.

@@ -574,7 +574,7 @@ _NOTHING = (
     "The compiler's logs have no graph of a backward pass (everything that trains ran in Python, "
     "or the compiler's backend makes none), and there is no trace."
 )
-_EMPTY = "The compiled graphs hold no operator of a forward pass: there is nothing to count."
+_EMPTY = "The compiled graphs contain no operator of a forward pass, so there is nothing to count."
 
 
 class Alone(Struct, frozen=True):

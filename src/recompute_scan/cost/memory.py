@@ -385,14 +385,14 @@ def _why_no_plan(
     gpu: bool, same: bool, cost: Cost | None, budget: int | None, footprint: Footprint
 ) -> str | None:
     if not gpu:
-        return "The tensors lie in the host's memory, which other programs share."
+        return "The tensors are in the host's memory, which other programs share."
     if not footprint.held:
         return "No checkpointed region was recomputed while memory was recorded."
     if not same:
         return "The step that memory was recorded in has other regions than the trace."
     if budget is None:
-        return "How much memory the GPU has is not known: --memory-gib says it."
-    return None if cost else "There is no step time to gain from."
+        return "The size of the GPU's memory is unknown: give it with --memory-gib."
+    return None if cost else "The step time is unknown, so a saving cannot be computed."
 
 
 def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[float]:

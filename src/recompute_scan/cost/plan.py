@@ -280,8 +280,8 @@ _RESERVE = 0.10
 _CURVE_POINTS = 12
 _RECOMPUTED = (RECOMPUTE, SELECTIVE)
 _NEVER_RAN = (
-    "The script failed in a step without checkpoints. Its time at most is worked out: a step that "
-    "recomputes every module, less its recomputes."
+    "The script failed in a step without checkpoints. Its longest possible time is computed: a "
+    "step that recomputes every module, less its recomputes."
 )
 
 
@@ -327,7 +327,7 @@ def read_wish(memory: str | None, step_time_ms: float | None) -> Wish:
     if memory is not None and step_time_ms is not None:
         raise UsageError(
             "E232",
-            "A plan keeps to one limit: --memory or --step-time.",
+            "A plan takes one limit: --memory or --step-time.",
             hint="leave one of them out; the curve shows the other",
         )
     if step_time_ms is not None:
@@ -522,5 +522,6 @@ def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:
         said.append(f"{len(places)} in {name}, which save {size(saved)}")
     others = "; ".join(said)
     return (
-        f"{len(on)} of {plural(len(modules), 'module')} are checkpointed today. Not so: {others}.",
+        f"{len(on)} of {plural(len(modules), 'module')} are checkpointed today. Not checkpointed: "
+        f"{others}.",
     )

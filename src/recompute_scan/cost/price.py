@@ -164,8 +164,8 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         )
     else:
         found.append(
-            "No step was timed without the profiler, so the recorded steps count, which the "
-            "profiler slows down."
+            "No step was timed without the profiler, so the times come from the recorded steps, "
+            "which the profiler slows down."
         )
     if base.overhead:
         found.append(
@@ -179,12 +179,12 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         )
     if fixed.late is not None:
         found.append(
-            "The recompute that stays is taken to stop early. This trace does not show whether "
+            "The remaining recompute is assumed to stop early. This trace does not show whether "
             "the script switches that off; if it does, "
             f"{100 * (1 - fixed.late):.1f} % of the step would be saved."
         )
     if base.facts.work.on_gpu and not on_gpu:
-        found.append("The GPU is idle for much of the step, so host time limits it.")
+        found.append("The GPU is idle for much of the step, so the host's time limits the step.")
     if base.facts.alignment.recomputes:
         found.append(
             "Other processes keep the times at which they reached each collective; memory, and "
@@ -287,10 +287,10 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
             f"{shown}: recomputes are runs of kernels that repeat those around an attention "
             "forward, by name. Their time, up to the next kernel, is taken off; edges of "
             "recomputes may be off by a few kernels.",
-            "The recompute that stays is taken to stop early, as one is seen to do."
+            "The remaining recompute is assumed to stop early, because one in the trace does."
             if sure
-            else "Kernels do not show whether the recompute that stays stops early: half of that "
-            "saving is taken off, and the range is from nothing of it to all.",
+            else "Kernels do not show whether the remaining recompute stops early. The prediction "
+            "assumes half of that saving; the range covers none to all of it.",
             "The optimizer's time is in everything else.",
         ),
         bare_step_ms=bare if again.any() else None,

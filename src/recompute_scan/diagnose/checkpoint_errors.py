@@ -231,8 +231,8 @@ SIGNATURES = (
         message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
         where=some(_CALLED.pattern),
         title="A checkpoint that saves its arguments was given something else than tensors",
-        cause="""This function saves every argument for the backward pass, and autograd saves only
-            tensors.""",
+        cause="""This function saves every argument for the backward pass, but autograd saves
+            only tensors.""",
         fix="""Pass only tensors and None as arguments, and the rest by a closure:
             checkpoint(lambda x: block(x, sizes), x). torch's function takes other arguments from
             1.10 on.""",

@@ -107,7 +107,7 @@ SIGNATURES = (
         cause_name="host",
         error="RuntimeError",
         message=_HOST,
-        title="The host's memory ran out; the GPU's own memory is not the matter",
+        title="The host's memory ran out; the GPU's own memory is not the cause",
         cause="""torch asked the system for memory and got none. The number in the message is this
             one tensor's size.""",
         fix="""Check the innermost line of your code. A huge number is one tensor that is too
@@ -123,7 +123,7 @@ SIGNATURES = (
         error=r"RuntimeError|AcceleratorError",
         message=re.compile(r"^(?:CUDA|HIP) error: out of memory"),
         where=_pinned,
-        title="There was no pinned host memory left; the GPU's own memory is not the matter",
+        title="There was no pinned host memory left; the GPU's own memory is not the cause",
         cause="""Pinned memory is locked host memory. It runs out when host memory does, or at a
             limit on locked memory; CUDA calls both out of memory.""",
         fix="""Pin less: pin_memory=False, fewer workers, smaller offload buffers. Or give the

@@ -452,8 +452,8 @@ def _frame_line(failure: Failure, n: int, raised: Raised, index: int) -> str:
 def how_checked(signature: Signature) -> str:
     """On what the diagnosis rests, in one sentence."""
     if signature.checked == "reproduced":
-        return "A script of ours fails in the same way, on CPU."
-    return "We could not make it happen here: this goes by what logs say."
+        return "A test script fails in the same way, on a CPU."
+    return "Not reproduced here: this diagnosis rests on logs."
 
 
 def cut(text: str) -> str:
@@ -612,8 +612,8 @@ def _killed_headline(end: RankEnd, ends: Sequence[RankEnd]) -> str:
     if len(silent) > 1:  # whoever started them ended the others
         who = f"Of ranks {', '.join(silent[:_MOST_RANKS_NAMED])}, one"
     return (
-        f"{who} ended without a word{after}: by kill -9, for want of memory, or in a crash of "
-        "native code."
+        f"{who} ended without a word{after}: by kill -9, for lack of host memory, or in a crash "
+        "of native code."
     )
 
 

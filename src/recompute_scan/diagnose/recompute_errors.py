@@ -275,8 +275,8 @@ _SHOWN = (
         fits=_weights_gone,
         title="Weights were taken away before their layer was recomputed",
         cause="""In the recompute a weight is a placeholder on the device meta. Streaming,
-            offloading or swapping took it away after the forward pass, and the recompute does not
-            bring it back.""",
+            offloading or swapping moved it after the forward pass, and the
+            recompute does not load it again.""",
         fix="""Put the hooks that load weights inside the checkpointed module. Or keep checkpointed
             layers on the device, or do not checkpoint streamed layers. If a library offloads,
             upgrade it.""",

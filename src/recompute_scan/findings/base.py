@@ -179,7 +179,9 @@ class Evidence(Struct, frozen=True, dict=True):
     def no_policies(self) -> str | None:
         """Why no policy was seen deciding, one sentence; ``None`` where one was."""
         if self.policies is None:
-            return "Only `recompute-scan run` sees policies decide, and in the step with stacks."
+            return (
+                "Only `recompute-scan run` records what policies decide, in the step with stacks."
+            )
         if not self.policies.policies:
             return next(iter(self.policies.untold), "No policy was asked in the recorded step.")
         return None
@@ -348,7 +350,7 @@ class NotApplicable(Struct, frozen=True):
 Answer = list[Finding] | NotApplicable
 
 NO_TRACE = "There is no trace."
-NO_GRAPHS = "Nothing is compiled, or the compiler's graphs are not here."
+NO_GRAPHS = "Nothing is compiled, or the compiler's graphs are missing."
 
 
 def from_code(evidence: Evidence) -> Answer:

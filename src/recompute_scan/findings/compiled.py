@@ -27,7 +27,7 @@ from recompute_scan.result import Finding
 
 _WHAT_TO_TRY = (
     "To count, record with `recompute-scan run`, which keeps the compiler's graphs (torch 2.10 and "
-    "newer). Only where that is no choice, set TORCH_COMPILE_DISABLE=1: the checkpoints are the "
+    "newer). If that is not possible, set TORCH_COMPILE_DISABLE=1: the checkpoints are the "
     "same, and every operator shows."
 )
 # https://github.com/pytorch/pytorch/issues/190758, open; torch 2.13 does so.
@@ -42,7 +42,7 @@ _NEW_NUMBERS = (
 def check(evidence: Evidence) -> Answer:
     """One finding where compiled nodes run in the backward pass."""
     if not evidence.has_backward:
-        return NotApplicable("The trace shows no autograd nodes, so none that is compiled.")
+        return NotApplicable("The trace shows no autograd nodes, so no compiled ones.")
     return (
         [_compiled_recompute_finding(evidence, evidence.compiled)]
         if evidence.compiled is not None
@@ -189,7 +189,7 @@ def check_expensive_recompute_code(evidence: CodeEvidence) -> Answer:
         RS012.finding(
             evidence,
             title=f"The compiler runs {number} products or attentions again by its own choice",
-            detail=f"They take as long as in the forward pass, unlike what is fused. {because}",
+            detail=f"They take as long as in the forward pass, unlike fused operators. {because}",
             evidence=tuple(place_of(*each) for each in costly[:8]),
         )
     ]

@@ -157,8 +157,8 @@ def _others(evidence: Evidence, others: Repeated) -> Finding:
         title=f"Recomputes repeat communication: {others.count:g} collectives per step",
         detail=(
             "The recomputed blocks communicate in their forward, as tensor-parallel and expert "
-            f"layers do, and so does every recompute. {_time(others)} Selective "
-            "checkpointing that saves what is received avoids it, for memory."
+            f"layers do, and so does every recompute. {_time(others)} Selective checkpointing "
+            "that keeps the received tensors avoids it, at a price in memory."
         ),
         evidence=_evidence(others),
     )
@@ -220,7 +220,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
         ),
         fix=review(
             summary=(
-                "Checkpoint non-reentrantly: pass use_reentrant=False where "
+                "Use the non-reentrant variant: pass use_reentrant=False where "
                 f"{title_of(checkpoint)} is switched on, or use FSDP's own wrapper."
             ),
             keep="one non-reentrant checkpoint around each block",

@@ -207,8 +207,7 @@ def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
         detail=(
             "None of the recorded steps called a checkpoint of this kind. The model may be in "
             "evaluation mode (call model.train()), its layers may not take part in these steps, "
-            "or its code may never ask for the checkpoint. The memory that it should free is "
-            "not freed."
+            "or its code may never ask for the checkpoint. So it frees no memory."
         ),
         evidence=(f"{title}: on when recording began{where}, 0 calls",),
     )

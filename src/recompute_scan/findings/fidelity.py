@@ -202,8 +202,8 @@ def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from another state of "
-            f"{fault.difference.generator} in the recompute than in the forward: as far as it "
-            "depends on random numbers, the gradient belongs to others than the loss."
+            f"{fault.difference.generator} in the recompute than in the forward: if the operator "
+            "uses random numbers, the gradient comes from other numbers than the loss."
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),
@@ -234,7 +234,7 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
         diff=diff,
         keep=keep,
         remove=remove,
-        reason=f"Gradients change with it: they then belong to the loss.{_price(evidence)}",
+        reason=f"The fix changes gradients: they then match the loss.{_price(evidence)}",
     )
 
 
@@ -285,7 +285,7 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
                 "checkpoint only."
             ),
             remove="the context around the call of the checkpoint",
-            reason="Gradients change with it: they are computed in the forward's type.",
+            reason="The fix changes gradients: they are computed in the forward's type.",
         ),
     )
 
@@ -319,7 +319,7 @@ def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         fix=review(
             summary=_what_to_do(difference),
             remove="what changes between the forward and the backward pass",
-            reason="Gradients change with it: they then belong to the loss.",
+            reason="The fix changes gradients: they then match the loss.",
         ),
     )
 
@@ -347,14 +347,14 @@ def _why(difference: Difference) -> str:
             f"The recompute calls {where}, where the forward had {expected}: another branch was "
             "taken."
         )
-    return f"{where} gets the same and gives another result."
+    return f"{where} gets the same inputs and gives a different result."
 
 
 def _what_to_do(difference: Difference) -> str:
     if difference.kind == "input":
         return (
-            "Leave what the block reads as it is until the backward pass has run: no edit in "
-            "place, and buffers that the block itself writes are to be written outside of it."
+            "Do not change the block's inputs, weights or buffers in place before the backward "
+            "pass. Update buffers outside the block."
         )
     if difference.kind in ("argument", "operators"):
         return (
@@ -367,7 +367,7 @@ def _what_to_do(difference: Difference) -> str:
             "appended to what outlives the call."
         )
     return (
-        "Find what else than its arguments the operator depends on; run --verify compares the "
+        "Find what the operator depends on besides its arguments; run --verify compares the "
         "gradients."
     )
 
@@ -420,7 +420,8 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
                 ),
                 keep="the checkpoint around everything else",
                 remove="the module that keeps the buffer from the checkpointed block",
-                reason="Running statistics and counters change with it, and what evaluation uses.",
+                reason="The fix changes running statistics and counters, and so what evaluation "
+                "uses.",
             ),
         )
     ]
@@ -452,11 +453,11 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
             evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
             fix=review(
                 summary=(
-                    "Count or collect outside the checkpointed block, or take it that every call "
+                    "Count or collect outside the checkpointed block, or accept that every call "
                     "counts twice."
                 ),
                 remove="the counting or collecting from the checkpointed block",
-                reason="Gradients stay as they are; the counts or collections change.",
+                reason="Gradients stay the same; the counts or collections change.",
             ),
         )
     ]
@@ -564,7 +565,7 @@ def _lost_gradient_finding(
         fix=review(
             summary=summary,
             remove="nothing",
-            reason="Weights that were not trained are trained from here on.",
+            reason="Weights that were not trained are trained after this change.",
         ),
     )
 
@@ -626,9 +627,8 @@ def _determinism_check_off_finding(
             diff=set_back(evidence, site, _SWITCH, '"default"'),
             remove=f'{_SWITCH}="none"',
             reason=(
-                "Gradients stay what they are; where a recompute differs in shape or type, the "
-                "backward pass raises instead. Where what the check refuses is intended, leave it "
-                "off."
+                "Gradients stay the same, but the backward pass raises an error if a recompute "
+                "differs in shape or type. Leave the check off only if that difference is intended."
             ),
         ),
     )
@@ -639,8 +639,8 @@ def _here(regions: list[ComparedRegion]) -> str:
     if any(region.differs for region in regions):
         return "Here recomputes do differ, as another finding says."
     if any(region.untold for region in regions):
-        return "Whether recomputes differ here is not known of all of them."
-    return "In the step that was compared none differed."
+        return "For some of them it is not known whether recomputes differ."
+    return "In the compared step no recompute differed."
 
 
 RS406 = Rule(

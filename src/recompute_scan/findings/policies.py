@@ -118,7 +118,7 @@ RS301 = Rule("RS301", "memory-headroom", check_memory_headroom, gives_plan=True)
 def check_selective_checkpoint(evidence: Evidence) -> Answer:
     """One finding for all layers together."""
     if not evidence.on_gpu:
-        return NotApplicable("The tensors lie in the host's memory, which other programs share.")
+        return NotApplicable("The tensors are in the host's memory, which other programs share.")
     if not evidence.has_shapes:
         return NotApplicable(
             "The trace has no input shapes: record with `recompute-scan run`, or with "
@@ -126,7 +126,7 @@ def check_selective_checkpoint(evidence: Evidence) -> Answer:
         )
     cost = evidence.cost
     if cost is None:
-        return NotApplicable("There is no step time to gain from.")
+        return NotApplicable("The step time is unknown, so a saving cannot be computed.")
     kept = evidence.kept_attention
     if kept is None or kept.saving_ms < WORTH * cost.predicted_step_ms:
         return []
@@ -297,7 +297,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
     # An operator named without its overload equals no call, compiled or not.
     hidden = evidence.compiled_calls_again > 0 and not missed and bool(unmet)
     why = (
-        "Its operators are named without an overload, which no call is equal to."
+        "It names operators without an overload, and no call matches such a name."
         if missed
         else "Part of the step is compiled, and no policy sees the operators in compiled code."
         if hidden
@@ -318,7 +318,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
             summary="Name the overload that is called, such as torch.ops.aten.mm.default."
             if missed
             else "Compile the code that calls the checkpoint rather than the block in it, so that "
-            "the compiler asks the policy; or leave the policy out (context_fn)."
+            "the compiler applies the policy, or remove the policy (context_fn)."
             if hidden
             else "Name operators that are called, or leave the policy out (context_fn).",
             diff=spell_overloads(evidence, policy, missed) if missed else None,
@@ -450,8 +450,8 @@ def _expensive_operator_finding(evidence: Evidence, dear: DearOperator) -> Findi
         ),
         detail=(
             f"That is {pct(dear.pct)} of the step; kept, its {plural(one.met, 'result')} would "
-            f"take {size(one.result_bytes)}. For each byte that is more time than at least one of "
-            "the operators that the policy keeps."
+            f"take {size(one.result_bytes)}. Per byte, that costs more time than at least one "
+            "operator that the policy keeps."
         ),
         evidence=(
             *describe_decided(dear.policy),
@@ -502,8 +502,8 @@ def _keep_buys_nothing_finding(
         confidence="high",
         title=f"The policy {policy.name} keeps {size(together)} that no recompute asks for",
         detail=(
-            f"{names}: the results are kept in the forward, and all recomputes end before they "
-            "would need them. Recomputing these operators would cost no time either."
+            f"{names}: the results are kept in the forward, but every recompute stops before it "
+            "needs them. A policy that recomputes these operators would cost no time either."
         ),
         evidence=(
             *describe_decided(policy),
@@ -547,7 +547,7 @@ def _recompute_buys_nothing_finding(evidence: Evidence, dear: DearOperator) -> F
         detail=(
             f"Its {plural(one.met, 'result')} ({size(one.held_bytes)}) were all in memory when "
             "the backward pass began, because something else holds them: the next block's input, "
-            "or a variable. Kept by the policy they would take no further memory."
+            "or a variable. If the policy kept them, they would take no further memory."
         ),
         evidence=(
             *describe_decided(dear.policy),

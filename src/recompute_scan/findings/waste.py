@@ -152,8 +152,8 @@ def _reuse(one: Work) -> str:
     """How to use the other result, and at which price."""
     if one.needs == "detach":
         return (
-            "Use the result of the forward with gradients, detached: it takes no memory more, and "
-            "the forward without gradients is not needed."
+            "Use the detached result of the forward with gradients. It takes no more memory, and "
+            "you can remove the forward without gradients."
         )
     if one.needs == "retain-graph":
         return (

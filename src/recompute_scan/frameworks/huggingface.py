@@ -65,8 +65,8 @@ BASE = Mechanism(
         "transformers >= 5.0: non-reentrant",
     ),
     caution=(
-        "Keep use_cache=False: the removed switch turned the KV cache off, and a recompute fails "
-        "on a cache that grew."
+        "Keep use_cache=False: the removed switch also turned the KV cache off, and a recompute "
+        "fails if the cache has grown."
     ),
     asks=(
         "transformers/modeling_layers.py:*",
@@ -121,7 +121,7 @@ SHARDED = replace(
     docs=_DOCS,
     checked="read (transformers 5.23.0, accelerate 1.15.0); the plugin that it sets up ran here",
     variants=("transformers >= 4.33: non-reentrant",),
-    caution="Look whether anything else reads the same fsdp_config.",
+    caution="Check whether anything else reads the same fsdp_config.",
     switched_by=_TRAINER,
     settings=_ARGUMENTS,
     edits=(Edit("*", "entry", "activation_checkpointing"),),
@@ -194,7 +194,7 @@ TIMM = Mechanism(
     docs="https://huggingface.co/docs/timm/index",
     checked="ran here (timm 1.0.31)",
     variants=("1.0: non-reentrant; reentrant with TIMM_REENTRANT_CKPT=1",),
-    caution="Look whether the model is used elsewhere with the same switch.",
+    caution="Check whether the model is used elsewhere with the same switch.",
     asks=("timm/models/*:*", "timm/layers/*:*"),
     switches=("timm.models:*.set_grad_checkpointing",),
     edits=(Edit("set_grad_checkpointing", "delete"),),

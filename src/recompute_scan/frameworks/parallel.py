@@ -64,7 +64,7 @@ DEEPSPEED = Mechanism(
         "checkpoint(): reentrant",
         "pipeline with use_reentrant false: its own non-reentrant function",
     ),
-    caution="Look whether memory depends on its partitioned or offloaded activations.",
+    caution="Check whether memory depends on its partitioned or offloaded activations.",
     packages=("deepspeed",),
     holding=(f"{_DEEPSPEED}.py:checkpoint", f"{_DEEPSPEED}.py:non_reentrant_checkpoint"),
     asks=(f"{_DEEPSPEED}.py:*",),

@@ -34,7 +34,7 @@ CONFIGURED = replace(
     WRAPPER,
     keep=70,
     keep_sharded=110,
-    caution="Look whether the configuration is shared with other jobs.",
+    caution="Check whether other jobs share the configuration.",
     edits=(),
 )
 APPLIED = replace(
@@ -56,7 +56,8 @@ COMPILER = Mechanism(
     checked="ran here (torch 2.13.0): the setting is noted, recomputes are inside compiled code",
     variants=("torch >= 2.4: neither; part of the compiled backward",),
     caution=(
-        "Every compiled function of the process goes by it. Below 1 gradients through dropout can "
+        "It applies to every compiled function of the process. Below 1 gradients through dropout "
+        "can "
         "be wrong (pytorch/pytorch issue 190758)."
     ),
 )
@@ -125,7 +126,8 @@ LIBRARY = Mechanism(
     docs=_DOCS,
     checked="ran here (torch 2.13.0, a library made for the test)",
     variants=_VARIANTS,
-    caution="Which of its settings does it is not known; the line is the one that led there.",
+    caution="It is not known which of its settings switches it on; the line shown is the call "
+    "that led there.",
 )
 OWN = Mechanism(
     name="own-function",

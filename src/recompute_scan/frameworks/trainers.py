@@ -126,7 +126,7 @@ NEMO = replace(
     docs="https://docs.nvidia.com/nemo/automodel/latest/index.html",
     checked="read (nemo-automodel 0.7.0)",
     variants=("0.7: non-reentrant",),
-    caution="Look whether the recipe is shared with other jobs.",
+    caution="Check whether other jobs share the recipe.",
     asks=(*pytorch.WRAPPER.asks, *huggingface.BASE.asks),
     switched_by=("nemo_automodel/components/*:*",),
 )
@@ -149,7 +149,7 @@ TORCHTUNE = replace(
     docs="https://docs.pytorch.org/torchtune/stable/tutorials/memory_optimizations.html",
     checked="ran here (torchtune 0.6.1: set_activation_checkpointing); read (recipes)",
     variants=("0.6: non-reentrant",),
-    caution="Look whether the recipe is shared with other jobs.",
+    caution="Check whether other jobs share the recipe.",
     switched_by=("torchtune/training/*:*",),
     edits=(Edit("set_activation_checkpointing", "delete"),),
 )
@@ -176,7 +176,7 @@ LIGHTNING = replace(
     packages=("lightning", "pytorch-lightning"),
     checked="ran here (lightning 2.6.6: its set-up function; the strategy needs a GPU)",
     variants=("lightning 2.x: non-reentrant (explicit below torch 2.2)",),
-    caution="Look whether the strategy is shared with other jobs.",
+    caution="Check whether other jobs share the strategy.",
     switched_by=tuple(f"{file}.py:*" for file in _FSDP_FILES),
     settings=tuple(f"{file.replace('/', '.')}:FSDPStrategy.__init__" for file in _FSDP_FILES),
     edits=(
@@ -237,7 +237,7 @@ def llama_factory_doubled(line: int, own: Variant, *, certain: bool, where: str)
         why = "LLaMA-Factory's own switch is reentrant, and the Trainer does not see it."
     elif own == "non-reentrant":
         code, title = "RS603", "two switches for one recompute"
-        why = "Both are non-reentrant, and the inner one finds its work done."
+        why = "Both are non-reentrant, and the inner one has nothing left to recompute."
     else:
         code, title = "RS602", "may be checkpointed twice"
         why = f"Unsloth's own was not read. {RUN}"

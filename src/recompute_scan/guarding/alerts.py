@@ -78,7 +78,7 @@ class Telling:
         if self._tell_trackers:
             trackers.tell(
                 trackers.Note(
-                    step=change.told,
+                    step=change.alert_step,
                     text=change.text,
                     scalars={
                         "recomputes_per_forward": change.after,
@@ -93,7 +93,7 @@ class Telling:
 
 def refusal(change: Change) -> RunError:
     """The error where a change is to end the training."""
-    return RunError("E352", change.text, hint='on_change="tell" sends alerts only')
+    return RunError("E352", change.text, hint='on_change="alert" sends alerts only')
 
 
 def with_pace(change: Change, pace: Pace) -> Change:

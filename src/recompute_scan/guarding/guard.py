@@ -62,7 +62,7 @@ class StandingGuard:
         learning: int,
         sample_every: int,
         sample_share: float | None,
-        on_change: Literal["tell", "raise"],
+        on_change: Literal["alert", "raise"],
         callbacks: Sequence[Listening],
         trackers: bool,
     ) -> None:
@@ -248,7 +248,7 @@ class StandingGuard:
         return Change(
             kind="unfaithful",
             step=step,
-            told=step,
+            alert_step=step,
             modules=modules,
             sites=sites,
             before=1,
@@ -272,7 +272,7 @@ def guard(
     learning: int = LEARNING,
     sample_every: int = SAMPLE_EVERY,
     sample_share: float | None = 0.0005,
-    on_change: Literal["tell", "raise"] = "tell",
+    on_change: Literal["alert", "raise"] = "alert",
     callbacks: Sequence[Listening] = (),
     trackers: bool = True,
 ) -> StandingGuard:
@@ -289,7 +289,8 @@ def guard(
         sample_every: Steps between two calls that are compared with their recompute; 0 for never.
         sample_share: The largest share of the training's time that comparing may take, from which
             the distance grows; ``None`` for any.
-        on_change: ``raise`` raises an error at the step's end (``E352``), once for each change.
+        on_change: ``alert`` sends an alert; ``raise`` also raises an error at the step's end
+            (``E352``), once for each change.
         callbacks: Called with each :class:`~recompute_scan.guarding.judge.Change`.
         trackers: Whether W&B, MLflow, TensorBoard and trackio get alerts too, where the script has
             a run or a writer of theirs open.
@@ -297,11 +298,11 @@ def guard(
     Raises:
         UsageError: A number is out of range, or ``on_change`` is neither (``E234``).
     """
-    if learning < 1 or sample_every < 0 or on_change not in ("tell", "raise"):
+    if learning < 1 or sample_every < 0 or on_change not in ("alert", "raise"):
         raise UsageError(
             "E234",
-            "The guard needs learning of at least 1, sample_every of at least 0, and on_change "
-            'that is "tell" or "raise".',
+            "learning must be at least 1, sample_every at least 0, and on_change "
+            '"alert" or "raise".',
         )
     return StandingGuard(
         baseline=None if baseline is None else Path(baseline),

@@ -268,7 +268,7 @@ class Change(Struct, frozen=True):
             forward is recomputed several times; ``lost``: no longer, and its weights get no
             gradient; ``unfaithful``: a recompute is another computation than its forward.
         step: The first step that shows it, from 1.
-        told: The step after which the alert is sent.
+        alert_step: The step after which the alert is sent.
         modules: Qualified names of the regions, or names of functions.
         sites: ``file:line`` that calls each, where known.
         before: Recomputes per forward before.
@@ -280,7 +280,7 @@ class Change(Struct, frozen=True):
 
     kind: Kind
     step: int
-    told: int
+    alert_step: int
     modules: tuple[str, ...]
     sites: tuple[str, ...]
     before: int
@@ -393,7 +393,7 @@ def read_stored(path: Path) -> Stored:
 def _no_baseline(path: Path, why: str) -> InputError:
     return InputError(
         "E351",
-        f"{path} is no baseline of the guard.",
+        f"{path} is not a baseline of the guard.",
         why=why,
         hint="leave it out once; guard(baseline=…) writes it when the training ends",
     )
@@ -508,7 +508,7 @@ class Judge:
             Change(
                 kind=kind,
                 step=step,
-                told=self.step,
+                alert_step=self.step,
                 modules=tuple(told.modules),
                 sites=tuple(told.sites),
                 before=count(before),

@@ -137,8 +137,8 @@ def _pair(
     elif both and not script.early_stop_off and wrapper.certain:
         code, title = "RS603", "two switches for one recompute"
         why = (
-            f"Both are non-reentrant{by}, and the inner one finds its work done: one recompute "
-            "today. It doubles as soon as either becomes reentrant."
+            f"Both are non-reentrant{by}, and the inner one has nothing left to recompute. So "
+            "each layer is recomputed once today, and twice as soon as either becomes reentrant."
         )
     else:
         if "reentrant" in variants:

@@ -391,8 +391,8 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
     what = f"{outer.around} here" if outer.around else "here"
     inside = f"{inner.around} in {where}, inside it" if inner.around else f"in {where}, inside it"
     fix = (
-        "Keep one of the two: call what is checkpointed itself, here or there. Where this one is "
-        "around several others, to take this one out costs the least memory."
+        "Keep one of the two: call the checkpointed function directly in one place. If this "
+        "checkpoint is around several others, removing this one costs the least memory."
     )
     variants = {outer.variant, inner.variant}
     both = variants == {"non-reentrant"}
@@ -412,16 +412,16 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
     elif both and met.followed is False:
         code, title = "RS603", "two checkpoints for one recompute"
         why = (
-            "Both are non-reentrant, and the outer one runs nothing after the inner one: one "
-            "recompute today. It doubles as soon as either becomes reentrant."
+            "Both are non-reentrant, and the outer one runs nothing after the inner one. So the "
+            "code inside is recomputed once today, and twice as soon as either becomes reentrant."
         )
     else:
         code, title = "RS601", "checkpointed twice"
         why = (
-            "Both are non-reentrant, and what the outer one runs behind the inner one needs it "
-            "once more: what is inside runs twice in the backward pass."
+            "Both are non-reentrant, but the outer one goes on after the inner one and needs its "
+            "output. So the code inside runs twice in the backward pass."
             if both
-            else "One of the two is reentrant, so what is inside runs twice in the backward pass."
+            else "One of the two is reentrant, so the code inside runs twice in the backward pass."
         )
     return Found(file, outer.line, code, f"{title}: {what}, and {inside}", why, fix, edit)
 

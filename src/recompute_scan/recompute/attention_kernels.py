@@ -268,15 +268,15 @@ class KernelEvidence(Struct, frozen=True):
         found = [
             "Only attention could be counted, by the names of its kernels. Around it, kernels ran "
             "again where they repeat the forward pass's. A checkpoint that keeps attention's "
-            "results looks like none."
+            "results looks like no checkpoint."
         ]
         if not self.by_thread:
             found.append(
-                "No launching thread separates the forward from the backward pass: recomputes are "
-                "read off the order of the kernels."
+                "No launching thread separates the forward from the backward pass, so recomputes "
+                "are inferred from the order of the kernels."
             )
         if not self.steps_marked:
-            found.append("Nothing marks the steps: counts are of the whole recording.")
+            found.append("The trace does not mark steps, so counts cover the whole recording.")
         if idle := sum(step.idle for step in self.steps):
             found.append(
                 f"{idle} attention forwards have no backward: evaluation, another "
@@ -468,8 +468,8 @@ def _judge(steps: tuple[KernelStep, ...]) -> Judgement:
     if not passes or any(step.passes is None for step in steps):
         return Judgement(
             "inconclusive",
-            "Attention's kernels run in an order that does not separate recomputes from further "
-            "forward passes.",
+            "The order of attention's kernels does not show which are recomputes and which belong "
+            "to other forward passes.",
         )
     highest = max(each.highest for each in passes)
     if highest >= 2:
@@ -507,7 +507,8 @@ def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvide
     if highest < 2 and more_products(trace, sequence, at, events, repeats >= 0):
         return _unsettled(
             found,
-            "More products run in the backward pass than gradients take: some may be recomputed.",
+            "The backward pass runs more matrix products than gradients need: some may be "
+            "recomputes.",
         )
     if not highest:
         return found

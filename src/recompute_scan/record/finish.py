@@ -65,7 +65,7 @@ class Reporting(Struct, frozen=True):
         root: Where the recording began.
         launched: Whether a process of ours started the ranks, and reports when all have ended.
         show: Gets the folder, a result and the commands that come next.
-        tell: Prints further lines for the person.
+        print_line: Prints further lines for the person.
         progress: Gets what goes on.
         leaving: Gets the exit status where the process is about to end behind everyone's back.
     """
@@ -75,7 +75,7 @@ class Reporting(Struct, frozen=True):
     after: tuple[NextCommand, ...] | None
     launched: bool
     show: Callable[[Path, Result, Sequence[NextCommand] | None], None]
-    tell: Callable[[str], None]
+    print_line: Callable[[str], None]
     progress: Callable[[str], None]
     leaving: Callable[[int], None] = lambda _: None
     takes_place_of: Path | None = None
@@ -105,7 +105,7 @@ class Reporting(Struct, frozen=True):
                 raise
             # A script that failed keeps its exit status.
             told = str(error) if isinstance(error, ScanError) else f"no report: {error.strerror}"
-            self.tell(f"recompute-scan: {told}")
+            self.print_line(f"recompute-scan: {told}")
             self.stays()
 
     def conclude_at_once(self, info: RunInfo) -> None:
@@ -177,7 +177,7 @@ class Reporting(Struct, frozen=True):
         )
         if status == 0:
             raise error
-        self.tell(f"recompute-scan: {error}")
+        self.print_line(f"recompute-scan: {error}")
 
     def result(self, info: RunInfo) -> Result | None:
         """The result of the run's traces; ``None`` where a failed script left nothing to report.
@@ -192,7 +192,7 @@ class Reporting(Struct, frozen=True):
             # A bug of ours is no failure of the script.
             if info.exit_status == 0 and info.bug is None:
                 raise error
-            self.tell(f"recompute-scan: {error}")
+            self.print_line(f"recompute-scan: {error}")
             self.stays()
             return None
         return self._analysed()
@@ -202,7 +202,7 @@ class Reporting(Struct, frozen=True):
         if info.world_size > 1:
             there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
             if missing := sorted(set(range(info.world_size)) - set(there)):
-                self.tell(
+                self.print_line(
                     f"recompute-scan: no run record from ranks {missing}; reporting on the others"
                 )
                 accept_so_far(folder)
@@ -270,7 +270,7 @@ class Reporting(Struct, frozen=True):
         with suppress(OSError):
             self.folder.rmdir()  # of a run that has left nothing
             return
-        self.tell(
+        self.print_line(
             f"recompute-scan: {self.takes_place_of} keeps the result of an earlier run; the "
             f"files of this one are in {self.folder}"
         )

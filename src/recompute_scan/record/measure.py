@@ -267,9 +267,10 @@ class Heap:
         if worst < _WORTH_TELLING:
             return ()
         return (
-            f"Up to {worst:.0%} of a step here is the system's time, much of it for memory that "
-            f"was given back and is got anew ({most:,.0f} pages a step). How much differs from run "
-            f"to run, and no GPU does so. With {_KEEPING} in the environment, glibc keeps it.",
+            f"Up to {worst:.0%} of a step here is system time, much of it because glibc returns "
+            f"memory to the system and requests it again ({most:,.0f} pages per step). This "
+            f"varies from run to run, and GPU memory is not affected. With {_KEEPING} in the "
+            "environment, glibc keeps it.",
         )
 
 

@@ -521,12 +521,12 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
     made = plural(seen.made, "step" if seen.explicit else "optimizer step")
     made = f"{wording.who} made {made}; {plan.least} were wanted."
     if plan.steps and profiled:
-        return f"{made} All but the Python stacks of the checkpoint calls is there."
+        return f"{made} Only the Python stacks of the checkpoint calls are missing."
     if seen.profiled:
         made += f" {seen.profiled} of {plan.steps} could be profiled."
     if seen.waited and seen.made >= plan.wanted:
         return (
             f"{made} The script runs a torch profiler itself, and torch runs one at a time: "
-            "it left too few steps in a row. Try the script without its profiler."
+            "too few steps in a row were left to record. Run the script without its profiler."
         )
     return f"{made} Try {wording.fits}, or a longer run."

@@ -3,7 +3,7 @@
 The fix is applied in memory, in turn with the unchanged script; where the times vary too much for
 that, it is switched on and off from step to step. A plan starts with a rehearsal of several
 arrangements of checkpoints; the plan that comes out of it is then measured in turn with today's,
-and taken back where it does not hold.
+and rejected if it exceeds the limit or is slower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from recompute_scan.errors import InputError, RunError
 from recompute_scan.files import content
 from recompute_scan.findings.registry import recommends_plan
 from recompute_scan.intervals import FEWEST_PAIRS, pair_interval
-from recompute_scan.progress import Pieces, telling
+from recompute_scan.progress import Pieces, reporting
 from recompute_scan.record.children import run_trial
 from recompute_scan.record.options import RemovalOptions, RunOptions
 from recompute_scan.record.rehearsal import steps_needed, warmup_steps
@@ -116,7 +116,7 @@ def verify(
     rounds = _ROUNDS if len(in_turn) > 1 else 0
     # the first of the rounds has been made
     runs.pieces = Pieces(2 + max(0, rounds * len(in_turn) - 1))
-    with telling(runs.pieces.share):
+    with reporting(runs.pieces.share):
         for name in (_AGAIN, _BARE):
             runs.add(name, 1, "for its gradients")
         runs.bare_in_parts(short)
@@ -519,7 +519,7 @@ class Rehearsals:
             keep_going=False,
             fidelity=False,
         )
-        with telling(self._pieces.share):
+        with reporting(self._pieces.share):
             status = run_trial(options, self._nproc_per_node, folder / "output.txt")
         self._pieces.done()
         found = read_rehearsals(folder)
@@ -531,7 +531,7 @@ class Rehearsals:
         if len(complete) < (self._nproc_per_node or 1):
             raise RunError(
                 "E333",
-                "The script failed with its checkpoints rearranged.",
+                "The script failed when recompute-scan moved its checkpoints.",
                 why=_why(folder, status, options),
                 hint=f"{folder / 'output.txt'} has what it printed",
             )

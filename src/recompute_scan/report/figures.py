@@ -419,7 +419,7 @@ def _summary_side_by_side(block: str, proof: Proof) -> str:
     number = plural(len(original.ops), "operator")
     head = f"{name} ran {number} in the forward pass of step {proof.step}"
     if not again:
-        return f"{head}, and not one of them again in the backward pass."
+        return f"{head}, and the backward pass ran no operator of it again."
     counts = " and ".join(str(len(lane.ops)) for lane in again)
     if len(again) == 1:
         return f"{head}, and {counts} of them once more in the backward pass."

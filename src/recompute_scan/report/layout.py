@@ -87,8 +87,8 @@ def _equal_or_not(gradients: Gradients) -> str:
         )
     if gradients.status == "not-repeatable":
         return (
-            "Whether the script's checkpoints change gradients is not known: the script itself "
-            "gives others each time it is run."
+            "It is not known whether the script's checkpoints change gradients: the script gives "
+            "different gradients in each run."
         )
     if gradients.status == "not-seen":
         return (
@@ -110,7 +110,7 @@ def _gradients_with_fix(gradients: Gradients) -> str:
         "different": f"With the fix gradients of the first step change{worst}.",
         "not-repeatable": "With the fix the gradients of the first step differ, and the unchanged "
         f"script's also differ from run to run{worst}.",
-        "not-seen": "Gradients could not be compared with those of the fix.",
+        "not-seen": "The gradients with the fix could not be compared.",
     }[gradients.status]
 
 
@@ -181,7 +181,7 @@ def _outcome(verified: Verified) -> str:
         return f"The fix does not help: a step takes {lost} longer with it."
     if verified.saving_is_rough:
         return (
-            f"The fix helps, and the step times vary too much to say how much: it saves {likely} "
+            f"The fix helps, but the step times vary too much to say how much: it saves {likely} "
             "per step. Measure again on a quiet machine, or with more --timing-steps."
         )
     return (
@@ -196,8 +196,8 @@ def _losses(losses: Losses) -> str:
     if losses.status == "not-repeatable":
         return (
             "The unchanged script does not give the same losses twice (they differ by up to "
-            f"{_number(losses.repeat_difference)}), so they say little of the fix, with which "
-            f"they differ by up to {_number(losses.largest_difference)}."
+            f"{_number(losses.repeat_difference)}), so they do not show whether the fix changes "
+            f"them. With the fix they differ by up to {_number(losses.largest_difference)}."
         )
     seed = ""
     if losses.seeded_by_script is False:

@@ -498,7 +498,7 @@ def render_comparison_text(comparison: Comparison) -> str:
         if len(calls) > _MOST_CALLS:
             written.append(f"  and {len(calls) - _MOST_CALLS} more families (see the JSON)")
     if notes := cautions(comparison):
-        written += ["", "Worth knowing", *_list(notes)]
+        written += ["", "Note", *_list(notes)]
     return "\n".join(written) + "\n"
 
 
@@ -510,7 +510,7 @@ def render_comparison_answer(comparison: Comparison) -> str:
         page.cut(f"{label + ':':<8}{side.name}: {side.verdict}, {number} recomputes per layer", "")
     page.prose(step_sentence(comparison), "", most=3)
     said = [*comparison.obstacles, *cautions(comparison)]
-    lists = [*changes(comparison), ComparedChange("Worth knowing", tuple(said))]
+    lists = [*changes(comparison), ComparedChange("Note", tuple(said))]
     # First the changes, then the first doubt.
     lines = [f"{one.title}: {item}" for one in lists[:-1] for item in one.items]
     shown = [*lines[: 3 if said else 4], *(f"{lists[-1].title}: {item}" for item in said[:1])]

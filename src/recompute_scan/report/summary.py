@@ -372,7 +372,7 @@ _GRAPHS = (
 _NAMED_SINCE = "2.10"
 _OLD = (
     "The graphs of torch.compile do not name checkpoints before torch 2.10. Record with torch 2.10 "
-    "or newer. Only where that is no choice, record without the compiler: checkpoints nest in the "
+    "or newer. If that is not possible, record without the compiler: checkpoints nest in the "
     "same way, and each of them can be counted."
 )
 _UNREADABLE = (
@@ -428,7 +428,7 @@ _WHAT: dict[Purpose, str] = {
     "see": "See the fix.",
     "measure": "Measure the fix; nothing is edited.",
     "compare-gradients": "Compare gradients with and without checkpoints; nothing is edited.",
-    "apply": "Apply the fix; --revert takes it back.",
+    "apply": "Apply the fix; --revert undoes it.",
     "record": "Change it and record again.",
     "compare": "Compare the two.",
     "plan": "See which layers need a checkpoint.",
@@ -521,10 +521,11 @@ def _buys_memory(result: Result) -> str:
     parts = result.cost.breakdown if result.cost else None
     whole = total(parts) if parts else 0.0
     if result.verdict == "none":
-        return "See which layers to checkpoint, should memory run short."
+        return "If memory runs short, see which layers to checkpoint."
     if parts is None or whole <= 0 or not parts.recompute or not words.by_checkpoints(result):
         return _WHAT["plan"]
-    return f"{share(parts.recompute / whole)} of the step buys memory: see whether you need it."
+    taken = share(parts.recompute / whole)
+    return f"Recomputes take {taken} of the step to save memory. Check whether you need it."
 
 
 def how_to_record(result: Result) -> ToRecord:

@@ -170,13 +170,12 @@ MEANING = (
         lambda r: r.verdict == "none" and r.evidence_level == "kernels",
     ),
     Said(
-        "Of everything else, kernels say nothing: a checkpoint that keeps attention's results "
-        "looks the same.",
+        "Kernels show attention only: a checkpoint that keeps attention's results looks the same.",
         lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "kernels",
     ),
     Said(
-        "The compiler's graphs say so of compiled code. They do not show how often each of them "
-        "runs, or what runs outside of them.",
+        "This comes from the compiler's graphs. They do not show how often each graph runs, or "
+        "which code runs outside them.",
         lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "graphs",
     ),
     Said(
@@ -210,8 +209,8 @@ MEANING = (
         ),
     ),
     Said(
-        "Whether forward work ran again in the backward pass is not settled, so this page cannot "
-        "say whether the job is doubled.",
+        "The recording does not show whether forward work ran again in the backward pass, so this "
+        "page cannot say whether checkpointing is doubled.",
         lambda r: r.verdict == "inconclusive",
     ),
 )
@@ -318,7 +317,7 @@ PART_SHORT = {
 # As they are commonly called, where the result has another word.
 _FAMILY_WORDS = {"gemm": "matmul"}
 _SAFE = "safe; the results of training cannot change"
-_REVIEW = "look before you apply it"
+_REVIEW = "review it before you apply it"
 KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung", "killed": "killed"}
 STATUS_WORDS = {
     "found": "found",

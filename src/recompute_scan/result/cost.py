@@ -403,7 +403,7 @@ class PlanProof(Struct, frozen=True):
 
     Attributes:
         outcome: What that showed. ``fits``: it keeps the limit, which today's arrangement does
-            not; ``helps``: it is faster than that. A plan with another outcome is taken back.
+            not; ``helps``: it is faster than that. A plan with another outcome is rejected.
         today_step_ms: Median step of the unchanged script.
         step_ms: Median step with the plan.
         predicted_step_ms: The step that was predicted, on the day's clock: the predicted share of

@@ -356,8 +356,11 @@ def in_words(fidelity: Fidelity) -> str:
     passing = [region for region in fidelity.regions if region.passes_others]
     if passing and not any(region.differs for region in blocks):
         some = plural(len(passing), "block")
-        results = "Their results are, and yet" if blocks else "Not compared, and"
-        return f"{results} the function that checkpoints {some} passes on other gradients."
+        results = "The results are the same, but" if blocks else "Not compared, and"
+        return (
+            f"{results} the function that checkpoints {some} passes on gradients that differ from "
+            "the gradients of its recompute."
+        )
     if leaking and not blocks:
         some = plural(len(leaking), "block")
         return f"Not compared, and something leaves {some} without its gradient."
@@ -368,22 +371,22 @@ def in_words(fidelity: Fidelity) -> str:
     of = f"of {plural(len(blocks), _counted_as(blocks))}"
     if differing:
         return (
-            f"No: the recomputes of {len(differing)} {of} are another computation than their "
-            "forward, which can make gradients wrong. The findings say where."
+            f"No: the recomputes of {len(differing)} {of} do not compute what their forward "
+            "computed, which can make gradients wrong. The findings show where."
         )
     if updating:
         return (
-            f"Their results are, and yet the recomputes of {len(updating)} {of} update buffers "
-            "that the forward has updated already."
+            f"The results are the same, but the recomputes of {len(updating)} {of} update buffers "
+            "that the forward has already updated."
         )
     if leaking:
         some = plural(len(leaking), "block")
-        return f"Their results are, and yet something leaves {some} without its gradient."
+        return f"The results are the same, but something leaves {some} without its gradient."
     undecided = [region for region in blocks if region.undecided]
     if undecided:
         return (
-            f"That is not known of {len(undecided)} {of}: the same call gives another result "
-            "each time on this device, or the block could not be looked at."
+            f"That is not known of {len(undecided)} {of}: the same call gives a different result "
+            "each time on this device, or the block could not be inspected."
         )
     compared = plural(sum(region.operators for region in blocks), "result")
     if any(region.rounding for region in blocks):

@@ -302,7 +302,7 @@ def place(root: Path, file: str) -> tuple[str, Path]:
 def _outside(file: str, why: str) -> InputError:
     return InputError(
         "E344",
-        f"The fix changes {file}, which cannot be had.",
+        f"The fix changes {file}, which recompute-scan does not open.",
         why=why,
         hint="call it from the folder in which the script was recorded, or name that: --root",
     )
@@ -448,7 +448,7 @@ def revert(folder: Path, root: Path) -> list[str]:
                 hint = f"what it was before is in {folder / one.copy}"
                 raise InputError(
                     "E345",
-                    f"{name} was written again after the fix was applied, and stays as it is.",
+                    f"{name} was changed after the fix was applied, so it stays as it is.",
                     hint=hint,
                 )
             before = content(folder / one.copy, _MOST_SOURCE)

@@ -232,7 +232,7 @@ def refuse_snapshot(source: str, why: str) -> InputError:
     """``E342``: it is no memory snapshot."""
     return InputError(
         "E342",
-        f"{source} is a pickle, but no memory snapshot.",
+        f"{source} is a pickle, but not a memory snapshot.",
         why=why,
         hint="give a file that torch.cuda.memory._dump_snapshot(FILE) wrote",
     )

@@ -37,8 +37,8 @@ SENTENCES: dict[str, str] = {
         "which were replaced."
     ),
     "metadata_repaired": "The file's metadata was broken and was repaired.",
-    "commas_dropped": "{n} commas too many were passed over.",
-    "byte_order_mark": "The file begins with a byte order mark, which was passed over.",
+    "commas_dropped": "{n} extra commas were skipped.",
+    "byte_order_mark": "The file begins with a byte order mark, which was skipped.",
     "events_without_duration": "{n} events{share} have no usable duration; they count as instants.",
     "negative_durations": "{n} events{share} have a negative duration; they count as instants.",
     "numbers_out_of_range": (
@@ -66,8 +66,8 @@ SENTENCES: dict[str, str] = {
         "are missing, or their numbers, times or names are wrong."
     ),
     "operators_unlike": (
-        "{n} of {of} operators run inside what hardly another of their kind runs: events are "
-        "missing, or their times, threads or names are wrong."
+        "{n} of {of} operators call other operators than nearly all operators of their kind do: "
+        "events are missing, or their times, threads or names are wrong."
     ),
     "recomputes_uneven": (
         "{n} of {of} steps run the forward pass of the others and recompute other parts of it: "

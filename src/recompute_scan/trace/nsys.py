@@ -631,7 +631,7 @@ def _check_holds(database: Database, path: Path) -> None:
     other = next((what for table, what in _OTHERS if database.columns(table)), None)
     raise InputError(
         "E321",
-        f"{path} is an SQLite database, but no export of Nsight Systems.",
+        f"{path} is an SQLite database, but not an export of Nsight Systems.",
         why=other or f"it has no table {STRINGS if known else EVENT_TABLES[0]}",
         hint="make one with `nsys export --type sqlite report.nsys-rep`",
     )

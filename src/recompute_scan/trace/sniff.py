@@ -266,7 +266,7 @@ def no_trace(source: str, data: bytes, why: str) -> InputError:
     look = look_at_json(data) or Look(why)
     return InputError(
         "E303",
-        f"{source} is JSON, but no profiler trace.",
+        f"{source} is JSON, but not a profiler trace.",
         why=look.what,
         hint=look.hint or f"give a trace that {_WRITER} wrote",
     )

@@ -395,7 +395,7 @@ def _load_remote(address: str, python: bool, limits: Limits) -> Trace:
         if is_sqlite(stream.peek(_HEAD)[:_HEAD]):
             raise InputError(
                 "E324",
-                f"{name} is a database, which cannot be read from afar.",
+                f"{name} is a database, which cannot be read over the network.",
                 hint="copy it here first",
             )
         return read(stream, name, python=python, limits=limits, health={})

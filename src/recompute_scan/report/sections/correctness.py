@@ -168,7 +168,7 @@ def _unmet(policy: WatchedPolicy) -> str:
         for one in policy.entries
         if not one.met or (one.kind != "operator" and not one.kept)
     ]
-    return f"Named, and equal to no call: {', '.join(names[:50])}." if names else ""
+    return f"Named in the policy, but matching no call: {', '.join(names[:50])}." if names else ""
 
 
 def _weight(one: DecidedOperator) -> tuple[float, int]:

@@ -243,7 +243,7 @@ def _flops_sentences(flops: Flops) -> list[str]:
         )
     if flops.uncounted:
         named = ", ".join(visible(name, 60) for name in flops.uncounted)
-        said.append(f"Not counted, for want of a formula or of its shapes: {named}.")
+        said.append(f"Not counted, because a formula or shapes are missing: {named}.")
     if flops.reason:
         said.append(visible(flops.reason, 400))
     return said

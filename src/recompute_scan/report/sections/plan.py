@@ -15,29 +15,29 @@ from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, Pl
 from recompute_scan.units import ms, pct, plural, size
 
 _OUTCOMES: dict[PlanOutcome, str] = {
-    "helps": "Proven: it keeps the limit and is faster than today's.",
+    "helps": "Proven: it keeps the limit and is faster than the unchanged script.",
     "fits": "Proven: it keeps the limit.",
-    "no-gain": "Taken back: it is no faster than what is there today, so keep what you have.",
-    "slower": "Taken back: it is slower than what is there today, so keep what you have.",
-    "unclear": "Not proven: it fits, but the step times vary too much to say whether it is faster, "
-    "so keep what you have. To decide it, give more --timing-steps, on a machine that does nothing "
-    "else.",
-    "does-not-fit": "Taken back: with it the script does not keep the limit.",
-    "failed": "Taken back: the script failed with it.",
+    "no-gain": "Rejected: it is no faster than the unchanged script, so leave the script as it is.",
+    "slower": "Rejected: it is slower than the unchanged script, so leave the script as it is.",
+    "unclear": "Not proven: it fits, but the step times vary too much to show whether it is "
+    "faster, so leave the script as it is. To find out, raise --timing-steps on an otherwise idle "
+    "machine.",
+    "does-not-fit": "Rejected: with it the script exceeds the limit.",
+    "failed": "Rejected: the script failed with it.",
     "not-tried": "It was not measured (--no-verify).",
 }
-_RAN_OUT = "Taken back: the script ran out of memory with it."
+_RAN_OUT = "Rejected: the script ran out of memory with it."
 _IN_SHORT: dict[PlanOutcome, str] = {
     "helps": "proven",
     "fits": "proven",
-    "no-gain": "taken back",
-    "slower": "taken back",
+    "no-gain": "rejected",
+    "slower": "rejected",
     "unclear": "not proven",
-    "does-not-fit": "taken back",
-    "failed": "taken back",
+    "does-not-fit": "rejected",
+    "failed": "rejected",
     "not-tried": "not measured",
 }
-_AS_TODAY = "It is what the script does today."
+_AS_TODAY = "The script already does this."
 _PROVEN: tuple[PlanOutcome, ...] = ("helps", "fits")
 _MOST_MODULES, _MOST_CODE = 60, 4
 

@@ -91,7 +91,7 @@ def _trace_health_text(page: Page, result: Result) -> None:
     ]
     if not notes:
         return
-    page.title("Worth knowing")
+    page.title("Note")
     for note in notes[:_MOST_NOTES]:
         page.prose(f"- {visible(note, 300)}", "    ", "  ")
     if len(notes) > _MOST_NOTES:
@@ -101,7 +101,7 @@ def _trace_health_text(page: Page, result: Result) -> None:
 def _trace_health_markdown(result: Result) -> str:
     notes = [f"- {markdown_prose(note[:600])}" for note in result.warnings]
     notes += [f"- {markdown_code(name)}: {number}" for name, number in _counters(result)]
-    worth_knowing = "\n".join(["#### Worth knowing", "", *notes]) if notes else ""
+    worth_knowing = "\n".join(["#### Note", "", *notes]) if notes else ""
     return "\n\n".join(part for part in (worth_knowing, _environment(result)) if part)
 
 

@@ -11,7 +11,7 @@ from recompute_scan.result import Result
 from recompute_scan.result.uses import WatchedStep
 from recompute_scan.units import ms, pct, plural, size
 
-_TITLE = "What earns its place"
+_TITLE = "Repeated and unused work"
 _KINDS = {
     "repeated": "computed before in the step",
     "repeated-rows": "rows computed by the training forward, too",
