@@ -367,9 +367,10 @@ def _peak(blocks: Blocks, stage: int, outer: Any, inner: Any) -> int:
     step(blocks, None)
     for block in blocks:
         block.zero_grad()
-    with Device() as device:
+    device = Device()
+    with device:
         step(blocks, None)
-        return device.most()
+    return device.most()
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def all_strings() -> Iterator[str]:
 
 
 def _with_files() -> Iterator[tuple[str, str]]:
-    files = [*ROOT.rglob("*.py"), *ROOT.rglob("*.html"), Path(pack.__file__)]
+    files = [*ROOT.rglob("*.py"), *ROOT.rglob("*.html"), Path(inspect.getfile(pack))]
     for path in sorted(files):
         if path.name not in _OTHERS:
             yield from ((path.name, " ".join(text.split())) for text in strings(path))

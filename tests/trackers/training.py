@@ -25,12 +25,12 @@ def followed(log: Callable[[int, float], object], **options: Any) -> tuple[Follo
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     given: dict[str, Any] = {"folder": None, "device": "cpu", "trackers": True, **options}
     follower = Follower(steps=1, warmup=2, timing_steps=0, **given)
-    follower.begin()
+    follower._begin()
     for step in range(STEPS):
         loss = nets.train_step(net, optimizer)
         log(step, float.fromhex(loss))
-        follower.step()
-    follower.end()
+        follower._step()
+    follower._end()
     return follower, counter.recomputes
 
 

@@ -134,7 +134,7 @@ def test_a_step_that_does_not_end_is_not_judged() -> None:
 
 class _Seen(TorchFunctionMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[object] = []
 
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -147,7 +147,8 @@ def test_a_function_mode_sees_the_same_calls() -> None:
     watch = _watch(Guard())
 
     def calls() -> list[object]:
-        with _Seen() as seen:
+        seen = _Seen()
+        with seen:
             net(x).sum().backward()
             x.tolist()
         return seen.calls

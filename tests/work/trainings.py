@@ -264,7 +264,7 @@ def evaluated_in_inference_mode() -> Step:
     def step() -> float:
         train(F.cross_entropy(net(_x()), y))
         with torch.inference_mode():
-            return (net(x).argmax(-1) == y).double().mean().item()
+            return float((net(x).argmax(-1) == y).double().mean())
 
     return step
 
