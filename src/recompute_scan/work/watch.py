@@ -36,7 +36,6 @@ from recompute_scan.fidelity.operators import (
 from recompute_scan.fidelity.state import Drawn, weights
 from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_so_far
 from recompute_scan.fidelity.tensors import is_plain, unseen
-from recompute_scan.work.arguments import Given, Values, storage_of
 from recompute_scan.work.ledger import (
     BackwardPass,
     Ledger,
@@ -46,6 +45,7 @@ from recompute_scan.work.ledger import (
     Operation,
     Phase,
 )
+from recompute_scan.work.value_numbers import Given, Values, storage_of
 
 # Puts one function around another: what :meth:`recompute_scan.record.isolation.Guard.around` does.
 Around = Callable[..., Callable[..., Any]]
