@@ -125,7 +125,7 @@ def test_callbacks_take_what_record_takes() -> None:
         for one in ast.walk(ast.parse(source))
         if isinstance(one, ast.FunctionDef) and one.name == "__init__"
     ]
-    assert len(begins) == 3
+    assert len(begins) == 1  # their common base
     for begun in begins:
         taken = {
             one.arg: (ast.unparse(one.annotation), ast.unparse(default))

@@ -54,7 +54,7 @@ def analysed(package: Path, trace: Path) -> str:
 def test_a_finding_is_one_module_and_one_line(package: Path) -> None:
     module = package / "findings" / "all_recomputed.py"
     module.write_text(example("A finding"), encoding="utf-8")
-    listed(package / "findings" / "registry.py", "all_recomputed", before="memory")
+    listed(package / "findings" / "registry.py", "all_recomputed", before="policies")
     result = json.loads(analysed(package, TRACE))
     (found,) = [one for one in result["findings"] if one["code"] == "RS099"]
     assert found["name"] == "all-recomputed"

@@ -53,7 +53,7 @@ UNCLEAR = {
     "of which": r"\bof (?:which|whom|what)\b",
     "what as a subject": r"(?:^|(?<=[.!?] ))(?:What|Who)\b(?![^.]*\?)|(?<=; )(?:what|who)\b",
 }
-CEILINGS = {"documents": 0, "messages": 0, "docstrings and comments": 1}
+CEILINGS = {"documents": 0, "messages": 0, "docstrings and comments": 0}
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
 TEMPLATES = list((ROOT / "src").glob("**/*.html"))
 MODULES = list((ROOT / "src").glob("**/*.py"))

@@ -208,7 +208,7 @@ def test_values_that_hold_themselves_many_times_are_refused_at_once() -> None:
     state: Any = "active"
     for _ in range(60):
         state = [state, state]
-    with pytest.raises(InputError, match="no memory snapshot"):
+    with pytest.raises(InputError, match="not a memory snapshot"):
         parse_snapshot(pickle.dumps(_of_one_block(state=state)), "s.pickle")
 
 
@@ -216,5 +216,5 @@ def test_sizes_that_add_up_to_more_than_a_number_holds_are_refused() -> None:
     whole = _of_one_block(size=2**63)
     block = whole["segments"][0]["blocks"][0]
     whole["segments"][0]["blocks"] = [{**block, "address": at} for at in range(4)]
-    with pytest.raises(InputError, match="no memory snapshot"):
+    with pytest.raises(InputError, match="not a memory snapshot"):
         parse_snapshot(pickle.dumps(whole), "s.pickle")

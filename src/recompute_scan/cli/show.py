@@ -12,10 +12,9 @@ import sysconfig
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
-from msgspec import Struct
 
 from recompute_scan.cli.output import (
     clear,
@@ -33,7 +32,6 @@ from recompute_scan.cli.output import (
 )
 from recompute_scan.errors import InputError, UsageError, how_to_add
 from recompute_scan.files import content, opened, read, refuse_existing, write
-from recompute_scan.startup import VARIABLE
 from recompute_scan.terminal import colored, inert, width
 
 
@@ -282,7 +280,7 @@ _EXTRAS = (
 )
 
 
-class Installed(Struct, frozen=True):
+class Installed(NamedTuple):
     """One thing that was looked at.
 
     Attributes:
@@ -366,6 +364,8 @@ def _launchers() -> Installed:
 
 
 def _is_hook(file: Path) -> bool:
+    from recompute_scan.startup import VARIABLE
+
     try:
         return VARIABLE.encode() in content(file)
     except OSError:

@@ -366,7 +366,7 @@ class Arrangements(Struct, frozen=True):
 
     def solve_each(self, budgets: Sequence[int]) -> list[Choices | None]:
         """The fastest arrangement within each of these budgets, as :meth:`solve` gives it."""
-        # What it is made of takes longer than most solutions.
+        # To make it takes longer than most solutions.
         program = self._program(max(_LEAST_S, _TIME_LIMIT_S / max(1, len(budgets))))
         each: list[Choices | None] = []
         for budget in budgets:

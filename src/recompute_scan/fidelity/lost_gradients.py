@@ -1,4 +1,4 @@
-"""What the backward pass reads of a recompute, and the gradients that a region loses.
+"""The reads of a recompute by the backward pass, and the gradients that a region loses.
 
 Only the tensors of a recompute that the backward pass uses can change a gradient.
 

@@ -30,7 +30,7 @@ class _End(weakref.ref[torch.UntypedStorage]):
 
 
 class Given(Struct, eq=False):
-    """What one call gets, taken apart.
+    """The arguments of one call, taken apart.
 
     Attributes:
         kind: The operator.
@@ -63,7 +63,7 @@ class Values:
     """Gives numbers to values, and notes when their memory is first seen and when it ends.
 
     Attributes:
-        numbers: The number of what each key of the step describes.
+        numbers: A number for each key of the step.
     """
 
     def __init__(self, ledger: Ledger, phase: Callable[[], Phase]) -> None:
@@ -90,7 +90,7 @@ class Values:
         return self._number
 
     def number_of(self, key: object) -> int:
-        """The number of what equal keys describe."""
+        """The number that equal keys share."""
         number = self.numbers.get(key)
         if number is None:
             number = self.numbers[key] = self.fresh()
