@@ -60,7 +60,7 @@ _HELD_BYTES = 1 << 20
 _TORCH, _OURS = (
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
-# The call of an operator for a mode.
+# The file that calls operators for a mode.
 _OPERATORS = torch._ops.__file__
 # Parts of torch that work by themselves.
 _CLOSED = tuple(
