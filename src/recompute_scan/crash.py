@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import signal
+import traceback
+from functools import partial
+from types import CodeType
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -129,3 +133,18 @@ class Crash(Struct, frozen=True):
     phase: str | None
     ranks: tuple[RankEnd, ...]
     traceback: str | None = None
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Has a signal handler of the script raised the exception, whatever code it interrupted?"""
+    handlers = {_code(signal.getsignal(one)) for one in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: Any) -> CodeType | None:
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not callable(handler):  # the system's
+        return None
+    code = getattr(handler, "__code__", getattr(type(handler).__call__, "__code__", None))
+    return code if isinstance(code, CodeType) else None

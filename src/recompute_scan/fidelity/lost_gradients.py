@@ -37,6 +37,7 @@ import torch
 from msgspec import Struct, field
 from torch import nn
 
+from recompute_scan.crash import is_from_handler
 from recompute_scan.fidelity.operators import SeeingMode, kind_of, tensors, tensors_in
 from recompute_scan.fidelity.tape import NameOf, called_at, in_own_function
 from recompute_scan.fidelity.tensors import unseen
@@ -405,15 +406,22 @@ class _Following(SeeingMode):
             try:
                 if kind.derives and "detach" not in kind.name:
                     depends = leaving.follow(kind.name, tensors((*args, *named.values())))
-            except Exception:
-                leaving = self.leaving = None  # nothing more is followed or reported
+            except Exception as error:
+                self._end(error)
+                leaving = None
         result = func(*args, **named)
         if leaving is not None:
             try:
                 leaving.note(depends, tensors((result,)))
-            except Exception:
-                self.leaving = None
+            except Exception as error:
+                self._end(error)
         return result
+
+    def _end(self, error: Exception) -> None:
+        """Follow and report nothing more."""
+        if is_from_handler(error):
+            raise error
+        self.leaving = None
 
 
 # How far apart sums of the same elements may be, as a share of the sum of their sizes: they may be

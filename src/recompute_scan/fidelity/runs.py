@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch.utils._python_dispatch import _disable_current_modes
 
+from recompute_scan.crash import is_from_handler
 from recompute_scan.fidelity.lost_gradients import (
     Around,
     Arrives,
@@ -416,7 +417,13 @@ class RegionRun:
         """Compare it by a look at the tensor, or keep its fingerprint for that."""
 
     def failed(self, error: Exception) -> None:
-        """Stop comparing the region, because looking at it has failed."""
+        """Stop comparing the region, because looking at it has failed.
+
+        Raises:
+            Exception: A signal handler of the script has raised it.
+        """
+        if is_from_handler(error):
+            raise error
         self._untold(f"Its results could not be looked at ({type(error).__name__}).")
 
 

@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from recompute_scan.crash import is_from_handler
 from recompute_scan.fidelity.operators import (
     OperatorKind,
     SeeingMode,
@@ -522,7 +523,13 @@ class Watch(SeeingMode):
             prints.let_go()
 
     def _fail(self, error: Exception) -> None:
-        """No run that is under way is compared any further."""
+        """No run that is under way is compared any further.
+
+        Raises:
+            Exception: A signal handler of the script has raised it.
+        """
+        if is_from_handler(error):
+            raise error
         for run in self._here.runs:
             run.failed(error)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -26,6 +25,7 @@ from typing import Any, TypeVar, cast
 import wrapt
 from msgspec import Struct
 
+from recompute_scan.crash import is_from_handler
 from recompute_scan.errors import ScanError
 from recompute_scan.record.execute import StopRecording, is_own
 from recompute_scan.record.torch_versions import (
@@ -243,11 +243,7 @@ class Guard:
         """Is it to be passed on: an interrupt, an exit, a word to the person, the script's own?"""
         if not isinstance(error, Exception) or isinstance(error, (StopRecording, ScanError)):
             return True
-        # A handler of the script's may run, and raise, while a function of ours does.
-        handlers = {
-            getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()
-        }
-        return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+        return is_from_handler(error)
 
     def _settle(self) -> None:
         with suppress(Exception):
