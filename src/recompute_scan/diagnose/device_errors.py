@@ -157,9 +157,9 @@ SIGNATURES = (
         title="The GPU ran out of memory while the state was gathered for saving",
         cause="A full state dict brings every parameter to one GPU before it is written.",
         fix="""Save a sharded state dict, or gather on the CPU, called on every rank:
-            FullStateDictConfig(offload_to_cpu=True, rank0_only=True) in FSDP1,
-            StateDictOptions(full_state_dict=True, cpu_offload=True) in FSDP2. Under ZeRO-3 save
-            the shards and join them with zero_to_fp32.py.""",
+            `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)` in FSDP1,
+            `StateDictOptions(full_state_dict=True, cpu_offload=True)` in FSDP2. Under ZeRO-3 save
+            the shards and join them with `zero_to_fp32.py`.""",
         versions="FSDP and ZeRO-3, all versions.",
         sources=("huggingface/accelerate/issues/3232", "huggingface/accelerate/pull/1181"),
     ),

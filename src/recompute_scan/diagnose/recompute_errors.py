@@ -439,8 +439,8 @@ SIGNATURES = (
         where=doing("recompute"),
         fits=lambda raised: _keys_twice_the_mask(raised.message),
         title="The key-value cache grew a second time while a checkpointed layer was recomputed",
-        cause="""The same fault as RS101, met by attention: the recompute appended to the key-value
-            cache, and the mask is half as long as the keys.""",
+        cause="""The recompute appended to the key-value cache, as in RS101. Attention then fails,
+            because the mask is half as long as the keys.""",
         fix="""Train with use_cache=False in model.config, and keep the wrapper. Do not switch to
             the reentrant variant or add gradient_checkpointing_enable(): see RS101.""",
         keep="the checkpoint wrapper or policy, non-reentrant",

@@ -281,8 +281,8 @@ def signatures() -> tuple[Signature, ...]:
             cause="""tensor_parallel.checkpoint does not switch FP8 on in the recompute.
                 Transformer Engine then unpacks the FP8 weight into a tensor without main_grad.
                 With BF16 weights the recompute runs in another precision, without an error.""",
-            fix="""Remove core_attn and gdn from --recompute-modules (fused attention needs no
-                recompute), or use granularity full. Megatron's pull request 7538 switches FP8
+            fix="""Remove `core_attn` and `gdn` from `--recompute-modules` (fused attention needs
+                no recompute), or use granularity full. Megatron's pull request 7538 switches FP8
                 on.""",
             versions="Megatron-core with FP8 and selective recompute, as of September 2026.",
             sources=("NVIDIA/Megatron-LM/pull/7538",),
