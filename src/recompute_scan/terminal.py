@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -121,6 +122,16 @@ def fresh_line(stream: TextIO | None) -> str:
     if stream is None or not stream.isatty():
         return ""
     return " " * columns(stream) + "\r"
+
+
+@contextmanager
+def unless_closed() -> Iterator[None]:
+    """The body prints; nothing is printed where the script has closed what it prints to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
 
 
 @contextmanager

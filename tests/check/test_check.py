@@ -186,7 +186,10 @@ def test_a_baseline_is_written_and_read(tmp_path: Path, capsys: Output) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--fail-on", "tripled"], ["--max-cost", "RS1=2"], ["--max-cost", "x"], ["--max-cost", "101"]],
+    [
+        *(["--fail-on", words] for words in ("tripled", "", ",")),
+        *(["--max-cost", words] for words in ("RS1=2", "x", "101")),
+    ],
 )
 def test_thresholds_that_make_no_sense(arguments: list[str], capsys: Output) -> None:
     assert main(["check", str(DOUBLED), *arguments]) == 2

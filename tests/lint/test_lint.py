@@ -130,6 +130,13 @@ def test_odd_files_do_no_harm(tmp_path: Path) -> None:
     )
     (tmp_path / "tag.yaml").write_text("a: !!python/object/apply:os.abort []\n")
     assert lint([tmp_path]).status == 0
+    (tmp_path / "found.py").write_text(DOUBLED)
+    named = lint([tmp_path / "pipe.py", tmp_path / "self.py", tmp_path / "found.py"])
+    assert [path for path, _ in named.undecided] == [
+        str(tmp_path / "pipe.py"),
+        str(tmp_path / "self.py"),
+    ]
+    assert [one.code for one in named.found] == ["RS601"]
 
 
 def test_no_such_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.record.runs import run_jobs
+from tests.record.runs import run_jobs, tool
 
 BEGIN = """\
 import atexit, faulthandler, multiprocessing, os, queue, signal, sys, threading, time
@@ -165,3 +165,25 @@ def test_a_stopped_script_ends_soon(name: str, ended: tuple[Path, dict[str, list
     # which on a busy machine is most of what it takes without us.
     assert recorded[2] is not None
     assert recorded[2] < 13 + plain[1]
+
+
+ABRUPT = {
+    "SIGTERM at its last statement": ("train(1)\nos.kill(os.getpid(), signal.SIGTERM)", 143),
+    "standard streams closed": (
+        "t = Trainer()\nos.close(1)\nos.close(2)\nfor _ in range(40):\n    t.step()",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ABRUPT)
+def test_an_abrupt_end_has_its_status_and_a_report(name: str, tmp_path: Path) -> None:
+    text, status = ABRUPT[name]
+    script = tmp_path / "s.py"
+    script.write_text(BEGIN + text + "\n")
+    words = ["run", "--steps", "1", "--warmup", "1", "--timing-steps", "1", "-o", "out", "s.py"]
+    ended = tool(tmp_path, *words, PYTHONPATH=str(Path(__file__).parent / "scripts"))
+    assert ended.returncode in (status, -(status - 128)), ended.stderr
+    assert "E702" not in ended.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert not any("bug" in warning for warning in result["warnings"])

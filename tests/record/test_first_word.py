@@ -104,3 +104,13 @@ def test_an_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
         counted = recorded.info.counted
         assert counted is not None
         assert counted.ratios == (ratio,) * 4
+
+
+def test_it_counts_under_the_script_own_profiler(tmp_path: Path) -> None:
+    text = script(BODIES["N in R"]).replace(
+        "for step in range(30):",
+        "from torch.profiler import ProfilerActivity, profile\n"
+        "prof = profile(activities=[ProfilerActivity.CPU])\nprof.start()\nfor step in range(30):",
+    )
+    recorded = record_script(tmp_path, f"{text}\nprof.stop()\n", warmup=3, steps=1)
+    assert WORDS[2.0] in said(recorded.told)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,7 +99,8 @@ def ends_in(addresses: Sequence[Address]) -> Ends:
     records = run_records_in(folder)
     world = max((info.world_size for info in records), default=0)
     by_rank = {info.rank: info for info in records}
-    ends = [_end(folder, rank, by_rank.get(rank)) for rank in range(world)]
+    written = {path.name for path in folder.iterdir()}
+    ends = [_end(folder, rank, by_rank.get(rank), written) for rank in range(world)]
     known = Ends(records, tuple(end for end in ends if end is not None))
     if not known.failed:
         return known
@@ -108,7 +109,7 @@ def ends_in(addresses: Sequence[Address]) -> Ends:
     return Ends(records, tuple(told))
 
 
-def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
+def _end(folder: Path, rank: int, info: RunInfo | None, files: Collection[str]) -> RankEnd | None:
     end = None
     if info is not None:
         end = info.end or RankEnd(rank=rank, ending="ended")
@@ -116,7 +117,7 @@ def _end(folder: Path, rank: int, info: RunInfo | None) -> RankEnd | None:
             return end
     # A launcher ended it before it could write its run record; its stacks may be there.
     written = folder / stacks_text_name(rank)
-    if not is_file(written):
+    if written.name not in files or not is_file(written):
         return end
     from recompute_scan.diagnose.tracebacks import (  # noqa: PLC0415
         main_stack,

@@ -340,7 +340,10 @@ def parse_thresholds(
         raise UsageError("E211", f"--max-recompute {max_recompute} is no threshold.")
     thresholds = max_recompute is not None or total is not None
     default = "none" if thresholds else "doubled"
-    words = [word.strip() for word in (fail_on or default).split(",") if word.strip()]
+    asked = default if fail_on is None else fail_on
+    words = [word.strip() for word in asked.split(",") if word.strip()]
+    if not words:
+        raise UsageError("E211", "--fail-on names nothing.", hint=f"one of {', '.join(_WORDS)}")
     for word in words:
         if word not in _WORDS and not _CODE.fullmatch(word):
             raise UsageError(

@@ -89,7 +89,7 @@ def check(
 
     project = check_settings(Path.cwd())
     policy = parse_thresholds(
-        fail_on or project.fail_on,
+        project.fail_on if fail_on is None else fail_on,
         project.max_recompute if max_recompute is None else max_recompute,
         costs or project.max_cost,
     )

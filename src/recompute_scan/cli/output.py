@@ -22,7 +22,15 @@ import click
 from recompute_scan.errors import ScanError
 from recompute_scan.files import read, write
 from recompute_scan.progress import how_far
-from recompute_scan.terminal import colored, fresh_line, inert, links, printable, width
+from recompute_scan.terminal import (
+    colored,
+    fresh_line,
+    inert,
+    links,
+    printable,
+    unless_closed,
+    width,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -512,8 +520,9 @@ def print_report(
     clear()
     if not silent:
         _give_back()
-        _print(fresh_line(sys.stdout))  # the script may have left a line unfinished
-        answer.say(result, str(seen_from_here(page)) if there else None, after)
+        with unless_closed():
+            _print(fresh_line(sys.stdout))  # the script may have left a line unfinished
+            answer.say(result, str(seen_from_here(page)) if there else None, after)
     if open_page and there:
         show_page(page)
 
@@ -540,4 +549,5 @@ force_option = click.option(
 def tell(message: str) -> None:
     """Say it on standard error; all that we say there passes here."""
     clear()
-    click.echo(printable(message), err=True)
+    with unless_closed():
+        click.echo(printable(message), err=True)

@@ -363,11 +363,11 @@ def _arguments(beside: Path, launch: Launch, config: Path | None, named: _Named)
 
 
 def _files(path: Path, inside: _Inside) -> Iterator[Path]:
-    if is_file(path):
+    if not path.exists() and not path.is_symlink():
+        raise InputError("E301", f"Cannot read {path}.", why="there is no such file")
+    if not path.is_dir():  # a pipe or a device is named as one that was not read
         yield path
         return
-    if not path.exists():
-        raise InputError("E301", f"Cannot read {path}.", why="there is no such file")
     anything = False
     # Links to folders are not followed, so that there is no circle.
     for folder, below, names in os.walk(path):

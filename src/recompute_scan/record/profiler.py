@@ -50,7 +50,7 @@ from recompute_scan.record.isolation import Call, Guard, Patches, let_forked_pro
 from recompute_scan.record.steps import wait_for_gpus
 from recompute_scan.record.torch_versions import PROFILER_LINE, import_ahead
 from recompute_scan.result.run_record import compiled_name
-from recompute_scan.terminal import fresh_line, without_lines
+from recompute_scan.terminal import fresh_line, unless_closed, without_lines
 
 # Names of ranges that could not be ended, of profilers that have ended in this process.
 _left: Counter[str] = Counter()
@@ -185,7 +185,8 @@ class Progress:
         """Say it, on a terminal and in a log."""
         if sys.stderr is not None:
             line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
-            print(line, file=sys.stderr, flush=True)
+            with unless_closed():
+                print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Say nothing from here on: another rank does."""

@@ -223,12 +223,17 @@ class CountedRuns:
         self._modules: dict[int, nn.Module] = {}
         self._thread = threading.local()
 
-    def region(self, call: CheckpointCall) -> CountedRegion:
-        """The region of one call; its runs count for the block that it is around."""
+    def region(self, call: CheckpointCall, ranges: AnnotatedRegion | None) -> CountedRegion:
+        """The region of one call; its runs count for the block that it is around.
+
+        Args:
+            call: The checkpoint's call.
+            ranges: Also opened, for a profiler of the script's.
+        """
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
         block: object = id(covered[0]) if covered else id(getattr(call.function, "__code__", None))
-        return CountedRegion(self, block, call.differentiated)
+        return CountedRegion(self, block, call.differentiated, ranges)
 
     @contextmanager
     def run(self, block: object, counts: bool) -> Iterator[None]:
@@ -264,13 +269,21 @@ class CountedRegion(Struct, frozen=True):
     counts: CountedRuns
     block: object
     followed: bool
+    ranges: AnnotatedRegion | None
 
-    def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
+    @contextmanager
+    def forward(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around a run in the forward pass, or in the recompute of a checkpoint around this one."""
-        return self.counts.run(self.block, self.followed)
+        with self.ranges.forward() if self.ranges else nullcontext(), self._run():
+            yield
 
-    def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
+    @contextmanager
+    def recompute(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around each run in a backward pass."""
+        with self.ranges.recompute() if self.ranges else nullcontext(), self._run():
+            yield
+
+    def _run(self) -> AbstractContextManager[None]:
         return self.counts.run(self.block, self.followed)
 
 
@@ -430,8 +443,10 @@ class ComparedRegions:
     def region(self, call: CheckpointCall) -> RangedRegion:
         """The region of one call."""
         if self._comparing is None:
-            counting = None if self._annotates else self._counting
-            return counting.region(call) if counting else self._annotated.region(call)
+            if self._counting is None:
+                return self._annotated.region(call)
+            ranges = self._annotated.region(call) if self._annotated.wanted else None
+            return self._counting.region(call, ranges)
         return self._compared(self._comparing, call)
 
     def _compared(self, comparing: Comparing, call: CheckpointCall) -> RegionCall:

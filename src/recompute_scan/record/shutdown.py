@@ -13,6 +13,7 @@ import faulthandler
 import functools
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -49,6 +50,8 @@ _END_S = 1.0
 # How long a process that SIGTERM ends may wait for the end of a step that it records: most
 # schedulers kill after 30 s.
 _STEP_S = 10.0
+# How long after the signal the thread that listens to it may take to run.
+_HEARD_S = 1.0
 TERMINATED = 143
 # Streams of a script that has left by `os._exit`: a stream that is deleted is flushed.
 _DROPPED: list[Any] = []
@@ -205,7 +208,7 @@ class Termination:
         self._process = os.getpid()
         self._pipe: tuple[Any, Any] | None = None
         self._one = threading.Lock()
-        self.asked = self._ends = False
+        self.asked = self._ends = self._over = False
 
     def install(self, *, alone: bool) -> None:
         """Begin to listen, where the signal would end the process."""
@@ -251,8 +254,24 @@ class Termination:
 
     def begin_to_end(self) -> None:
         """The script has ended by itself, unless it is being ended."""
+        self._over = True
+        if self._signalled():
+            _wait_for_the_end()
+        self._claim()
+
+    def _claim(self) -> None:
         if not self._one.acquire(blocking=False):
             _wait_for_the_end()
+
+    def _signalled(self) -> bool:
+        """Has the signal come? The thread that listens may not have run since."""
+        pipe, deadline = self._pipe, time.monotonic() + _HEARD_S
+        with suppress(OSError, ValueError):
+            while pipe is not None and not self.asked and time.monotonic() < deadline:
+                if not _is_readable(pipe[0], 0):
+                    break
+                time.sleep(_LOOK_S)
+        return self.asked
 
     def _listen(self) -> None:
         pipe = self._pipe
@@ -260,19 +279,20 @@ class Termination:
             if pipe is None:
                 return
             reader = pipe[0]
-            self.asked = bool(os.read(reader, 1)) and self._pipe is not None
+            # Not read: it stays readable for the main thread, which may look before this one runs.
+            self.asked = _is_readable(reader, None) and self._pipe is not None
             os.close(reader)
         if not self.asked:
             return
         deadline = time.monotonic() + _STEP_S
-        while self._may_wait() and time.monotonic() < deadline:
+        while self._may_wait() and not self._over and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         self._end(False)
 
     def _end(self, at_step: bool) -> None:
         if os.getpid() != self._process:
             return
-        self.begin_to_end()
+        self._claim()
         self._ends = True
         try:
             with suppress(Exception):
@@ -282,6 +302,13 @@ class Termination:
             self.remove()
             os.kill(self._process, signal.SIGTERM)
             _wait_for_the_end()
+
+
+def _is_readable(pipe: int, wait_ms: int | None) -> bool:
+    """Whether bytes are there by then; an end that was closed has none."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return any(events & select.POLLIN for _, events in poll.poll(wait_ms))
 
 
 # The one of this process; at most one.

@@ -41,6 +41,8 @@ from recompute_scan.result.uses import WatchedStep
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.
+# More than any training has had.
+_MOST_RANKS = 1 << 20
 Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 # Of a file in the record's own folder: no way out of it, and not the folder itself.
 FileName = Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\\x00]+$")]
@@ -230,8 +232,8 @@ class RunInfo(Struct, frozen=True):
         watched: The use of each operator of one step; ``None`` where no step was watched.
     """
 
-    rank: int
-    world_size: int
+    rank: Annotated[int, Meta(ge=0, le=_MOST_RANKS)]
+    world_size: Annotated[int, Meta(ge=1, le=_MOST_RANKS)]
     status: Literal["complete", "ended-early", "failed"]
     exit_status: int
     device: Literal["cpu", "cuda"]
