@@ -186,7 +186,7 @@ def test_our_exceptions_end_the_watch_and_the_programs_pass() -> None:
     signal.signal(signal.SIGUSR1, before)
     assert watch.untold is None
     watch._values.drain = lambda: None  # type: ignore[method-assign]
-    watch._phase = lambda: 1 / 0  # type: ignore
+    watch._phase = lambda *_: 1 / 0  # type: ignore
     trainings.Net()(torch.randn(2, 128)).sum().backward()
     watch.end()
     assert guard.failure is None
