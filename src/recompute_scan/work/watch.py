@@ -315,7 +315,7 @@ class StepWatch:
         if given.begun is not None:
             self._timed.append((operation, given.begun, _moment()))
         self._place(operation, given, caller)
-        communicates = kind.foreign and _communicates(kind)
+        communicates = _communicates(kind)
         operation.draws = (
             kind.foreign
             or communicates
