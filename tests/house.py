@@ -36,9 +36,9 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (206, 175),
-    "lines of src": (70_290, 52_000),
+    "lines of src": (70_352, 52_000),
     "lines of tests": (65_010, 46_000),
-    "lines of benchmarks": (6_160, 6_160),
+    "lines of benchmarks": (6_198, 6_198),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
     "modules that one other imports, outside lists": (32, 15),
