@@ -445,19 +445,6 @@ def _attention(layers: int) -> Step:
     return lambda: train(F.cross_entropy(head(net(torch.randn(8, 16, WIDTH))[:, 0]), labels(8)))
 
 
-def _two_optimizers(layers: int) -> Step:
-    body, head = Net(layers, WIDTH), nn.Linear(WIDTH, CLASSES)
-    first, second = torch.optim.AdamW(body.parameters()), torch.optim.SGD(head.parameters(), 1e-3)
-
-    def step() -> None:
-        F.cross_entropy(head(body(rows())), labels()).backward()
-        for one in (first, second):
-            one.step()
-            one.zero_grad()
-
-    return step
-
-
 ORDINARY: dict[str, Callable[[int], Step]] = {
     "plain": _plain(),
     "adamw": _plain(kind=torch.optim.AdamW),
@@ -471,6 +458,5 @@ ORDINARY: dict[str, Callable[[int], Step]] = {
     "twins": _twins,
     "recurrent": _recurrent,
     "attention": _attention,
-    "two_optimizers": _two_optimizers,
 }
-ORDINARY_LAYERS = (2, 4, 12)
+ORDINARY_LAYERS = (2, 4, 8, 12)
