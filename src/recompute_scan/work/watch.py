@@ -396,7 +396,7 @@ class StepWatch:
     def _hold_result(
         self, memory: Memory, operation: Operation, given: Given, result: tuple[str, int]
     ) -> None:
-        """Give memory the number of what an operation leaves in it."""
+        """Give memory the number of the result that an operation leaves in it."""
         values = self._values
         numbered = given.key is not None
         memory.number = (
