@@ -27,7 +27,7 @@ from docs.failures import causes_of, failure_page
 from docs.rooms import rooms
 from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
-from recompute_scan.api import EVENTS, FAMILIES, REGIONS, Events, Scan
+from recompute_scan.api import EVENTS, FAMILIES, MEMORY, REGIONS, WORK, Events, Scan
 from recompute_scan.cli import NAMES, cli
 from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, lines_of, names, read_log
 from recompute_scan.events import event_schema
@@ -188,6 +188,8 @@ pandas tables, a new one at each call. Unknown values are missing (`NaN`, `<NA>`
 _COLUMNS = {
     "Scan.regions, one row a block in forward order, index `ordinal`": REGIONS,
     "Scan.families, one row a family of operators, index `family`": FAMILIES,
+    "Scan.work, one row a group of operators that the step could do without, index `place`": WORK,
+    "Scan.memory, one row a group of memory kept too long, index `place`": MEMORY,
     "Events.events, one row an event in the order of the file, index `event`": EVENTS,
 }
 

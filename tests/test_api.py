@@ -15,13 +15,15 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 import recompute_scan as rs
-from recompute_scan.api import EVENTS, FAMILIES, REGIONS
+from recompute_scan.api import EVENTS, FAMILIES, MEMORY, REGIONS, WORK
 from recompute_scan.errors import InputError
 from recompute_scan.record.recording import record
 from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS
 from recompute_scan.result import Result, to_json
+from recompute_scan.result.uses import Kept, WatchedStep, Work
 from tests.recompute.training import checkpointed_step, marked_step
 from tests.report.page_reader import Page
 from tests.report.sample_results import HOSTILE, doubled, full, hostile, inconclusive
@@ -66,6 +68,17 @@ def test_regions_are_a_table(trace: Path) -> None:
     assert set(regions["checkpoints"]) == {
         "fsdp-wrapper non-reentrant > hf-gradient-checkpointing reentrant"
     }
+
+
+def test_what_a_step_could_do_without_is_a_table(tmp_path: Path) -> None:
+    scan = rs.analyze(write(tmp_path / "t.json", checkpointed_step(0)))
+    assert len(scan.work) == len(scan.memory) == 0
+    work = Work("repeated", 41, 28.6, 0.19, "train.py:7", same_as="train.py:9", needs="detach")
+    kept = Kept("between", 6 << 20, 12, "model.py:30", "Layer", 4)
+    watched = WatchedStep(operators=200, ms=150.0, work=(work,), kept=(kept,))
+    scan = rs.Scan(replace(scan.result, watched=watched))
+    assert scan.work.loc[0, ["line", "operators", "needs"]].tolist() == ["train.py:7", 41, "detach"]
+    assert scan.memory.loc[0, ["line", "bytes", "tensors"]].tolist() == ["model.py:30", 6 << 20, 12]
 
 
 def test_families_are_a_table(tmp_path: Path) -> None:
@@ -244,8 +257,8 @@ def test_the_tables_are_as_documented(tmp_path: Path) -> None:
     empty = write(tmp_path / "two.json", step(0, op("aten::mm")))
     for file in (full, empty):
         scan = rs.analyze(file)
-        made = (scan.regions, scan.families, scan.trace.events)
-        documented = (REGIONS, FAMILIES, EVENTS)
+        made = (scan.regions, scan.families, scan.work, scan.memory, scan.trace.events)
+        documented = (REGIONS, FAMILIES, WORK, MEMORY, EVENTS)
         for frame, columns in zip(made, documented, strict=True):
             assert list(frame.columns) == [column.name for column in columns]
             types = [str(kind) for kind in frame.dtypes]

@@ -93,6 +93,25 @@ FAMILIES = (
     Column("backward_per_step", "float64", "calls", "calls of the backward formula"),
     Column("recompute_ms_per_step", "float64", "ms", "time of its recomputes"),
 )
+WORK = (
+    Column("kind", "string", "", "`repeated`, `repeated-rows`, `unread`, … as in the report"),
+    Column("line", "string", "", "`file:line` of the module call or the operators"),
+    Column("module", "string", "", "name of the first module"),
+    Column("module_class", "string", "", "class of the modules"),
+    Column("operators", "int64", "calls", "operators in one step"),
+    Column("ms", "float64", "ms", "their time, with the backward pass that they cause"),
+    Column("share", "float64", "", "their share of the step's operators, 0 to 1"),
+    Column("same_as", "string", "", "`file:line` of the others that compute the same"),
+    Column("needs", "string", "", "what the repair takes: `detach` or `retain-graph`"),
+)
+MEMORY = (
+    Column("kind", "string", "", "`between`, `after-backward` or `never-read`"),
+    Column("line", "string", "", "`file:line` that made the first of it"),
+    Column("module_class", "string", "", "class of the layers, of `between`"),
+    Column("bytes", "int64", "bytes", "how much is kept"),
+    Column("tensors", "int64", "", "in how many storages"),
+    Column("holder", "string", "", "the Python object that holds it, where one was found"),
+)
 EVENTS = (
     Column("name", "category", "", "as the profiler wrote it; not escaped"),
     Column("kind", "category", "", "`op`, `annotation`, `runtime`, `kernel`, `copy` or `other`"),
@@ -128,6 +147,19 @@ def family_table(result: Result) -> pd.DataFrame:
         for column in FAMILIES
     }
     return _table(FAMILIES, values, "family", [family.family for family in result.families])
+
+
+def usage_table(result: Result, columns: Sequence[Column]) -> pd.DataFrame:
+    """One row a finding of a watched step, largest first; columns: :data:`WORK` or :data:`MEMORY`.
+
+    Without a row where no step was watched.
+    """
+    step = result.watched
+    entries: Sequence[Any] = ()
+    if step is not None:
+        entries = step.work if columns is WORK else step.kept
+    values = {column.name: [getattr(one, column.name) for one in entries] for column in columns}
+    return _table(columns, values, "place", np.arange(len(entries)))
 
 
 def event_table(trace: Trace) -> pd.DataFrame:
@@ -333,6 +365,24 @@ class Scan:
         step.
         """
         return family_table(self.result)
+
+    @property
+    def work(self) -> pd.DataFrame:
+        """One row per group of operators that a step could do without, most time first.
+
+        Columns: :data:`recompute_scan.api.WORK`. Times are ms, per step. Without a row
+        where the recording watched no step (``run --work``).
+        """
+        return usage_table(self.result, WORK)
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """One row per group of memory that a step keeps longer than needed, largest first.
+
+        Columns: :data:`recompute_scan.api.MEMORY`. Without a row where the recording
+        watched no step (``run --work``).
+        """
+        return usage_table(self.result, MEMORY)
 
     @cached_property
     def trace(self) -> Events:

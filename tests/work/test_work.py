@@ -26,7 +26,7 @@ def watched(step: Step, *, before: int = 2) -> WatchedStep:
     for _ in range(before):
         step()
     guard = Guard()
-    watch = _watch(guard)
+    watch = watch_of(guard)
     ledger = watch.ledger
     assert watch.begin()
     step()
@@ -40,7 +40,7 @@ def watched(step: Step, *, before: int = 2) -> WatchedStep:
     return watched_step(watch)
 
 
-def _watch(guard: Guard) -> StepWatch:
+def watch_of(guard: Guard) -> StepWatch:
     ledger = Ledger(lambda file, line: f"{file}:{line}", lambda file: "site-packages" in file)
     around, is_scripts = guard.around, guard.is_scripts
     return StepWatch(ledger, _name_of, around, is_scripts, Patches(), cuda=False)
@@ -115,14 +115,14 @@ def test_a_watched_training_computes_the_same(make: Callable[[], Step]) -> None:
 
 
 def test_a_script_below_a_dispatch_mode_is_left_alone() -> None:
-    watch = _watch(Guard())
+    watch = watch_of(Guard())
     with FlopCounterMode(display=False):
         assert not watch.begin()
     assert re.search("dispatch mode", watched_step(watch).untold or "")
 
 
 def test_a_step_that_does_not_end_is_not_judged() -> None:
-    watch = _watch(Guard())
+    watch = watch_of(Guard())
     step = trainings.head_for_nobody()
     assert watch.begin()
     step()
@@ -144,7 +144,7 @@ class _Seen(TorchFunctionMode):
 
 def test_a_function_mode_sees_the_same_calls() -> None:
     net, x = trainings.Net(reentrant=False), torch.randn(4, 128)
-    watch = _watch(Guard())
+    watch = watch_of(Guard())
 
     def calls() -> list[object]:
         seen = _Seen()
@@ -162,7 +162,7 @@ def test_a_function_mode_sees_the_same_calls() -> None:
 
 
 def test_a_mode_that_the_step_leaves_open_stays_open() -> None:
-    watch = _watch(Guard())
+    watch = watch_of(Guard())
     assert watch.begin()
     with FlopCounterMode(display=False) as theirs:
         watch.end()
@@ -176,7 +176,7 @@ def test_our_exceptions_end_the_watch_and_the_programs_pass() -> None:
         raise TimeoutError
 
     guard = Guard()
-    watch = _watch(guard)
+    watch = watch_of(guard)
     before = signal.signal(signal.SIGUSR1, interrupt)
     # While an operator is looked at, a signal comes.
     watch._values.drain = lambda: signal.raise_signal(signal.SIGUSR1)  # type: ignore[method-assign]
@@ -186,7 +186,7 @@ def test_our_exceptions_end_the_watch_and_the_programs_pass() -> None:
     signal.signal(signal.SIGUSR1, before)
     assert watch.untold is None
     watch._values.drain = lambda: None  # type: ignore[method-assign]
-    watch._phase = lambda: 1 / 0  # type: ignore
+    watch._phase = lambda *_: 1 / 0  # type: ignore
     trainings.Net()(torch.randn(2, 128)).sum().backward()
     watch.end()
     assert guard.failure is None

@@ -23,6 +23,7 @@ def watched_step(watch: StepWatch) -> WatchedStep:
     if len(ledger.steps) < 2:
         return WatchedStep(untold="The script ended before the watched step did.")
     step = ledger.first_step
+    _steady(ledger)
     found = waste_of(ledger)
     peak, moment = peak_of(ledger)
     return WatchedStep(
@@ -37,3 +38,15 @@ def watched_step(watch: StepWatch) -> WatchedStep:
         peak_in=step[moment].phase if step else "",
         hidden=ledger.hidden,
     )
+
+
+def _steady(ledger: Ledger) -> None:
+    """Where both steps run the same operators, take the shorter time of each.
+
+    Whatever else the machine does makes an operator longer, never shorter.
+    """
+    first, end = ledger.first_step, ledger.first_step_ends
+    second = ledger.operations[end : end + len(first)]
+    if [one.name for one in first] == [one.name for one in second]:
+        for one, again in zip(first, second, strict=True):
+            one.ms = min(one.ms, again.ms)

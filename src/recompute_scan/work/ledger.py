@@ -18,7 +18,7 @@ Phase = Literal["forward", "recompute", "backward"]
 Line = tuple[str, int]
 
 
-class Memory(Struct, eq=False):
+class Memory(Struct, eq=False, gc=False):
     """One storage, from its first sight to its end.
 
     Attributes:
@@ -46,7 +46,7 @@ class Memory(Struct, eq=False):
     born: int
     outside: bool
     made_in: Phase
-    sources: frozenset[int]
+    sources: tuple[int, ...]
     expected: int = 0
     call: int | None = None
     line: Line | None = None
@@ -60,7 +60,7 @@ class Memory(Struct, eq=False):
     reference: object = None
 
 
-class Operation(Struct, eq=False):
+class Operation(Struct, eq=False, gc=False):
     """One call of an operator that computes, writes or communicates.
 
     Attributes:
@@ -68,9 +68,10 @@ class Operation(Struct, eq=False):
         step: The watched step that it belongs to, from 0.
         phase: Where it ran.
         call: Index of the innermost module call around it; ``None`` outside of modules.
-        line: The innermost line outside of torch; ``None`` in a backward pass.
+        line: The innermost line outside of torch; ``None`` in a backward pass and in the second
+            step.
         ms: Time that the operator took, without our own.
-        number: Number of its result.
+        number: Number of its result, in the forward of the first step.
         reads: The memory that its result depends on.
         makes: The memory that it made.
         writes: The memory that it wrote, which existed before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +29,13 @@ class _End(weakref.ref[torch.UntypedStorage]):
     memory: Memory
 
 
-class Given(Struct, eq=False):
+class Given(Struct, eq=False, gc=False):
     """The arguments of one call, taken apart.
 
     Attributes:
         kind: The operator.
-        key: Equal for calls that compute the same.
+        phase: Where the call runs.
+        key: Equal for calls that compute the same; ``None`` where no number is needed.
         tensors: All tensors, in order.
         memories: The memory that the result depends on.
         of_tensor: The memory of each tensor, by its identity.
@@ -44,7 +45,8 @@ class Given(Struct, eq=False):
     """
 
     kind: OperatorKind
-    key: list[object]
+    phase: Phase
+    key: list[object] | None
     tensors: list[torch.Tensor] = []
     memories: list[Memory] = []
     of_tensor: dict[int, list[Memory]] = {}
@@ -66,12 +68,12 @@ class Values:
         numbers: A number for each key of the step.
     """
 
-    def __init__(self, ledger: Ledger, phase: Callable[[], Phase]) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._phase = phase
         self._memories: dict[int, Memory] = {}
         self._ended: list[_End] = []
         self.numbers: dict[object, int] = {}
+        self._shapes: dict[object, int] = {}
         self._number = 0
 
     def end(self) -> None:
@@ -81,6 +83,7 @@ class Values:
             memory.reference = None
         self._memories.clear()
         self.numbers.clear()
+        self._shapes.clear()
 
     # Numbers
 
@@ -96,76 +99,94 @@ class Values:
             number = self.numbers[key] = self.fresh()
         return number
 
-    def take(self, value: Any, given: Given) -> None:
-        """Take an argument of a call apart."""
-        if isinstance(value, torch.Tensor):
-            given.tensors.append(value)
-            self._take_tensor(value, given)
-        elif isinstance(value, (list, tuple, dict)):
-            given.key.append((type(value), len(value)))
-            for one in value.items() if isinstance(value, dict) else value:
-                self.take(one, given)
-        else:
-            known = type(value) in _CONSTANTS
-            given.key.append((type(value), value) if known else self.fresh())
+    def take(self, values: Iterable[Any], given: Given) -> None:
+        """Take arguments of a call apart."""
+        key = given.key
+        for value in values:
+            kind = type(value)
+            if isinstance(value, torch.Tensor):
+                given.tensors.append(value)
+                self._take_tensor(value, given)
+            elif isinstance(value, (list, tuple, dict)):
+                if key is not None:
+                    key += (kind, len(value))
+                self.take(value.values() if isinstance(value, dict) else value, given)
+            elif key is not None:
+                # 0.0 and -0.0 are equal, and what is computed from them is not.
+                key += (kind, value or repr(value)) if kind in _CONSTANTS else (self.fresh(),)
 
     def _take_tensor(self, value: torch.Tensor, given: Given) -> None:
         strided = is_plain(value) and value.layout is torch.strided
         parts = [value] if strided else plain_parts(value)
-        if parts is None:
-            given.key.append(self.fresh())
-            return
         key, found = given.key, []
+        if parts is None:
+            parts, more = [], self.fresh()
+            if key is not None:
+                key.append(more)
         for part in parts:
-            memory = self.memory_of(part)
+            memory = self.memory_of(part, given.phase, numbered=key is not None)
             if memory is not None:
                 found.append(memory)
+            if key is None:
+                continue
             if given.kind.derives and (memory is not None or part.numel()):
                 key.append(memory.number if memory is not None else self.fresh())
-            key += (part.shape, part.stride(), part.dtype, part.device)
-            key += (part.storage_offset(), part.is_conj(), part.is_neg())
+            shape = (
+                *(part.shape, part.stride(), part.storage_offset(), part.dtype, part.device),
+                *(part.is_conj(), part.is_neg()),
+            )
+            key.append(self._shapes.setdefault(shape, len(self._shapes)))
         given.of_tensor[id(value)] = found
         if given.kind.derives:
             given.memories += found
 
     # Memory
 
-    def known(self, tensor: torch.Tensor) -> Memory | None:
-        """The memory of a tensor, or of its first part, if it has been seen."""
-        part, storage = _in_memory(tensor)
-        memory = self._memories.get(storage._cdata) if part is not None else None
-        return memory if memory is not None and memory.died is None else None
+    def known(self, tensor: torch.Tensor) -> tuple[Memory | None, torch.UntypedStorage | None]:
+        """The memory of a tensor, or of its first part, if it has been seen; and its storage."""
+        storage = _in_memory(tensor)[1]
+        memory = self._memories.get(storage._cdata) if storage is not None else None
+        return (memory if memory is not None and memory.died is None else None), storage
 
-    def memory_of(self, tensor: torch.Tensor, *, new: bool = False) -> Memory | None:
-        """The memory of a tensor, or of its first part; ``None`` where it has none.
+    def memory_of(
+        self, tensor: torch.Tensor, phase: Phase, *, numbered: bool = True
+    ) -> Memory | None:
+        """The memory of a tensor, or of its first part, that a call gets; ``None`` without memory.
 
         Args:
-            tensor: What an operator gets or gives.
-            new: Whether the operator has made the memory, if it was not seen before.
+            tensor: What an operator gets.
+            phase: Where it runs.
+            numbered: Whether the number of its value has to be right.
         """
         part, storage = _in_memory(tensor)
         if part is None:
             return None
-        version = 0 if part.is_inference() else part._version
         memory = self._memories.get(storage._cdata)
         if memory is None or memory.died is not None:
-            return self._first_seen(storage, version, new=new)
-        hidden = version > memory.expected or memory.read_from_outside
-        if hidden and not new:  # written by what no dispatch shows, or perhaps so
-            memory.number = self.fresh()
-            memory.unwritten = False
-            memory.expected = max(version, memory.expected)
-        if memory.outside and memory.checksum is None:
+            memory = self.first_seen(storage, phase, made=False)
+            memory.expected = 0 if part.is_inference() else part._version
+        elif numbered or memory.unwritten:
+            version = 0 if part.is_inference() else part._version
+            if version > memory.expected or memory.read_from_outside:
+                # Written by what no dispatch shows, or perhaps so.
+                memory.number = self.fresh()
+                memory.unwritten = False
+                memory.expected = max(version, memory.expected)
+        if numbered and memory.outside and memory.checksum is None:
             memory.checksum = checksum(storage)
         return memory
 
-    def _first_seen(self, storage: torch.UntypedStorage, version: int, *, new: bool) -> Memory:
+    def first_seen(self, storage: torch.UntypedStorage, phase: Phase, *, made: bool) -> Memory:
+        """The entry of memory that was not seen before.
+
+        Args:
+            storage: The memory.
+            phase: Where it is seen.
+            made: Whether an operator has made it.
+        """
         number, place = self.fresh(), len(self._ledger.operations)
-        memory = Memory(
-            number, storage.nbytes(), place, not new, self._phase(), frozenset((number,)), version
-        )
+        memory = Memory(number, storage.nbytes(), place, not made, phase, (number,))
         memory.last_read = place
-        memory.checksum = None if new else checksum(storage)
         reference = _End(storage, self._ended.append)
         reference.memory = memory
         memory.reference = reference
@@ -177,7 +198,7 @@ class Values:
         """Whether the program has written what a call gets, as through an array of NumPy."""
         changed = False
         for one in tensors:
-            memory = self.known(one)
+            memory, _ = self.known(one)
             if memory is not None and memory.outside and memory.checksum is not None:
                 now = checksum(storage_of((plain_parts(one) or [one])[0]))
                 if now != memory.checksum:

@@ -139,9 +139,10 @@ class StepWatch:
         self._patches = patches
         self._mode = _Mode(self)
         self._handles: list[Any] = []
-        self._values = Values(ledger, self._phase)
+        self._values = Values(ledger)
         self._thread = threading.get_ident()
-        self._first: dict[tuple[bool, int], int] = {}
+        self._first: dict[int, int] = {}
+        self._kinds: dict[int, tuple[Any, OperatorKind, bool]] = {}
         self._stacks: dict[int, list[int]] = {}
         self._keeps_graph = False
         self._timed: list[tuple[Operation, Any, Any]] = []
@@ -235,31 +236,54 @@ class StepWatch:
 
     # Operators
 
-    def before(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Given | None:
-        """The input of a call, as it is now; ``None`` of a view, which computes nothing."""
-        kind = kind_of(func)
-        seen = kind.computes or kind.writes or kind.leaves_open or _communicates(kind)
-        # In inference mode what may be a view or a copy, such as `to`, is not taken apart by torch.
-        if not seen and not torch.is_inference_mode_enabled():
-            return None
+    def kind_of(self, func: Any) -> OperatorKind | None:
+        """The kind of an operator; ``None`` of a view, which computes nothing.
+
+        In inference mode what may be a view or a copy, such as `to`, is not taken apart by torch.
+        """
+        found = self._kinds.get(id(func))
+        if found is None:
+            kind = kind_of(func)
+            seen = kind.computes or kind.writes or kind.leaves_open or _communicates(kind)
+            # An operator hashes slowly; it is kept, so that nothing else gets its identity.
+            found = self._kinds[id(func)] = func, kind, seen
+        return found[1] if found[2] or torch.is_inference_mode_enabled() else None
+
+    def before(
+        self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any], caller: Any
+    ) -> Given:
+        """The input of a call, as it is now."""
         self._values.drain()
         if len(self.ledger.operations) > _MOST_OPERATORS:
             raise OverflowError(f"a step has more than {_MOST_OPERATORS:,} operators")
-        given = Given(kind, [func])
+        phase = self._phase(caller)
+        # Only what the forward of the first step repeats is looked for, and what is computed from
+        # gradients that are to be differentiated.
+        numbered = len(self.ledger.steps) == 1 and (phase == "forward" or self._keeps_graph)
+        given = Given(kind, phase, [id(kind)] if numbered else None)
         self._values.take(args, given)
         if named:
-            self._values.take(named, given)
-        written = tensors([args[place] for place in kind.written if place < len(args)])
-        written += tensors((named["out"],)) if "out" in named else []
-        if kind.name in _UPDATING:
-            written += tensors(args[3:5])
-        elif _communicates(kind):  # their schemas do not say what they write
-            written = given.tensors
-        given.written = [one for tensor in written for one in given.of_tensor.get(id(tensor), ())]
+            self._values.take(named.values(), given)
+            if numbered:
+                given.key = [*(given.key or ()), *named]
+        given.written = self._written(given, args, named)
         if kind.may_draw and not kind.foreign:
             given.drawn = Drawn(given.tensors, named)
         given.begun = self._begun() if self._cuda else None
         return given
+
+    def _written(self, given: Given, args: tuple[Any, ...], named: dict[str, Any]) -> list[Memory]:
+        """The memory that a call writes, so far as it is there before."""
+        kind = given.kind
+        written: list[torch.Tensor] = []
+        if _communicates(kind):  # their schemas do not say what they write
+            written = given.tensors
+        elif kind.name in _UPDATING:
+            written = tensors(args[3:5])
+        elif kind.writes:
+            written = tensors([args[place] for place in kind.written if place < len(args)])
+            written += tensors((named["out"],)) if "out" in named else []
+        return [one for tensor in written for one in given.of_tensor.get(id(tensor), ())]
 
     def _begun(self) -> Any:
         """The moment at which a GPU begins the call; ``None`` where the call is captured."""
@@ -269,49 +293,60 @@ class StepWatch:
             torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         return _moment()
 
-    def note(self, given: Given, result: Any, took_s: float) -> None:
+    def note(self, given: Given, result: Any, took_s: float, caller: Any) -> None:
         """A call has returned."""
-        kind, ledger = given.kind, self.ledger
-        values = self._values
+        kind, ledger, values = given.kind, self.ledger, self._values
         values.drain()  # what the collector has ended: new memory may lie where it lay
         results = [result] if isinstance(result, torch.Tensor) else tensors((result,))
-        known = [values.known(one) for one in results]
-        if known and not given.written and not kind.leaves_open:
-            there = {id(one) for one in given.memories}
-            if all(one is not None and id(one) in there for one in known):
-                return  # a view that its schema does not say to be one
-        phase = self._phase()
+        new, others = [], False
+        for one in results:
+            memory, storage = values.known(one)
+            others = others or memory is None or memory not in given.memories
+            if memory is None and storage is not None:
+                new.append((one, storage))
+        if results and not (others or given.written or kind.leaves_open):
+            return  # a view that its schema does not say to be one
         place = len(ledger.operations)
         stack = self._stacks.get(threading.get_ident())
-        operation = Operation(kind.name, len(ledger.steps) - 1, phase, stack[-1] if stack else None)
+        operation = Operation(
+            kind.name, len(ledger.steps) - 1, given.phase, stack[-1] if stack else None
+        )
         operation.ms = took_s * 1000
         if given.begun is not None:
             self._timed.append((operation, given.begun, _moment()))
-        self._place(operation, given)
+        self._place(operation, given, caller)
+        communicates = _communicates(kind)
         operation.draws = (
             kind.foreign
-            or _communicates(kind)
+            or communicates
             or (given.drawn is not None and given.drawn.outcome() is not None)
         )
+        operation.needed = communicates or kind.name in _KNOWN_TO_HOST
+        operation.counts = (
+            kind.computes and kind.derives and bool(given.memories) and not operation.needed
+        )
+        self._number(operation, given, place)
+        self._read(operation, given, place, communicates=communicates)
+        self._write(operation, given, place)
+        operation.makes = self._made(operation, given, new, place)
+        ledger.operations.append(operation)
+
+    def _number(self, operation: Operation, given: Given, place: int) -> None:
+        """Give the operation its number, and find the operation that it repeats."""
+        values = self._values
+        if given.key is None:
+            operation.number = values.fresh()
+            return
         key = tuple(given.key)
         again = key in values.numbers and not given.written
         anew = operation.draws or (again and values.changed_outside(given.tensors))
         operation.number = values.fresh() if anew else values.number_of(key)
-        operation.needed = kind.name in _KNOWN_TO_HOST or _communicates(kind)
-        self._read(operation, given, place)
-        self._write(operation, given, place)
-        made = [None if there else one for one, there in zip(results, known, strict=True)]
-        operation.makes = tuple(self._made(operation, given, made, place))
-        operation.counts = (
-            kind.computes and kind.derives and bool(given.memories) and not operation.needed
-        )
-        if operation.counts and not operation.writes and not operation.draws:
-            first = self._first.setdefault((phase == "recompute", operation.number), place)
-            if first != place and phase == "forward":
+        if operation.counts and not given.written and not operation.draws:
+            first = self._first.setdefault(operation.number, place)
+            if first != place and given.phase == "forward":
                 operation.repeats = first
-        ledger.operations.append(operation)
 
-    def _place(self, operation: Operation, given: Given) -> None:
+    def _place(self, operation: Operation, given: Given, caller: Any) -> None:
         """Where in the program and in autograd's graph an operation runs."""
         if operation.phase != "forward":
             node = torch._C._current_autograd_node()
@@ -319,7 +354,8 @@ class StepWatch:
             operation.in_function = isinstance(node, torch.autograd.function.BackwardCFunction)
         if operation.phase == "backward":
             return
-        operation.line = line_outside_torch(sys._getframe(1))
+        if operation.step == 0:
+            operation.line = line_outside_torch(caller)
         if self.grad_mode:
             if any(one.requires_grad for one in given.tensors):
                 operation.node = nodes_so_far() - 1
@@ -327,15 +363,17 @@ class StepWatch:
             operation.in_function = True
             operation.node = nodes_so_far() - 1  # most often of that function
 
-    def _read(self, operation: Operation, given: Given, place: int) -> None:
+    def _read(self, operation: Operation, given: Given, place: int, *, communicates: bool) -> None:
         kind = given.kind
         if not kind.derives:
             return
-        whole = given.written if kind.overwrites else ()
-        reads = [one for one in given.memories if one not in whole or one.bytes > given.first_bytes]
+        reads = given.memories
+        if kind.overwrites:
+            size = given.first_bytes
+            reads = [one for one in reads if one not in given.written or one.bytes > size]
         for memory in reads:
             memory.last_read = place
-            if memory.unwritten and not (kind.writes or _communicates(kind)):
+            if memory.unwritten and not (kind.writes or communicates):
                 self.ledger.hidden = (
                     f"{kind.name} reads memory that no operator has written: a kernel outside of "
                     "torch's dispatcher is at work."
@@ -345,45 +383,63 @@ class StepWatch:
         operation.reads = tuple(reads)
 
     def _write(self, operation: Operation, given: Given, place: int) -> None:
+        if not given.written:
+            return
         for index, memory in enumerate(given.written):
-            memory.number = self._values.number_of((operation.number, "writes", index))
-            memory.sources = frozenset((memory.number,))
+            self._hold_result(memory, operation, given, ("writes", index))
             memory.expected += 1
             memory.checksum = None
             memory.writers.append(place)
             memory.unwritten = False
         operation.writes = tuple(given.written)
 
+    def _hold_result(
+        self, memory: Memory, operation: Operation, given: Given, result: tuple[str, int]
+    ) -> None:
+        """Give memory the number of the result that an operation leaves in it."""
+        values = self._values
+        numbered = given.key is not None
+        memory.number = (
+            values.number_of((operation.number, *result)) if numbered else values.fresh()
+        )
+        memory.sources = (memory.number,)
+
     def _made(
-        self, operation: Operation, given: Given, new: Sequence[torch.Tensor | None], place: int
-    ) -> list[Memory]:
+        self,
+        operation: Operation,
+        given: Given,
+        new: Sequence[tuple[torch.Tensor, Any]],
+        place: int,
+    ) -> tuple[Memory, ...]:
+        """The memory that a call has made, of its results with their storages."""
         kind, made, values = given.kind, list[Memory](), self._values
-        for index, tensor in enumerate(new):
-            memory = values.memory_of(tensor, new=True) if tensor is not None else None
-            if memory is None or memory in made:
-                continue
-            open_ = kind.leaves_open or operation.draws
-            memory.number = (
-                values.fresh() if open_ else values.number_of((operation.number, "makes", index))
-            )
-            copied = kind.name in _COPYING and given.memories
-            memory.sources = (
-                frozenset().union(*(one.sources for one in given.memories[: _COPYING[kind.name]]))
-                if copied
-                else frozenset((memory.number,))
-            )
+        for index, (tensor, storage) in enumerate(new):
+            if made and values.known(tensor)[0] is not None:
+                continue  # two results in one storage
+            memory = values.first_seen(storage, given.phase, made=True)
+            if is_plain(tensor) and not tensor.is_inference():
+                memory.expected = tensor._version
+            if not (kind.leaves_open or operation.draws):
+                self._hold_result(memory, operation, given, ("makes", index))
+            if given.memories and (copied := _COPYING.get(kind.name)):
+                memory.sources = tuple(
+                    number for one in given.memories[:copied] for number in one.sources
+                )
             memory.line, memory.call = operation.line, operation.call
             memory.unwritten = kind.leaves_open
             if not kind.leaves_open:
                 memory.writers.append(place)
             made.append(memory)
-        return made
+        return tuple(made)
 
     # Around operators
 
-    def _phase(self) -> Phase:
+    def _phase(self, caller: FrameType | None) -> Phase:
         """Where the program is: in a backward pass a module that is called runs again, and so does
         what runs with autograd on, unless the pass itself is to be differentiated.
+
+        Args:
+            caller: The Python frame that called the operator.
         """
         if torch._C._current_graph_task_id() == -1:
             return "forward"
@@ -391,15 +447,20 @@ class StepWatch:
             return "recompute"
         if self._keeps_graph:
             return "backward"
-        return "recompute" if self.grad_mode or in_own_function() else "backward"
+        if self.grad_mode:
+            return "recompute"
+        # Most often the engine calls, and there is no function around.
+        engine = caller is None or caller.f_code.co_name == "_engine_run_backward"
+        return "backward" if engine or not in_own_function() else "recompute"
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         calls, thread = self.ledger.calls, threading.get_ident()
         # Operators of another thread are seen in a backward pass only.
-        if not self.on or (thread != self._thread and self._phase() == "forward"):
+        if not self.on or (thread != self._thread and self._phase(None) == "forward"):
             return
         self.grad_mode = torch.is_grad_enabled()
         stack = self._stacks.setdefault(thread, [])
+        caller = sys._getframe(1)
         name, class_name = self._name_of(module)
         place = len(self.ledger.operations)
         call = ModuleCall(
@@ -407,8 +468,8 @@ class StepWatch:
             name,
             class_name,
             stack[-1] if stack else None,
-            self._phase(),
-            line_outside_torch(sys._getframe(1), by_itself=False),
+            self._phase(caller),
+            line_outside_torch(caller, by_itself=False) if len(self.ledger.steps) == 1 else None,
             place,
             place,
         )
@@ -435,11 +496,11 @@ class StepWatch:
     def _see_rows(self, call: ModuleCall, module: nn.Module, given: tuple[Any, ...]) -> None:
         for one in tensors(given):
             if one.dim() > 1 and is_plain(one) and one.layout == torch.strided:
-                memory = self._values.memory_of(one)
+                memory = self._values.memory_of(one, "forward")
                 if memory is not None:  # else a transform of functions works with it
-                    call.sources, call.rows = memory.sources, row_numbers(one)
+                    call.sources, call.rows = frozenset(memory.sources), row_numbers(one)
                 break
-        memories = [self._values.memory_of(one) for one in weights(module)]
+        memories = [self._values.memory_of(one, "forward") for one in weights(module)]
         call.weights = hash(tuple(one.number if one else self._values.fresh() for one in memories))
 
     def _differentiate(self, call: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
@@ -490,7 +551,7 @@ class StepWatch:
         return call(tensor, *args, **kw)
 
     def _note_reading(self, tensor: torch.Tensor) -> None:
-        memory = self._values.known(tensor)
+        memory, _ = self._values.known(tensor)
         if memory is not None:
             memory.read_from_outside = True
             memory.last_read = len(self.ledger.operations)
@@ -525,18 +586,16 @@ class _Mode(SeeingMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        named, watch = kwargs or {}, self._watch
-        if not watch.on:
-            return func(*args, **named)
-        alone = not types and not function_modes()
+        watch = self._watch
+        kind = watch.kind_of(func) if watch.on else None
+        if kind is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        named = kwargs or {}
+        call = unseen if types or function_modes() else _call
         grad_mode = watch.grad_mode = torch.is_grad_enabled()
-        given = None
+        given, caller = None, sys._getframe().f_back
         try:
-            given = (
-                watch.before(func, args, named)
-                if alone
-                else unseen(watch.before, func, args, named)
-            )
+            given = call(watch.before, kind, args, named, caller)
         except Exception as error:
             watch.fail(error)
         begun = time.perf_counter()
@@ -549,13 +608,14 @@ class _Mode(SeeingMode):
         if given is not None and watch.on:
             watch.grad_mode = grad_mode
             try:
-                if alone:
-                    watch.note(given, result, took)
-                else:
-                    unseen(watch.note, given, result, took)
+                call(watch.note, given, result, took, caller)
             except Exception as error:
                 watch.fail(error)
         return result
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
 
 def _hide_this_call(error: BaseException) -> None:

@@ -1,0 +1,236 @@
+"""Planted waste and ordinary trainings: what a watched step finds, and what a repair saves.
+
+Operators are counted by a dispatch mode that knows storages only, peaks are added up from the
+allocator's own records, and a saving is measured by pairs of steps in turn, with and without the
+waste. The analyser has no part in any of the three.
+
+  python -m benchmarks earn                     all trainings
+  python -m benchmarks earn between cycle       those whose name holds a word
+  python -m benchmarks earn --pairs 40          more pairs of steps for each saving
+
+The status is 1 where a waste was not found, or something was found in an ordinary training.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from tests.work.test_work import watch_of
+from tests.work.trainings import ORDINARY as trainings_of_tests  # noqa: N811
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks import _earn_cases
+from benchmarks._earn_cases import ORDINARY, ORDINARY_LAYERS, PLANTED, Planted, Step
+from benchmarks._frame import Table, benchmark, wanted, words
+from benchmarks._machine import machine
+from recompute_scan.record.isolation import Guard
+from recompute_scan.result.uses import WatchedStep
+from recompute_scan.work import watched_step
+
+_WORK = ("repeated", "repeated-rows", "unread", "unread-gradient", "unread-recompute")
+
+
+@benchmark
+@words()
+@click.option("--pairs", default=20, help="Pairs of steps for each saving.")
+def main(words: Sequence[str], pairs: int) -> int:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    gc.disable()  # the moment at which it runs changes what a reference cycle keeps
+    print(machine("torch"))
+    missed = planted(words, pairs)
+    untrue = ordinary(words)
+    return int(missed + untrue > 0)
+
+
+def planted(words: Sequence[str], pairs: int) -> int:
+    """A line for each training with a waste; how many were not found as they are."""
+    table = Table(
+        {
+            "training": "<26",
+            "kind": "<16",
+            "line": "<7",
+            "operators": ">9",
+            "counted": ">8",
+            "ms": ">7.2f",
+            "saved ms": ">15",
+            "KiB": ">8",
+            "true KiB": ">8",
+            "peak/true": ">9.3f",
+        }
+    )
+    missed = tried = 0
+    for name, case in PLANTED.items():
+        for layers in case.layers:
+            title = f"{name} {layers}"
+            if not wanted(title, words):
+                continue
+            tried += 1
+            missed += not _row(table, title, name, case, layers, pairs)
+    print(f"{tried} planted, {missed} not found with line, operators and bytes\n")
+    return missed
+
+
+def _row(table: Table, title: str, name: str, case: Planted, layers: int, pairs: int) -> bool:
+    def made(*, repaired: bool = False, marked: Callable[[Any], Any] = lambda run: run()) -> Step:
+        torch.manual_seed(0)
+        return case.make(layers, repaired, marked)
+
+    found = watched(made())
+    of_kind = [one for one in (*found.work, *found.kept) if one.kind == case.kind]
+    lines = _lines(name)
+    # The work of a backward pass or a recompute is named by lines of the forward.
+    at = {_line(one) for one in of_kind}
+    right = bool(at) and (not case.counted or not lines.isdisjoint(at))
+    operators = counted = kept = truth = None
+    saved = ""
+    took = None
+    if case.kind in _WORK:
+        here = [one for one in of_kind if not case.counted or _line(one) in lines]
+        operators = sum(one.operators for one in here)
+        took = sum(one.ms for one in here)
+        counted = _counted(made) if case.counted else None
+        right &= counted is None or operators == counted
+        low, middle, high = measured(made(), made(repaired=True), pairs)
+        saved = f"{low:.1f} {middle:.1f} {high:.1f}"
+    else:
+        kept = sum(one.bytes for one in of_kind)
+        truth = case.bytes(layers) if case.bytes is not None else None
+        right &= truth is None or kept == truth
+    peak = found.peak_bytes / true_peak(made())
+    right &= abs(peak - 1) <= 0.02
+    table.row(
+        *(title, case.kind, "right" if right else "WRONG", operators, counted, took, saved),
+        *(kept and kept >> 10, truth and truth >> 10, peak),
+    )
+    return right
+
+
+def _line(one: Any) -> int:
+    return int(one.line.rpartition(":")[2])
+
+
+def _lines(name: str) -> set[int]:
+    source = Path(_earn_cases.__file__).read_text("utf-8").splitlines()
+    return {n for n, text in enumerate(source, 1) if text.endswith(f"# WASTE: {name}")}
+
+
+def ordinary(words: Sequence[str]) -> int:
+    """Prints what is found in ordinary trainings; in how many of them anything was."""
+    tried = untrue = 0
+    trainings = {**trainings_of_tests} | {
+        f"{name} {layers}": functools.partial(make, layers)
+        for name, make in ORDINARY.items()
+        for layers in ORDINARY_LAYERS
+    }
+    for name, made in trainings.items():
+        if not wanted(name, words):
+            continue
+        torch.manual_seed(0)
+        found = watched(made())
+        tried += 1
+        if found.work or found.kept or found.untold:
+            untrue += 1
+            print(f"{name}: {found.untold or (*found.work, *found.kept)}")
+    print(f"{tried} ordinary trainings, something found in {untrue}")
+    return untrue
+
+
+def watched(step: Step) -> WatchedStep:
+    """What the third step of a training shows."""
+    gc.collect()
+    for _ in range(2):
+        step()
+    guard = Guard()
+    watch = watch_of(guard)
+    watch.begin()
+    step()
+    watch.next_step()
+    step()
+    watch.next_step()
+    watch.end()
+    return watched_step(watch)
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators that get tensors and leave their results in new storages."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if _is_tensor(one)]
+        results = [one for one in torch.utils._pytree.tree_leaves(result) if _is_tensor(one)]
+        there = {one.untyped_storage().data_ptr() for one in given}
+        new = any(one.untyped_storage().data_ptr() not in there for one in results)
+        derived = not func._schema.name.endswith("_like")
+        self.count += bool(given and new and derived)
+        return result
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _counted(made: Callable[..., Step]) -> int:
+    """The operators of the marked waste in one step."""
+    counter = Counter()
+
+    def marked(run: Callable[[], Any]) -> Any:
+        with counter:
+            return run()
+
+    made(marked=marked)()
+    return counter.count
+
+
+def measured(waste: Step, repaired: Step, pairs: int) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of what a repair saves, in ms of the CPU a step."""
+
+    def took(step: Step) -> float:
+        begun = time.process_time()
+        step()
+        return 1000 * (time.process_time() - begun)
+
+    for _ in range(3):
+        waste()
+        repaired()
+    # The order changes from pair to pair.
+    saved = []
+    for pair in range(pairs):
+        first, second = (waste, repaired) if pair % 2 else (repaired, waste)
+        one, other = took(first), took(second)
+        saved.append(one - other if pair % 2 else other - one)
+    low, middle, high = statistics.quantiles(saved, n=4)
+    return low, middle, high
+
+
+def true_peak(step: Step) -> int:
+    """The most that the third step takes above what was there before, by the allocator's records.
+
+    A result of the step before may be given back in this one; what is below zero counts as zero.
+    """
+    gc.collect()
+    for _ in range(2):
+        step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
+    alive = most = 0
+    for _, change in sorted(changes, key=lambda one: one[0]):
+        alive += change
+        most = max(most, alive)
+    return most
