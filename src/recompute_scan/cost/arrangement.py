@@ -264,7 +264,7 @@ def silent_solver(time_limit_s: float) -> tuple[ModuleType, Any]:
 # For all solutions that are asked for together, and for each of them at least. Where layers are
 # alike, what is found within a second stays, and the rest goes into proving it: of the 32 layers of
 # Llama-2-7B, 2.5 s give steps within 0.02 % of the steps that 10 s give.
-_TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
+TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
 # The solver gets MiB, so that its coefficients are of one size.
 _SCALE = 2.0**20
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
@@ -358,7 +358,7 @@ class Arrangements(Struct, frozen=True):
         *,
         budget: int | None = None,
         step_ms: float | None = None,
-        limit_s: float = _TIME_LIMIT_S,
+        limit_s: float = TIME_LIMIT_S,
     ) -> Choices | None:
         """The fastest arrangement within a budget, or the smallest within a step time.
 
@@ -376,7 +376,7 @@ class Arrangements(Struct, frozen=True):
         return None if found is None else _in_order(self, found, self.peak(found))
 
     def solve_each(
-        self, budgets: Sequence[int], limit_s: float = _TIME_LIMIT_S
+        self, budgets: Sequence[int], limit_s: float = TIME_LIMIT_S
     ) -> list[Choices | None]:
         """The fastest arrangement within each of these budgets, as :meth:`solve` gives it."""
         # To make it takes longer than most solutions.
@@ -390,7 +390,7 @@ class Arrangements(Struct, frozen=True):
             each.append(None if found is None else _in_order(self, found, budget))
         return each
 
-    def _program(self, limit_s: float = _TIME_LIMIT_S) -> _ZeroOneProgram:
+    def _program(self, limit_s: float = TIME_LIMIT_S) -> _ZeroOneProgram:
         return _ZeroOneProgram(self, limit_s)
 
 

@@ -29,6 +29,7 @@ from recompute_scan.cost.arrangement import (
     PART,
     RECOMPUTE,
     SELECTIVE,
+    TIME_LIMIT_S,
     Arrangements,
     Choices,
     moments,
@@ -370,22 +371,21 @@ class Planner:
         each = min(free) // (len(ranks) if ranks[0].device == "cpu" else 1) if free else None
         self.budget = wish.budget(self.today.peak_bytes, each)
 
-    def best(self, less: int = 0, limit_s: float | None = None) -> Choices:
+    def best(self, less: int = 0, limit_s: float = TIME_LIMIT_S) -> Choices:
         """The best arrangement within the limit.
 
         Args:
             less: Bytes by which the budget is to be kept.
-            limit_s: Seconds for the solver; ``None`` for its usual limit.
+            limit_s: Seconds after which the solver's best one so far is taken.
 
         Raises:
             RunError: None keeps it (``E332``).
         """
         model, wish = self.arrangements, self._wish
-        within = {} if limit_s is None else {"limit_s": limit_s}
         if wish.kind == "time":
-            found = model.solve(step_ms=wish.amount, **within)
+            found = model.solve(step_ms=wish.amount, limit_s=limit_s)
         elif self.budget is not None:
-            found = model.solve(budget=self.budget - less, **within)
+            found = model.solve(budget=self.budget - less, limit_s=limit_s)
         else:
             raise RunError(
                 "E332",

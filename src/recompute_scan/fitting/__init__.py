@@ -12,7 +12,7 @@ from recompute_scan.cost.plan import Wish, read_wish
 from recompute_scan.errors import UsageError
 from recompute_scan.fitting.control import Fitted
 from recompute_scan.fitting.layer_plan import read_plan
-from recompute_scan.fitting.layer_switch import _CONTROL
+from recompute_scan.fitting.layer_switch import CONTROL
 
 
 def fit(
@@ -32,7 +32,8 @@ def fit(
     Args:
         model: The model, before or after it is wrapped for several processes.
         memory: The limit: bytes, ``60GB``, ``free``, or ``80%`` of the GPU's memory; on a CPU a
-            share of what is saved for the backward pass when nothing is recomputed. By default 90 %.
+            share of what is saved for the backward pass when nothing is recomputed.
+            ``None`` means 90 %.
         step_time_ms: The longest step instead: then the least memory is chosen.
         replace: Take out the checkpoints that the script has.
         plan: A plan to begin with, as :meth:`Fitted.save` or ``recompute-scan plan`` wrote it.
@@ -42,7 +43,7 @@ def fit(
         UsageError: Both limits are given, or one is no limit (``E232``).
         InputError: The plan cannot be read (``E306``).
     """
-    if isinstance(memory, int) and not isinstance(memory, bool):
+    if isinstance(memory, int):
         if memory <= 0:
             raise UsageError("E232", f"{memory} is no amount of memory.", hint="60GB or 80%")
         wish = Wish("bytes", float(memory), f"{memory} bytes")
@@ -63,7 +64,7 @@ def fitted(model: nn.Module) -> Fitted | None:
     for module in model.modules():
         for name in ("forward", "_compiled_call_impl"):
             bound = vars(module).get(name)
-            control = getattr(bound, _CONTROL, None)
-            if isinstance(control, Fitted) and bound.__self__ is module:
+            control = getattr(bound, CONTROL, None)
+            if isinstance(control, Fitted) and getattr(bound, "__self__", None) is module:
                 return control
     return None

@@ -408,8 +408,8 @@ class Fitted(Control):
             torch.cuda.reset_peak_memory_stats()
 
     def _begin_look(self) -> None:
-        if _LOOKING:  # at another model
-            self._look_next = True
+        if any(one.steps and one._look is not None for one in _LOOKING if one is not self):
+            self._look_next = True  # the other model's look comes first
             return
         self._safe()
         for layer in self._switch.layers:
@@ -417,7 +417,7 @@ class Fitted(Control):
         self._shapes = {}
         look = self._look = Look(through=True, most_since=_most_since if self._cuda else None)
         self._switch.look(look)
-        _LOOKING.append(self)
+        _LOOKING.add(self)
         look.begin()
 
     def _end_look(self) -> Look | None:
@@ -426,7 +426,7 @@ class Fitted(Control):
             return None
         look.finish()
         self._switch.look(None)
-        _LOOKING.clear()
+        _LOOKING.discard(self)
         if look.fault is not None:
             raise look.fault
         return look
@@ -533,7 +533,7 @@ def _most_since() -> int:
     return int(most)
 
 
-_LOOKING: list[Fitted] = []
+_LOOKING: weakref.WeakSet[Fitted] = weakref.WeakSet()
 _FITTED: weakref.WeakSet[Fitted] = weakref.WeakSet()
 
 

@@ -68,7 +68,7 @@ class Laps:
 
     def _now(self) -> Any:
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
+            event: Any = torch.cuda.Event(enable_timing=True)
             event.record()
             return event
         return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()

@@ -59,7 +59,7 @@ _HELD = (list, dict, set, deque)
 # Larger tensors are tables and masks, which no forward changes.
 _LARGEST = 2**20
 _ABSENT = object()
-_CONTROL = "recompute_scan_control"
+CONTROL = "recompute_scan_control"
 
 
 def find_layers(model: nn.Module) -> tuple[Chosen, ...]:
@@ -111,7 +111,8 @@ class Layer:
         fast: It is kept, and its calls need no look from us.
         leads: Its calls show how large a step is: it is the first of its list.
         calls: How often it was called in this step.
-        known, most: Shapes of a call, and calls in a step, that the arrangement was made for.
+        known: Shapes of a call that the arrangement is for.
+        most: Calls in a step that it is for.
         probed: Its first call has shown what it changes.
         ran: It was called with gradients on.
         cells: Where it keeps what its forward changes.
@@ -127,7 +128,8 @@ class Layer:
         self.choice = KEEP if self.is_part else RECOMPUTE
         self.fast = self.leads = self.probed = self.ran = False
         self.draws = self.fixed = self.theirs = self.untrained = False
-        self.calls, self.most, self.known = 0, 0, ()
+        self.calls = self.most = 0
+        self.known: tuple[tuple[int, ...], ...] = ()
         self.cells: list[tuple[Any, Any]] = []
         self.original: Callable[..., Any] = chosen.module.forward
 
@@ -383,7 +385,7 @@ class Switch(Arranging):
                     parameters=[me, *known.parameters.values()]
                 )
         forward.__name__ = name  # by which a pickle finds the class's
-        setattr(forward, _CONTROL, self._control)
+        setattr(forward, CONTROL, self._control)
         if own is not None and name == _FORWARD:
             self._forwards.replace(module, _OWN, own)
         bound = MethodType(forward, module)
@@ -423,12 +425,13 @@ class Switch(Arranging):
         try:
             with self._lap(layer, "kept"):
                 found = call(*args, **kwargs)
-            if layer.untrained and any(one.requires_grad for one in tensors_in(found)):
-                self._guard.run(lambda: self._control.surprised(layer), otherwise=None)
-            return found
         except RuntimeError as error:
             if not self._retries(layer, error):
                 raise
+        else:
+            if layer.untrained and any(one.requires_grad for one in tensors_in(found)):
+                self._guard.run(lambda: self._control.surprised(layer), otherwise=None)
+            return found
         call.made, call.error = False, None
         for put, state in before:
             put(state)
@@ -444,8 +447,9 @@ class Switch(Arranging):
 
     def _checkpointed(self, layer: Layer, call: Call, seen: Any, args: Any, kwargs: Any) -> Any:
         first = not layer.probed
+        nothing: _Copies = []
         copies = self._guard.run(
-            lambda: _copies(_cells_of(layer.module) if first else layer.cells), otherwise=[]
+            lambda: _copies(_cells_of(layer.module) if first else layer.cells), otherwise=nothing
         )
         again_args, again_named = tree_map(_alike, (args, kwargs)) if first else (args, kwargs)
         given = [(args, kwargs)] if first else []
@@ -552,7 +556,7 @@ def _alike(value: Any) -> Any:
         return value
     if 0 in value.stride() or value.layout != torch.strided:
         return value
-    return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.clone()
 
 
 def _version(tensor: torch.Tensor) -> int:
