@@ -44,7 +44,7 @@ from recompute_scan.fitting.layer_switch import Control, Layer, Look, Switch, fi
 from recompute_scan.record.isolation import Guard, in_forked_processes
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.result import ActivationPlan
-from recompute_scan.result.run_record import Way
+from recompute_scan.result.run_record import Way, fixed_places
 from recompute_scan.units import ms, plural, size
 
 _log = logging.getLogger("recompute_scan.fit")
@@ -58,7 +58,7 @@ _WATCHED = 50
 # After memory ran out, the limit is this share of what was planned.
 _LOWERED = 0.9
 _UNSEEN_STEPS = 20
-_LOST_STEPS = 3
+_MOST_SURPRISES = 3
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -69,16 +69,19 @@ class Bucket(Struct):
     Attributes:
         shapes: By leading layer, those of the calls in the step that was looked at.
         calls: By leading layer, how many there were.
-        size: Elements of the first call.
         decision: The arrangement.
         measured: This rank's measurements, to plan again with less memory.
     """
 
     shapes: dict[int, set[Shapes]]
     calls: dict[int, int]
-    size: int
     decision: Decision
     measured: Measured | None
+
+    @property
+    def untrained(self) -> frozenset[int]:
+        """Layers that no backward pass went through in the step that was looked at."""
+        return frozenset() if self.measured is None else fixed_places([self.measured.rehearsal])
 
     def covers(self, layer: Layer, shapes: Shapes) -> bool:
         """Whether a call is no larger than one of those."""
@@ -132,7 +135,7 @@ class Fitted(Control):
         self._look_next = self._lost = self._wants = False
         self._shapes: dict[int, set[Shapes]] = {}
         self._first: tuple[int, int] | None = None
-        self._lines = 0
+        self._lines = self._waited = self._surprises = 0
         self._lowered = 1.0
         self._group: Any = None
         self._meeting = _FIRST_MEETING
@@ -198,6 +201,9 @@ class Fitted(Control):
 
     def boundary(self) -> None:
         """A step has ended."""
+        if not self._begun:  # a step of another model
+            self._unseen()
+            return
         self.steps += 1
         self._begun = False
         for layer in self._switch.layers:
@@ -229,32 +235,33 @@ class Fitted(Control):
         self._safe()
 
     def surprised(self, layer: Layer) -> None:
-        layer.untrained = False
-        self._look_next, self._quiet = True, False
+        layer.untrained, self._surprises = False, self._surprises + 1
+        self._look_next, self._quiet = self._surprises <= _MOST_SURPRISES, False
         self._safe()
+
+    def _unseen(self) -> None:
+        """A step has ended that no layer was called in."""
+        if self._look is not None:
+            self._look_next = self.settled
+            self._guard.run(self._end_look, otherwise=None)
+        if not self.steps and not self._quiet:
+            self._waited += 1
+            self._guard.run(self._switch.put_on_compiled, otherwise=None)
+            if self._waited == _UNSEEN_STEPS:
+                self._print(
+                    f"fit has seen no call of a layer in {_UNSEEN_STEPS} steps and changes "
+                    "nothing; a model that is compiled as a whole has none."
+                )
 
     def _settle(self) -> Iterator[None]:
         yield
-        waited = 0
-        while not any(layer.ran for layer in self._switch.layers):
-            self._switch.put_on_compiled()
-            waited += 1
-            if waited == _UNSEEN_STEPS:
-                self._print(
-                    f"fit has seen no call of a layer in {waited} steps and changes nothing; a "
-                    "model that is compiled as a whole has none."
-                )
-            yield
         self._cuda = any(w.is_cuda for one in self._switch.layers for w in one.module.parameters())
         self._report_theirs()
         if self._given is not None:
             yield from self._as_given(self._given)
             return
         times: dict[Way, Any] = {}
-        self._begin_look()
-        yield
-        while not self._switch.runs:  # a step of another model
-            self._end_look()
+        while self._look is None:  # until a whole step was looked at
             self._begin_look()
             yield
         runs, shapes = self._switch.runs, self._shapes
@@ -278,7 +285,7 @@ class Fitted(Control):
                 yield from self._timed(way, times)
         one = self._measured(look, times, allocated)
         decision = self._decide(one)
-        self._add(key or (0, 0), Bucket(shapes, calls, 0, decision, one))
+        self._add(key or (0, 0), Bucket(shapes, calls, decision, one))
         laps = self._switch.laps = Laps(cuda=self._cuda)
         for _ in range(_TIMED):
             yield
@@ -303,7 +310,7 @@ class Fitted(Control):
             return
         calls = {layer.place: layer.most for layer in self._switch.layers if layer.leads}
         self._arrange(choices)
-        self._add((0, 0), Bucket(self._shapes, calls, 0, Decision(choices, plan, True), None))
+        self._add((0, 0), Bucket(self._shapes, calls, Decision(choices, plan, True), None))
         yield
         self._settled(self._buckets[0, 0].decision, None, None)
 
@@ -385,7 +392,7 @@ class Fitted(Control):
         self._switch._runs = runs
         old = before.measured.rehearsal
         one = self._measured(look, self._times, old.arms[0].allocated_bytes)
-        self._add(key or (0, 0), Bucket(shapes, calls, 0, self._decide(one), one))
+        self._add(key or (0, 0), Bucket(shapes, calls, self._decide(one), one))
 
     def _plan_again(self) -> None:
         """Memory ran out: every arrangement gets less."""
@@ -408,8 +415,8 @@ class Fitted(Control):
             torch.cuda.reset_peak_memory_stats()
 
     def _begin_look(self) -> None:
-        if any(one.steps and one._look is not None for one in _LOOKING if one is not self):
-            self._look_next = True  # the other model's look comes first
+        if any(one is not self for one in _LOOKING):
+            self._look_next = self.settled  # the other model's look comes first
             return
         self._safe()
         for layer in self._switch.layers:
@@ -459,6 +466,7 @@ class Fitted(Control):
         for layer in self._switch.layers:
             layer.known = ()
             layer.most = bucket.calls.get(layer.place, 0)
+            layer.untrained = layer.place in bucket.untrained
         self._arrange(bucket.decision.choices)
 
     def _arrange(self, choices: Any) -> None:

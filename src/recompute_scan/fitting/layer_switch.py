@@ -17,6 +17,7 @@ import functools
 import inspect
 import random
 import sys
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -59,6 +60,8 @@ _HELD = (list, dict, set, deque)
 # Larger tensors are tables and masks, which no forward changes.
 _LARGEST = 2**20
 _ABSENT = object()
+# Whether a checkpoint that begins now is ours, whatever model it is of.
+_THREAD = threading.local()
 CONTROL = "recompute_scan_control"
 
 
@@ -295,7 +298,11 @@ class Switch(Arranging):
         self.replace = False
         self.active = True
         self._control = control
-        self._known = {id(layer.module): layer for layer in self.layers}
+        self._layers_around = {
+            id(part): layer
+            for layer in reversed(self.layers)
+            for part in unwrapped(layer.module).modules()
+        }
         lists = Counter[str]()
         for layer in self.layers:
             stem = layer.chosen.name.rpartition(".")[0] or layer.chosen.name
@@ -337,20 +344,19 @@ class Switch(Arranging):
         self._patches.undo()
 
     def _passes(self) -> bool:
-        ours = bool(getattr(self._thread, "ours", False))
-        self._thread.ours = False
+        ours, _THREAD.ours = bool(getattr(_THREAD, "ours", False)), False
         return ours or not self.active
 
     def _takes(self, variant: Variant, asker: Origin) -> bool:
-        return self.replace
+        return self.replace and bool(getattr(self._thread, "mine", False))
 
     def _asker(self, function: object, args: tuple[object, ...], options: Any = ()) -> Origin:
-        within = getattr(self._thread, "layer", None)
         around = (part for one in covered_modules(function, args) for part in one.modules())
-        found = [self._known[id(part)] for part in around if id(part) in self._known]
-        for layer in [*found, *([within] if within is not None else [])]:
-            layer.fixed |= not self.replace
+        mine = [self._layers_around[id(part)] for part in around if id(part) in self._layers_around]
+        for layer in mine:
             layer.theirs |= not self.replace
+            layer.fixed |= layer.theirs
+        self._thread.mine = bool(mine)
         return Origin()
 
     def _put_on(self, layer: Layer, name: str) -> None:
@@ -474,7 +480,7 @@ class Switch(Arranging):
             how["context_fn"] = self._contexts
         if saved is not None:
             saved.entering = True
-        self._thread.ours = True
+        _THREAD.ours = True
         try:
             with self._lap(layer, "whole"):
                 # torch keeps the random states of the devices of tensors among these.
@@ -486,18 +492,14 @@ class Switch(Arranging):
                 self._guard.run(lambda: self._control.ran_out(layer), otherwise=None)
             raise
         finally:
-            self._thread.ours = False
+            _THREAD.ours = False
 
     def _probed(self, layer: Layer, copies: _Copies, args: Any, kwargs: Any) -> Any:
         """The first call, which shows what the layer changes; ``copies`` then has that alone."""
         given = list(tensors_in((args, kwargs)))
         versions = [_version(one) for one in given]
         states = _random_states(given[0])
-        outer, self._thread.layer = getattr(self._thread, "layer", None), layer
-        try:
-            found = layer.original(*args, **kwargs)
-        finally:
-            self._thread.layer = outer
+        found = layer.original(*args, **kwargs)
 
         def learn() -> None:
             known = {(id(holder), key) for holder, key, *_ in copies}
