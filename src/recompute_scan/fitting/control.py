@@ -14,10 +14,11 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -47,6 +48,7 @@ from recompute_scan.result import ActivationPlan
 from recompute_scan.result.run_record import Way, fixed_places
 from recompute_scan.units import ms, plural, size
 
+_T = TypeVar("_T")
 _log = logging.getLogger("recompute_scan.fit")
 _TIMED = 3
 _MOST_BUCKETS = 12
@@ -266,8 +268,7 @@ class Fitted(Control):
             yield
         runs, shapes = self._switch.runs, self._shapes
         calls = {place: self._calls_of(runs, place) for place in shapes}
-        look, key = self._end_look(), self._first
-        assert look is not None, "it was begun"
+        look, key = self._or_none(self._end_look), self._first
         allocated = None
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -275,15 +276,16 @@ class Fitted(Control):
         if self._cuda:
             allocated = int(torch.cuda.max_memory_allocated())
         self._switch._runs = runs
-        one = self._measured(look, times, allocated)
+        one = self._or_none(lambda: self._measured(look, times, allocated))
         model = self._model()
         self._group = None if model is None else group_of(model)
         for way in ("selective", "parts"):
-            choices = from_first(trial(one, self._wish, way, self._lowered), self._group)
+            tried = self._or_none(partial(trial, one, self._wish, way, self._lowered))
+            choices = from_first(tried, self._group)
             if choices is not None:
                 self._arrange(choices.tolist())
                 yield from self._timed(way, times)
-        one = self._measured(look, times, allocated)
+        one = self._or_none(lambda: self._measured(look, times, allocated))
         decision = self._decide(one)
         self._add(key or (0, 0), Bucket(shapes, calls, decision, one))
         laps = self._switch.laps = Laps(cuda=self._cuda)
@@ -385,13 +387,9 @@ class Fitted(Control):
         """The step that was looked at has ended: it gets its own plan."""
         runs, shapes, key = self._switch.runs, self._shapes, self._first
         calls = {place: self._calls_of(runs, place) for place in shapes}
-        look = self._end_look()
-        before = next((one for one in self._buckets.values() if one.measured is not None), None)
-        if look is None or not runs or before is None or before.measured is None:
-            return
+        look = self._or_none(self._end_look)
         self._switch._runs = runs
-        old = before.measured.rehearsal
-        one = self._measured(look, self._times, old.arms[0].allocated_bytes)
+        one = self._or_none(lambda: self._measured(look, self._times, self._allocated))
         self._add(key or (0, 0), Bucket(shapes, calls, self._decide(one), one))
 
     def _plan_again(self) -> None:
@@ -442,17 +440,32 @@ class Fitted(Control):
     def _calls_of(runs: list[tuple[int, int, int]], place: int) -> int:
         return sum(one == place for one, _, _ in runs)
 
-    def _measured(self, look: Look, times: Times, allocated: int | None) -> Measured:
-        self._times = times
+    def _or_none(self, ours: Callable[[], _T]) -> _T | None:
+        """What ours gives; ``None`` where it fails and other ranks wait for a word from this one."""
+        try:
+            return ours()
+        except Exception:
+            if self._group is None:
+                raise
+            _log.exception("fit failed on this rank")
+            return None
+
+    def _measured(self, look: Look | None, times: Times, allocated: int | None) -> Measured:
+        self._times, self._allocated = times, allocated
+        if look is None:
+            raise RuntimeError("no step was looked at")
         return measured(self._switch, look, times, self._cuda, allocated, (-1, "step"))
 
-    def _decide(self, one: Measured) -> Decision:
+    def _decide(self, one: Measured | None) -> Decision:
         """The same on all ranks: the first one's solver decides."""
         ranks = gathered(one, self._group)
         first = self._group is None or torch.distributed.get_rank(self._group) == 0
-        found: Decision = from_first(
-            decide(ranks, self._wish, self._lowered) if first else None, self._group
-        )
+        found: Decision | None = None
+        if first and None not in ranks:
+            found = self._or_none(lambda: decide(ranks, self._wish, self._lowered))
+        found = from_first(found, self._group)
+        if found is None:
+            raise RuntimeError("a rank could not measure its steps")
         return found
 
     def _add(self, key: tuple[int, int], bucket: Bucket) -> None:
