@@ -188,14 +188,14 @@ def test_a_signal_handler_may_raise() -> None:
     def handler(*_: object) -> None:
         raise Own("by signal")
 
-    before = signal.signal(signal.SIGALRM, handler)
+    before = signal.signal(signal.SIGVTALRM, handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.15)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.15)
         with pytest.raises(Own, match="by signal"):
             train("dropout", fit=LIMIT, steps=10_000)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @pytest.mark.filterwarnings("ignore")
