@@ -143,7 +143,9 @@ def _arranged(model: Switched, control: Fitted, rival: str | None) -> None:
     if rival is None:
         model.on = {}
     else:
-        model.on = {name: [] for name in model.names() if rival == "all" or name in rival.split(",")}
+        model.on = {
+            name: [] for name in model.names() if rival == "all" or name in rival.split(",")
+        }
 
 
 def _peak_with(model: Switched, step: Step, control: Fitted, rival: str) -> int:

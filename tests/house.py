@@ -35,9 +35,9 @@ BANNED = frozenset(
 
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
-    "modules": (206, 175),
-    "lines of src": (70_210, 52_000),
-    "lines of tests": (65_000, 46_000),
+    "modules": (211, 175),
+    "lines of src": (71_800, 52_000),
+    "lines of tests": (65_700, 46_000),
     "lines of benchmarks": (5_500, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),

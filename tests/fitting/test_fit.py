@@ -1,4 +1,4 @@
-"""`recompute_scan.fit`: every arrangement computes the same, within its budget, and harms nothing."""
+"""`recompute_scan.fit`: every arrangement computes the same, within its budget."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from recompute_scan.fitting.control import Fitted
 from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
 from tests.plan.oracle import Saved
 
-KINDS = """plain, dropout, batch, batch dropout averaged, counts, average, spectral, random, aux, list,
-tuple, dropout keyword, tied, shared, in place, dropout accumulated, dropout autocast, dropout twice,
-dropout evaluated clipped, penalty, dropout averaged, checkpoint dropout,
+KINDS = """plain, dropout, batch, batch dropout averaged, counts, average, spectral, random, aux,
+list, tuple, dropout keyword, tied, shared, in place, dropout accumulated, dropout autocast,
+dropout twice, dropout evaluated clipped, penalty, dropout averaged, checkpoint dropout,
 checkpoint reentrant dropout""".replace("\n", " ").split(", ")
 
 
@@ -79,8 +79,11 @@ def test_losses_and_state_are_those_of_the_plain_training(kind: str) -> None:
     model, found = train(kind, fit=LIMIT)
     assert found == losses
     assert alike(model, plain)
+    if "checkpoint" in kind:  # the script's own stay
+        assert recompute_scan.fitted(model) is None
+        return
     assert fitted(model).settled
-    if not any(word in kind for word in ("in place", "checkpoint")):
+    if "in place" not in kind:
         assert {KEEP, RECOMPUTE} <= set(choices(model))
 
 

@@ -227,6 +227,9 @@ class Fitted(Control):
             shapes = ()
         self._guard.run(lambda: self._entered(layer, shapes), otherwise=None)
 
+    def met(self) -> None:
+        self._begun = True
+
     def ran_out(self, layer: Layer) -> None:
         self._lowered *= 1 if self._lost else _LOWERED
         if not self._lost:
@@ -258,7 +261,9 @@ class Fitted(Control):
     def _settle(self) -> Iterator[None]:
         yield
         self._cuda = any(w.is_cuda for one in self._switch.layers for w in one.module.parameters())
-        self._report_theirs()
+        if self._report_theirs():
+            self.stop()
+            return
         if self._given is not None:
             yield from self._as_given(self._given)
             return
@@ -441,7 +446,7 @@ class Fitted(Control):
         return sum(one == place for one, _, _ in runs)
 
     def _or_none(self, ours: Callable[[], _T]) -> _T | None:
-        """What ours gives; ``None`` where it fails and other ranks wait for a word from this one."""
+        """Its result; ``None`` where it fails and other ranks wait for this one."""
         try:
             return ours()
         except Exception:
@@ -521,7 +526,8 @@ class Fitted(Control):
         scalars = {"fit_step_ms": step or point.step_ms, "fit_bytes": float(point.peak_bytes)}
         trackers.tell(trackers.Note(self.steps, text, scalars))
 
-    def _report_theirs(self) -> None:
+    def _report_theirs(self) -> bool:
+        """Whether the script checkpoints all layers itself."""
         theirs = self._switch.theirs
         if theirs:
             self._print(
@@ -530,6 +536,7 @@ class Fitted(Control):
             )
         if not self._switch.replace:
             self._switch.detached()
+        return len(theirs) == len(self.names)
 
     def _print(self, text: str) -> None:
         _log.info("%s", text)

@@ -275,6 +275,9 @@ class Control:
     def enter(self, layer: Layer, args: Any, kwargs: Any) -> None:
         """A leading layer is called."""
 
+    def met(self) -> None:
+        """A checkpoint of the script around a layer, or inside one, is called."""
+
     def ran_out(self, layer: Layer) -> None:
         """Memory ran out in a layer: every other one is to be recomputed from here on."""
 
@@ -357,6 +360,8 @@ class Switch(Arranging):
             layer.theirs |= not self.replace
             layer.fixed |= layer.theirs
         self._thread.mine = bool(mine)
+        if mine:
+            self._control.met()
         return Origin()
 
     def _put_on(self, layer: Layer, name: str) -> None:
