@@ -28,7 +28,6 @@ from torch import nn
 from recompute_scan import trackers
 from recompute_scan.cost.plan import Wish
 from recompute_scan.files import write_whole
-from recompute_scan.fitting.laps import Laps
 from recompute_scan.fitting.layer_plan import (
     Decision,
     Measured,
@@ -41,7 +40,7 @@ from recompute_scan.fitting.layer_plan import (
     measured,
     trial,
 )
-from recompute_scan.fitting.layer_switch import Control, Layer, Look, Switch, find_layers
+from recompute_scan.fitting.layer_switch import Control, Laps, Layer, Look, Switch, find_layers
 from recompute_scan.record.isolation import Guard, in_forked_processes
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.result import ActivationPlan
