@@ -284,7 +284,9 @@ class Fitted(Control):
         model = self._model()
         self._group = None if model is None else group_of(model)
         for way in ("selective", "parts"):
-            tried = self._or_none(partial(trial, one, self._wish, way, self._lowered))
+            tried = None
+            if one is not None:
+                tried = self._or_none(partial(trial, one, self._wish, way, self._lowered))
             choices = from_first(tried, self._group)
             if choices is not None:
                 self._arrange(choices.tolist())
