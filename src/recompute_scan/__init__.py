@@ -13,15 +13,29 @@ from recompute_scan._version import __version__
 
 if TYPE_CHECKING:
     from recompute_scan.api import Scan, analyze, compare, load_result
+    from recompute_scan.fitting import fit, fitted
     from recompute_scan.guarding.guard import guard
     from recompute_scan.record.recording import record
 
-__all__ = ["Scan", "__version__", "analyze", "compare", "guard", "load_result", "record", "step"]
+__all__ = [
+    "Scan",
+    "__version__",
+    "analyze",
+    "compare",
+    "fit",
+    "fitted",
+    "guard",
+    "load_result",
+    "record",
+    "step",
+]
 
 _WHERE = {
     "Scan": "api",
     "analyze": "api",
     "compare": "api",
+    "fit": "fitting",
+    "fitted": "fitting",
     "guard": "guarding.guard",
     "load_ipython_extension": "integrations.cells",
     "load_result": "api",

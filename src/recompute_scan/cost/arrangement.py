@@ -264,7 +264,7 @@ def silent_solver(time_limit_s: float) -> tuple[ModuleType, Any]:
 # For all solutions that are asked for together, and for each of them at least. Where layers are
 # alike, what is found within a second stays, and the rest goes into proving it: of the 32 layers of
 # Llama-2-7B, 2.5 s give steps within 0.02 % of the steps that 10 s give.
-_TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
+TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
 # The solver gets MiB, so that its coefficients are of one size.
 _SCALE = 2.0**20
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
@@ -353,21 +353,35 @@ class Arrangements(Struct, frozen=True):
         best = self.solve(step_ms=float("inf"))
         return self.peak(best if best is not None else self.everything)
 
-    def solve(self, *, budget: int | None = None, step_ms: float | None = None) -> Choices | None:
+    def solve(
+        self,
+        *,
+        budget: int | None = None,
+        step_ms: float | None = None,
+        limit_s: float = TIME_LIMIT_S,
+    ) -> Choices | None:
         """The fastest arrangement within a budget, or the smallest within a step time.
+
+        Args:
+            budget: Bytes.
+            step_ms: The step time.
+            limit_s: Seconds after which the best one so far is taken.
 
         Returns:
             One entry per module; ``None`` where nothing fits.
         """
         if budget is not None:
-            return self.solve_each((budget,))[0]
-        found = self._program().smallest(step_ms if step_ms is not None else float("inf"))
+            return self.solve_each((budget,), limit_s)[0]
+        found = self._program(limit_s).smallest(step_ms if step_ms is not None else float("inf"))
         return None if found is None else _in_order(self, found, self.peak(found))
 
-    def solve_each(self, budgets: Sequence[int]) -> list[Choices | None]:
+    def solve_each(
+        self, budgets: Sequence[int], limit_s: float = TIME_LIMIT_S
+    ) -> list[Choices | None]:
         """The fastest arrangement within each of these budgets, as :meth:`solve` gives it."""
         # To make it takes longer than most solutions.
-        program = self._program(max(_LEAST_S, _TIME_LIMIT_S / max(1, len(budgets))))
+        least = min(_LEAST_S, limit_s)
+        program = self._program(max(least, limit_s / max(1, len(budgets))))
         each: list[Choices | None] = []
         for budget in budgets:
             found = program.fastest(budget)
@@ -376,7 +390,7 @@ class Arrangements(Struct, frozen=True):
             each.append(None if found is None else _in_order(self, found, budget))
         return each
 
-    def _program(self, limit_s: float = _TIME_LIMIT_S) -> _ZeroOneProgram:
+    def _program(self, limit_s: float = TIME_LIMIT_S) -> _ZeroOneProgram:
         return _ZeroOneProgram(self, limit_s)
 
 

@@ -29,6 +29,7 @@ from recompute_scan.cost.arrangement import (
     PART,
     RECOMPUTE,
     SELECTIVE,
+    TIME_LIMIT_S,
     Arrangements,
     Choices,
     moments,
@@ -370,20 +371,21 @@ class Planner:
         each = min(free) // (len(ranks) if ranks[0].device == "cpu" else 1) if free else None
         self.budget = wish.budget(self.today.peak_bytes, each)
 
-    def best(self, less: int = 0) -> Choices:
+    def best(self, less: int = 0, limit_s: float = TIME_LIMIT_S) -> Choices:
         """The best arrangement within the limit.
 
         Args:
             less: Bytes by which the budget is to be kept.
+            limit_s: Seconds after which the solver's best one so far is taken.
 
         Raises:
             RunError: None keeps it (``E332``).
         """
         model, wish = self.arrangements, self._wish
         if wish.kind == "time":
-            found = model.solve(step_ms=wish.amount)
+            found = model.solve(step_ms=wish.amount, limit_s=limit_s)
         elif self.budget is not None:
-            found = model.solve(budget=self.budget - less)
+            found = model.solve(budget=self.budget - less, limit_s=limit_s)
         else:
             raise RunError(
                 "E332",
@@ -394,9 +396,15 @@ class Planner:
             raise self._impossible()
         return found
 
-    def plan(self, chosen: Choices) -> ActivationPlan:
-        """The plan with this arrangement, its setting and proof still open."""
+    def plan(self, chosen: Choices, *, curve: bool = True) -> ActivationPlan:
+        """The plan with this arrangement, its setting and proof still open.
+
+        Args:
+            chosen: The arrangement.
+            curve: Whether the other best ones are found too, which takes seconds.
+        """
         model = self.arrangements
+        least = model.solve(step_ms=float("inf")) if curve else model.everything
         ran = any(arm.way == "keep" for arm in self._rehearsal.arms)
         worked_out = () if ran else (_NEVER_RAN,)
         return ActivationPlan(
@@ -405,10 +413,10 @@ class Planner:
             budget_bytes=self.budget,
             limit_ms=self._wish.amount if self._wish.kind == "time" else None,
             today=self.today,
-            least=self.point(model.solve(step_ms=float("inf"))),
+            least=self.point(least),
             most=self.point(model.nothing),
             plan=self.point(chosen),
-            curve=self._curve(),
+            curve=self._curve() if curve else (),
             modules=tuple(self._module(place, chosen) for place in self._modules),
             setting=(),
             code="",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,6 +27,7 @@ from recompute_scan.record.bypass import Askers, Bypass
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import (
     ModuleIndex,
+    ModuleName,
     covered_modules,
     real_class_name,
     root_modules,
@@ -63,7 +64,7 @@ def candidates(covered: Sequence[nn.Module]) -> tuple[tuple[Chosen, ...], tuple[
     index = ModuleIndex()
     index.rebuild()
     today = {id(unwrapped(module)) for module in covered}
-    repeated = [module for root in root_modules() for module in _blocks(root)]
+    repeated = [module for root in root_modules() for module in blocks(root)]
     inside = {id(part): place for place, block in enumerate(repeated) for part in block.modules()}
     picked = list(repeated)
     for module in map(unwrapped, covered):
@@ -85,26 +86,29 @@ def candidates(covered: Sequence[nn.Module]) -> tuple[tuple[Chosen, ...], tuple[
         if name:
             whole = bool(inner & today - {id(part) for part in _parts(module)})
             found.append(Chosen(module, name, kind, whole or around))
-    found = _of_one_name(found)
+    found = of_one_name(found)
     remarks = tuple(
         f"{number} of {kind} keep what they save: batch normalization in them would update its "
         "running statistics once more in every recompute."
         for kind, number in normed.items()
     )
-    return (*found, *_of_one_name(_parts_of(found, today, index))), remarks
+    return (*found, *of_one_name(parts_among(found, today, index.look_up))), remarks
 
 
-def _parts_of(found: Sequence[Chosen], today: set[int], index: ModuleIndex) -> list[Chosen]:
+def parts_among(
+    found: Sequence[Chosen], today: set[int], look_up: Callable[[list[nn.Module]], ModuleName]
+) -> list[Chosen]:
+    """The parts of these modules; ``look_up`` gives their names."""
     parts = [(place, part) for place, one in enumerate(found) for part in _parts(one.module)]
     times = Counter(id(part) for _, part in parts)
     return [
-        Chosen(part, index.look_up([part]).name, real_class_name(part), id(part) in today, place)
+        Chosen(part, look_up([part]).name, real_class_name(part), id(part) in today, place)
         for place, part in parts
         if times[id(part)] == 1
     ]
 
 
-def _of_one_name(found: Sequence[Chosen]) -> list[Chosen]:
+def of_one_name(found: Sequence[Chosen]) -> list[Chosen]:
     """The modules that have a name that no other has."""
     names = Counter(one.name for one in found)
     return [one for one in found if one.name and names[one.name] == 1]
@@ -122,7 +126,7 @@ def _parts(module: nn.Module) -> list[nn.Module]:
     return found if len(found) <= _MOST_PARTS else []
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The outermost blocks that a list of the model, or the model itself, has several alike of."""
     parts = [part for part in module._modules.values() if part is not None]
     kinds: Counter[str] = Counter()
@@ -130,13 +134,13 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
         kinds.update(real_class_name(unwrapped(part)) for part in parts)
     for part in parts:
         one = unwrapped(part)
-        if kinds[real_class_name(one)] > 1 and _is_block(one):
+        if kinds[real_class_name(one)] > 1 and is_block(one):
             yield one
         else:
-            yield from _blocks(part)
+            yield from blocks(part)
 
 
-def _is_block(module: nn.Module) -> bool:
+def is_block(module: nn.Module) -> bool:
     """Is it made of several layers? One alone saves little more than a checkpoint keeps."""
     if isinstance(module, _LISTS):
         return False
@@ -365,7 +369,7 @@ class Arranging(Bypass):
         looks = self.active and can_be_selective() and not is_part
         try:
             with (
-                saved.running(run, _tensors((args, kwargs))),
+                saved.running(run, tensors_in((args, kwargs))),
                 _Heavy(saved, self.heavy, self.met) if looks else nullcontext(),
             ):
                 self._runs.append((place, saved.now, before if is_part else -1))
@@ -409,10 +413,10 @@ class Arranging(Bypass):
         times[place] = times.get(place, 0.0) + ms
 
 
-def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors in arguments, a few containers deep."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < 4 and isinstance(value, (tuple, list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item, depth + 1)
+            yield from tensors_in(item, depth + 1)

@@ -106,7 +106,8 @@ class Guard:
         left_out: What could not be recorded because of something unforeseen, one sentence each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "the recording") -> None:
+        self._what = what
         self.failure: str | None = None
         self.is_bug = False
         self.on_failure: Callable[[], None] = lambda: None
@@ -225,7 +226,7 @@ class Guard:
         if self.failure is None:
             self.is_bug = not is_device_error(error)
             self.failure = (
-                f"A bug in recompute-scan ended the recording, and the script went on: "
+                f"A bug in recompute-scan ended {self._what}, and the script went on: "
                 f"{_in_a_line(error)}{_place(error.__traceback__)} [E702]"
                 if self.is_bug
                 else f"Recording ended when the GPU failed: {_in_a_line(error)}."

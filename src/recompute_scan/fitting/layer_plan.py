@@ -1,0 +1,292 @@
+"""The plan of a live training: from its first steps to an arrangement within a budget.
+
+The measurements take the form of a rehearsal, so that the planner of ``recompute-scan plan`` finds
+the arrangement. A step that recomputes everything is timed whole; without checkpoints it would take
+less by the times of the layers' recomputes and of torch's work around these, which is measured in
+the forward pass and counts once more for the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from msgspec import Struct
+from torch import nn
+
+from recompute_scan.cost.arrangement import (
+    KEEP,
+    OFFLOAD,
+    PART,
+    RECOMPUTE,
+    SELECTIVE,
+    Choices,
+)
+from recompute_scan.cost.plan import Planner, Wish
+from recompute_scan.errors import InputError, RunError
+from recompute_scan.files import content
+from recompute_scan.fitting.layer_switch import Layer, Look, Switch
+from recompute_scan.record.modules import root_modules
+from recompute_scan.record.rehearsal import free_bytes
+from recompute_scan.result import ActivationPlan
+from recompute_scan.result.run_record import (
+    ArmMeasured,
+    Candidate,
+    ModuleRun,
+    Rehearsal,
+    Way,
+    parts_of,
+    whole_places,
+)
+
+Times = Mapping[Way, Mapping[tuple[int, str], float]]
+SOLVER_S = 1.0
+# Each arm counts as one that was measured often enough to be compared.
+_STEPS = 8
+# What a selective checkpoint takes of a whole one until it is measured.
+_GUESS = 0.5
+# Of a GPU's memory, what is not allocated in the steps so far.
+_TRIAL_SHARE = 0.97
+
+
+class Decision(Struct, frozen=True):
+    """An arrangement for all ranks.
+
+    Attributes:
+        choices: One for each layer and part.
+        plan: The same for people, with what it is predicted to take.
+        fits: Whether it keeps the limit; else it takes the least memory.
+    """
+
+    choices: tuple[int, ...]
+    plan: ActivationPlan
+    fits: bool
+
+
+class Measured(Struct, frozen=True):
+    """The first steps of one rank.
+
+    Attributes:
+        rehearsal: Storages, runs and levels of the step that was looked at.
+        total: Bytes that the GPU has, or ``None``.
+        apart: Bytes that torch's allocator holds unused on it.
+    """
+
+    rehearsal: Rehearsal
+    total: int | None
+    apart: int = 0
+
+
+def measured(
+    switch: Switch, look: Look, times: Times, cuda: bool, allocated: int | None, step_key: Any
+) -> Measured:
+    """What the look and the times show of this rank."""
+    runs = switch.runs
+    parts: list[set[int]] = [set() for _ in runs]
+    for run, (_, _, around) in enumerate(runs):
+        if around >= 0:
+            parts[around].add(run)
+    fixed = {layer.place for layer in switch.layers if layer.fixed}
+    candidates = tuple(_candidate(layer, times) for layer in switch.layers)
+    safe = times["recompute"][step_key]
+    whole = sum(candidates[place].again_ms for place in whole_places(candidates))
+    keep = max(0.1 * safe, safe - whole)
+    steps: dict[Way, float] = {"today": safe, "recompute": safe, "keep": keep}
+    if switch.met:
+        steps["selective"] = keep + sum(one.selective_ms for one in candidates)
+    if len(parts_of(candidates)) < len(candidates):
+        steps["parts"] = keep + sum(one.again_ms for one in candidates if one.part_of >= 0)
+    rehearsal = Rehearsal(
+        rank=dist.get_rank() if _distributed() else 0,
+        device="cuda" if cuda else "cpu",
+        candidates=candidates,
+        runs=tuple(
+            ModuleRun(
+                place,
+                begin,
+                -1 if place in fixed else look.backward_began(run, parts[run]),
+                around,
+            )
+            for run, (place, begin, around) in enumerate(runs)
+        ),
+        storages=look.storages(),
+        arms=tuple(
+            ArmMeasured(way, (ms,) * _STEPS, look.peak, allocated) for way, ms in steps.items()
+        ),
+        free_bytes=free_bytes("cuda", allocated or 0) if cuda else free_bytes("cpu", 0),
+        operators=tuple(switch.met),
+        levels=tuple(look.allocated),
+        fullest=tuple(look.fullest),
+    )
+    if not cuda:
+        return Measured(rehearsal, None)
+    reserved = torch.cuda.max_memory_reserved() - torch.cuda.max_memory_allocated()
+    return Measured(rehearsal, int(torch.cuda.mem_get_info()[1]), max(0, reserved))
+
+
+def _candidate(layer: Layer, times: Times) -> Candidate:
+    place, one = layer.place, layer.chosen
+    own = times.get("parts" if layer.is_part else "recompute", {})
+    inner = own.get((place, "inner"), 0.0)
+    around = max(0.0, own.get((place, "whole"), 0.0) - inner)
+    again = own.get((place, "again"), 0.0) + 2 * around
+    partly = times.get("selective", {})
+    selective = _GUESS * again
+    if (place, "again") in partly:
+        selective = max(0.0, partly[place, "whole"] - inner) + partly[place, "again"] + around
+    weights = (getattr(one, "_local_tensor", one) for one in one.module.parameters())
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    return Candidate(
+        one.name,
+        one.class_name,
+        True,
+        again,
+        0.0 if layer.is_part else selective,
+        size,
+        one.part_of,
+    )
+
+
+def budget_of(wish: Wish, ranks: Sequence[Measured], lowered: float) -> Wish:
+    """The limit in bytes; a share is of the GPU's memory, or on a CPU of what is saved when nothing
+    is recomputed.
+    """
+    if wish.kind == "time":
+        return wish
+    if ranks[0].total is None:
+        model = Planner([one.rehearsal for one in ranks], wish).arrangements
+        most = model.peak(model.nothing)
+        free = min((one.rehearsal.free_bytes or 0) for one in ranks) // len(ranks)
+        amount = wish.budget(0 if wish.kind == "free" else most, free)
+    else:
+        has = min((one.total or 0) - one.apart for one in ranks)
+        today = max(one.rehearsal.arms[0].allocated_bytes or 0 for one in ranks)
+        free = min((one.rehearsal.free_bytes or 0) - one.apart for one in ranks)
+        asked = wish.budget(today if wish.kind == "free" else has, free)
+        amount = min(asked or has, today + max(0, free))
+    return Wish("bytes", lowered * (amount or 0), wish.text)
+
+
+def decide(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Decision:
+    """The best arrangement within the limit, else the one of least memory."""
+    planner = Planner([one.rehearsal for one in ranks], budget_of(wish, ranks, lowered))
+    fits = True
+    try:
+        chosen = planner.best(limit_s=SOLVER_S)
+    except RunError:
+        chosen, fits = planner.arrangements.everything, False
+    return Decision(tuple(chosen.tolist()), planner.plan(chosen, curve=False), fits)
+
+
+def trial(one: Measured, wish: Wish, way: Way, lowered: float) -> Choices | None:
+    """As many layers this way as fit, the first of every class among them; ``None`` for none."""
+    planner = Planner([one.rehearsal], budget_of(wish, [one], lowered))
+    model, parts = planner.arrangements, parts_of(one.rehearsal.candidates)
+    choices = model.everything
+    met: dict[str, int] = {}
+    order = []
+    for place in parts:
+        kind = model.candidates[place].module_class
+        met[kind] = met.get(kind, 0) + 1
+        order.append((met[kind], place))
+    limit = (planner.budget or 0) * _TRIAL_SHARE
+    found = None
+    for _, place in sorted(order):
+        tried = choices.copy()
+        if way == "selective" and SELECTIVE in model.options(place):
+            tried[place] = SELECTIVE
+        elif way == "parts" and any(n in model.parts for n in parts[place]):
+            tried[place] = KEEP
+            tried[[n for n in parts[place] if n in model.parts]] = PART
+        else:
+            continue
+        tried = model.followed(tried)
+        if wish.kind != "time" and model.peak(tried) > limit:
+            break
+        found = choices = tried
+    return found
+
+
+def group_of(model: nn.Module) -> Any:
+    """The processes that train this model together; ``None`` where it is this one alone."""
+    if not _distributed() or dist.get_world_size() == 1:
+        return None
+    for root in root_modules():
+        for module in root.modules():
+            group = getattr(module, "process_group", None)
+            if isinstance(group, dist.ProcessGroup) and any(
+                part is model for part in module.modules()
+            ):
+                return group if dist.get_world_size(group) > 1 else None
+    for weight in model.parameters():
+        mesh = getattr(weight, "device_mesh", None)
+        if mesh is not None:
+            if mesh.size() == dist.get_world_size():
+                return dist.group.WORLD
+            return mesh.get_group() if mesh.ndim == 1 and mesh.size() > 1 else None
+    return None
+
+
+def gathered(value: Any, group: Any) -> list[Any]:
+    """What every rank of the group gives, in the order of ranks."""
+    if group is None:
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
+def from_first(value: Any, group: Any) -> Any:
+    """What the group's first rank gives."""
+    if group is None:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    return box[0]
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def read_plan(path: Path) -> ActivationPlan:
+    """A plan that :meth:`Fitted.save` wrote, or that a ``result.json`` of ``plan`` has.
+
+    Raises:
+        InputError: It is neither (``E306``).
+    """
+    try:
+        data = content(path)
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(data, type=ActivationPlan)
+        return msgspec.json.decode(data, type=_WithPlan).plan
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
+        raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
+
+
+class _WithPlan(Struct):
+    plan: ActivationPlan
+
+
+def choices_of(plan: ActivationPlan, layers: Iterable[Layer]) -> tuple[int, ...] | None:
+    """What a plan does with each layer; ``None`` where it is of another model."""
+    named = {one.module: one for one in plan.modules}
+    alone = {name for one in plan.modules for name in one.names_of_parts(one.parts)}
+    found: list[int] = []
+    for layer in layers:
+        name = layer.chosen.name
+        if layer.is_part:
+            found.append(PART if name in alone else KEEP)
+            continue
+        if name not in named:
+            return None
+        one = named[name]
+        how = SELECTIVE if one.selective else RECOMPUTE if one.recompute else KEEP
+        found.append(OFFLOAD if one.offloaded else how)
+    return tuple(np.array(found, np.int8).tolist())

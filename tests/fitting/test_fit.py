@@ -1,0 +1,395 @@
+"""`recompute_scan.fit`: every arrangement computes the same, within its budget."""
+
+from __future__ import annotations
+
+import gc
+import io
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recompute_scan
+from recompute_scan.cost.arrangement import KEEP, RECOMPUTE
+from recompute_scan.errors import InputError, UsageError
+from recompute_scan.fitting.control import Fitted
+from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
+from tests.plan.oracle import Saved
+
+KINDS = """plain, dropout, batch, batch dropout averaged, counts, average, spectral, random, aux,
+list, tuple, dropout keyword, tied, shared, in place, dropout accumulated, dropout autocast,
+dropout twice, dropout evaluated clipped, penalty, dropout averaged, checkpoint dropout,
+checkpoint reentrant dropout""".replace("\n", " ").split(", ")
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    gc.collect()  # a fitted model that is gone takes its hooks along
+
+
+def fitted(model: Any) -> Fitted:
+    found = recompute_scan.fitted(model)
+    assert found is not None
+    assert found.failure is None
+    return found
+
+
+def choices(model: Any) -> list[int]:
+    return [one.choice for one in fitted(model)._switch.layers if not one.is_part]
+
+
+def peak_of(model: Any, tokens: Any) -> int:
+    """Most that a step saves, by an oracle that knows nothing of fit."""
+    saved = Saved(model)
+    hook: Any = torch.utils.checkpoint._recomputation_hook  # type: ignore[attr-defined]
+
+    class Counting(hook):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            inner: Any = vars(self)["pack_hook"]
+            saved.again.clear()
+
+            def pack(tensor: torch.Tensor) -> Any:
+                saved.saved_again(tensor)
+                return inner(tensor)
+
+            self.pack_hook = pack
+
+    torch.utils.checkpoint._recomputation_hook = Counting  # type: ignore[attr-defined]
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
+            loss_of(model, tokens).backward()
+    finally:
+        torch.utils.checkpoint._recomputation_hook = hook  # type: ignore[attr-defined]
+    return saved.peak
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_state_are_those_of_the_plain_training(kind: str) -> None:
+    plain, losses = train(kind)
+    model, found = train(kind, fit=LIMIT)
+    assert found == losses
+    assert alike(model, plain)
+    if "checkpoint" in kind:  # the script's own stay
+        assert recompute_scan.fitted(model) is None
+        return
+    assert fitted(model).settled
+    if "in place" not in kind:
+        assert {KEEP, RECOMPUTE} <= set(choices(model))
+
+
+@pytest.mark.parametrize("variant", ["", "reentrant"])
+def test_checkpoints_of_the_script_are_replaced_where_asked(
+    variant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = f"checkpoint dropout {variant}"
+    _, losses = train(kind)
+    model, found = train(kind, fit=LIMIT, replace=True)
+    assert found == losses
+    assert {KEEP, RECOMPUTE} <= set(choices(model))
+    recompute_scan.fit(model, LIMIT)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss_of(model, torch.randint(0, WORDS, (4, 16))).backward()
+    optimizer.step()
+    assert "the script checkpoints 6 layers itself" in capsys.readouterr().err
+
+
+def test_the_peak_is_the_predicted_one_and_within_the_limit() -> None:
+    tokens = torch.randint(0, WORDS, (4, 16))
+    for limit in ("50%", "70%", "95%"):
+        model, _ = train(fit=limit)
+        plan = fitted(model).plan
+        assert plan is not None
+        assert plan.budget_bytes is not None
+        assert plan.plan.peak_bytes <= plan.budget_bytes
+        assert peak_of(model, tokens) == plan.plan.peak_bytes
+
+
+def test_a_plan_is_saved_and_begun_with(tmp_path: Path) -> None:
+    model, losses = train("dropout", fit=LIMIT)
+    path = tmp_path / "plan.json"
+    fitted(model).save(path)
+    again, found = train("dropout", fit=LIMIT, plan=path, steps=20)
+    assert found == losses
+    assert choices(again) == choices(model)
+    assert fitted(again).plan == fitted(model).plan
+    path.write_text("{}")
+    with pytest.raises(InputError, match="E306"):
+        train(fit=LIMIT, plan=path)
+
+
+def test_longer_inputs_get_arrangements_of_their_own() -> None:
+    def length(step: int) -> int:
+        return (16, 16, 8, 16, 24, 12)[step % 6] if step < 30 else (16, 64)[step % 2]
+
+    _, losses = train("dropout", steps=40, length=length)
+    model, found = train("dropout", fit=LIMIT, steps=40, length=length)
+    assert found == losses
+    buckets = fitted(model)._buckets.values()
+    assert len(buckets) >= 3
+    assert all(peak <= limit for peak, limit in map(_peak_and_limit, buckets))
+
+
+def _peak_and_limit(bucket: Any) -> tuple[int, int]:
+    plan = bucket.decision.plan
+    return plan.plan.peak_bytes, plan.budget_bytes
+
+
+@pytest.mark.parametrize("kind", ["plain", "dropout"])
+def test_a_kept_layer_that_runs_out_of_memory_runs_again_with_a_checkpoint(kind: str) -> None:
+    raised = []
+
+    def fail_once(model: Any) -> None:
+        def hook(module: Any, _: Any) -> None:
+            control = recompute_scan.fitted(model)
+            if control and control.settled and not raised and model.layers[5].kind == kind:
+                raised.append(control.steps)
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+        model.layers[5].down.register_forward_pre_hook(hook)
+
+    _, losses = train(kind)
+    model, found = train(kind, fit="99%", prepare=fail_once)
+    assert raised
+    assert found == losses
+    assert fitted(model)._lowered < 1
+
+
+class Own(Exception):
+    """One of the script's."""
+
+
+@pytest.mark.parametrize("call", [1, 2, 4, 9, 14, 25])
+@pytest.mark.parametrize("kind", [Own, RuntimeError, KeyboardInterrupt])
+def test_exceptions_of_the_script_pass(call: int, kind: type[BaseException]) -> None:
+    error, calls = kind("mine"), []
+
+    def fail(model: Any) -> None:
+        def hook(*_: Any) -> None:
+            calls.append(1)
+            if len(calls) == call:
+                raise error
+
+        model.layers[2].down.register_forward_pre_hook(hook)
+
+    with pytest.raises(kind, match="mine") as caught:
+        train("dropout", fit=LIMIT, prepare=fail)
+    assert caught.value is error
+    assert error.__context__ is None
+
+
+def test_a_signal_handler_may_raise() -> None:
+    def handler(*_: object) -> None:
+        raise Own("by signal")
+
+    before = signal.signal(signal.SIGVTALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.15)
+        with pytest.raises(Own, match="by signal"):
+            train("dropout", fit=LIMIT, steps=10_000)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_bug_of_ours_leaves_the_training_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plain, losses = train("dropout")
+    for name in ("decide", "measured", "trial"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"recompute_scan.fitting.control.{name}", lambda *_: 1 / 0)
+            kept: list[Any] = []
+            model, found = train(
+                "dropout",
+                fit=LIMIT,
+                prepare=lambda made, kept=kept: kept.append(recompute_scan.fitted(made)),
+            )
+        assert found == losses
+        assert alike(model, plain)
+        assert "ZeroDivisionError" in kept[0].failure
+        assert recompute_scan.fitted(model) is None
+
+
+def test_copies_and_pickles_are_plain_models() -> None:
+    model, _ = train("dropout", fit=LIMIT)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    assert b"recompute_scan" not in buffer.getvalue()
+    buffer.seek(0)
+    again = torch.load(buffer, weights_only=False)
+    again.eval()
+    tokens = torch.randint(0, WORDS, (2, 8))
+    model.eval()
+    assert torch.equal(again(tokens)[0], model(tokens)[0])
+    assert recompute_scan.fitted(again) is None
+    Net("dropout").load_state_dict(model.state_dict())
+    fitted(model).stop()
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_model_without_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    assert recompute_scan.fit(model, "50%") is model
+    assert "fit found no layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limits", [{"memory": "much"}, {"memory": 0}, {"step_time_ms": -1.0}])
+def test_limits_that_are_none(limits: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="E232"):
+        recompute_scan.fit(Net(), **limits)
+
+
+def test_a_limit_that_nothing_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    _, losses = train()
+    model, found = train(fit=1000)
+    assert found == losses
+    assert set(choices(model)) == {RECOMPUTE}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["before", "after", "whole"])
+def test_compiled_blocks(how: str) -> None:
+    def compiled(fit: bool) -> tuple[Any, list[float]]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Net(layers=4)
+
+        def compile_blocks() -> None:
+            for layer in model.layers:
+                layer.compile(backend="aot_eager")
+
+        if how == "before":
+            compile_blocks()
+        if fit:
+            recompute_scan.fit(model, LIMIT, quiet=True)
+        if how == "after":
+            compile_blocks()
+        runs: Any = torch.compile(model, backend="aot_eager") if how == "whole" else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        found = []
+        for step in range(14):
+            tokens = torch.arange(32).view(2, 16) + step
+            loss = loss_of(runs, tokens)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return model, found
+
+    _, losses = compiled(False)
+    model, found = compiled(True)
+    assert found == losses
+    assert fitted(model).settled == (how != "whole")
+
+
+def test_a_frozen_layer_that_is_trained_later_is_planned_again() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    model.words.requires_grad_(False)
+    model.layers[:3].requires_grad_(False)
+    recompute_scan.fit(model, "50%", quiet=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tokens = torch.randint(0, WORDS, (4, 16))
+    for step in range(24):
+        if step == 16:
+            model.requires_grad_(True)
+        loss_of(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    plan = fitted(model).plan
+    assert plan is not None
+    assert peak_of(model, tokens) == plan.plan.peak_bytes
+
+
+def test_two_models_with_two_optimizers() -> None:
+    def both(fit: bool) -> tuple[list[Any], list[float]]:
+        torch.manual_seed(0)
+        models, found = [Net("dropout", 4), Net(layers=4)], []
+        for model in models if fit else ():
+            recompute_scan.fit(model, LIMIT, quiet=True)
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+        for step in range(30):
+            tokens = torch.arange(32).view(2, 16) + step % 7
+            for model, optimizer in zip(models, optimizers, strict=True):
+                with torch.no_grad():
+                    other = models[0](tokens)[0].argmax(-1)
+                loss = loss_of(model, tokens) - 0.1 * loss_of(model, other)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.item())
+        return models, found
+
+    _, losses = both(False)
+    models, found = both(True)
+    assert found == losses
+    assert all(fitted(model).settled for model in models)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_model_of_transformers(lora: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_dropout=0.1,
+    )
+
+    def trained(fit: bool) -> tuple[Any, list[float]]:
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+        if lora:
+            peft = pytest.importorskip("peft")
+            model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+        if fit:
+            recompute_scan.fit(model, LIMIT, quiet=True)
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        found = []
+        for step in range(14):
+            tokens = torch.arange(32).view(2, 16) + step
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        with torch.no_grad():
+            found.append(model.eval().generate(input_ids=tokens, max_new_tokens=3).sum().item())
+        return model, found
+
+    _, losses = trained(False)
+    model, found = trained(True)
+    assert found == losses
+    assert fitted(model).settled
+    assert set(choices(model)) != {RECOMPUTE}
+
+
+def test_a_call_costs_little_once_it_is_settled() -> None:
+    model, _ = train(fit="100%")
+    control = fitted(model)
+    layer = control._switch.layers[0]
+    kept, tokens = model.layers[0], torch.rand(4, 16, 32)
+    began = time.perf_counter()
+    for _ in range(1000):
+        control.enter(layer, (tokens,), {})
+        layer.calls = 0
+        control._begun = True
+        control.boundary()
+    assert time.perf_counter() - began < 0.1  # a tenth of a millisecond per step
+    assert kept.forward.__func__.__name__ == "forward"
