@@ -87,7 +87,8 @@ def _row(table: Table, title: str, name: str, case: Planted, layers: int, pairs:
         return case.make(layers, repaired, marked)
 
     found = watched(made())
-    of_kind = [one for one in (*found.work, *found.kept) if one.kind == case.kind]
+    every: list[Any] = [*found.work, *found.kept]
+    of_kind = [one for one in every if one.kind == case.kind]
     lines = _lines(name)
     # The work of a backward pass or a recompute is named by lines of the forward.
     at = {_line(one) for one in of_kind}
@@ -227,7 +228,7 @@ def true_peak(step: Step) -> int:
         step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
-    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = seen.profiler.kineto_results.events()
     changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
     alive = most = 0
     for _, change in sorted(changes, key=lambda one: one[0]):

@@ -22,6 +22,8 @@ LIMIT = "60%"
 class Block(nn.Module):
     """A layer; ``kind`` says what else it does."""
 
+    average: Tensor
+
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
@@ -35,7 +37,7 @@ class Block(nn.Module):
         if "average" in kind:
             self.register_buffer("average", torch.zeros(WIDTH))
         if "spectral" in kind:
-            self.down = nn.utils.parametrizations.spectral_norm(self.down)
+            nn.utils.parametrizations.spectral_norm(self.down)
 
     def forward(self, x: Tensor, losses: Any = None, *, scale: float = 1.0) -> Any:
         if "in place" in self.kind:
@@ -75,7 +77,8 @@ class Net(nn.Module):
             self.layers[3] = self.layers[1]
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Any]:
-        x, extra, losses = self.words(tokens), 0.0, [] if "list" in self.kind else None
+        x, extra = self.words(tokens), 0.0
+        losses: list[Tensor] | None = [] if "list" in self.kind else None
         for layer in self.layers:
             if "checkpoint" in self.kind:
                 x = checkpoint(layer, x, use_reentrant="reentrant" in self.kind)
@@ -136,7 +139,9 @@ def train(
         if "averaged" in kind and step % 5 == 4:
             other = copy.deepcopy(model)
             loss_of(other, tokens).backward()
-            losses.append(sum(p.grad.sum().item() for p in other.parameters()))
+            losses.append(
+                sum(p.grad.sum().item() for p in other.parameters() if p.grad is not None)
+            )
     return model, [value.hex() for value in losses]
 
 

@@ -7,6 +7,7 @@ import io
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ def fitted(model: Any) -> Fitted:
     return found
 
 
+def _note(kept: list[Any], model: Any) -> None:
+    kept.append(recompute_scan.fitted(model))
+
+
 def choices(model: Any) -> list[int]:
     return [one.choice for one in fitted(model)._switch.layers if not one.is_part]
 
@@ -50,7 +55,8 @@ def choices(model: Any) -> list[int]:
 def peak_of(model: Any, tokens: Any) -> int:
     """Most that a step saves, by an oracle that knows nothing of fit."""
     saved = Saved(model)
-    hook: Any = torch.utils.checkpoint._recomputation_hook  # type: ignore[attr-defined]
+    module: Any = torch.utils.checkpoint
+    hook: Any = module._recomputation_hook
 
     class Counting(hook):
         def __init__(self, *args: Any) -> None:
@@ -64,12 +70,12 @@ def peak_of(model: Any, tokens: Any) -> int:
 
             self.pack_hook = pack
 
-    torch.utils.checkpoint._recomputation_hook = Counting  # type: ignore[attr-defined]
+    module._recomputation_hook = Counting
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
             loss_of(model, tokens).backward()
     finally:
-        torch.utils.checkpoint._recomputation_hook = hook  # type: ignore[attr-defined]
+        module._recomputation_hook = hook
     return saved.peak
 
 
@@ -146,7 +152,7 @@ def _peak_and_limit(bucket: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("kind", ["plain", "dropout"])
 def test_a_kept_layer_that_runs_out_of_memory_runs_again_with_a_checkpoint(kind: str) -> None:
-    raised = []
+    raised: list[Any] = []
 
     def fail_once(model: Any) -> None:
         def hook(module: Any, _: Any) -> None:
@@ -213,7 +219,7 @@ def test_a_bug_of_ours_leaves_the_training_alone(
             model, found = train(
                 "dropout",
                 fit=LIMIT,
-                prepare=lambda made, kept=kept: kept.append(recompute_scan.fitted(made)),
+                prepare=partial(_note, kept),
             )
         assert found == losses
         assert alike(model, plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from torch import nn
 
@@ -14,16 +15,18 @@ from recompute_scan.fitting.control import Fitted
 from recompute_scan.fitting.layer_plan import read_plan
 from recompute_scan.fitting.layer_switch import CONTROL
 
+_Model = TypeVar("_Model", bound=nn.Module)
+
 
 def fit(
-    model: nn.Module,
+    model: _Model,
     memory: str | int | None = None,
     *,
     step_time_ms: float | None = None,
     replace: bool = False,
     plan: str | os.PathLike[str] | None = None,
     quiet: bool = False,
-) -> nn.Module:
+) -> _Model:
     """The same model, which chooses its checkpoints in its first training steps.
 
     Every arrangement computes the same losses and gradients. A step ends with the optimizer's, or
