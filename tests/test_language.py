@@ -118,7 +118,8 @@ def test_private_english_becomes_rarer(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_documents_stay_short() -> None:
     pages = [
-        re.sub(r"^ *```.*?^ *```$", "", path.read_text("utf-8"), flags=re.M | re.S) for path in PAGES
+        re.sub(r"^ *```.*?^ *```$", "", path.read_text("utf-8"), flags=re.M | re.S)
+        for path in PAGES
     ]
     assert sum(len(re.findall(r"\S*\w\S*", page)) for page in pages) <= 35_000
 

@@ -14,7 +14,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.report.render import render_html
 from recompute_scan.result import json_schema, to_json
-from recompute_scan.result.run_record import RunInfo, Source, write_run_info
+from recompute_scan.result.run_record import RunInfo, Source, encode_run_info, write_run_info
 from tests.recompute.training import (
     checkpointed_step,
     marked_step,
@@ -127,9 +127,11 @@ def test_the_runs_run_record_is_read_beside_its_trace(tmp_path: Path) -> None:
     assert result.regions[0].checkpoints[0].source == "wrap(model)"
 
 
-def test_a_broken_run_record_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [None, {"rank": -1}, {"rank": 10**30}, {"world_size": 10**30}])
+def test_a_broken_run_record_is_said(change: dict[str, int] | None, tmp_path: Path) -> None:
     trace = write(tmp_path / "trace-rank0.json", plain_step(0))
-    (tmp_path / "run-rank0.json").write_text("{}")
+    record = json.loads(encode_run_info(run_info(0))) | change if change else {}
+    (tmp_path / "run-rank0.json").write_text(json.dumps(record))
     with pytest.raises(InputError) as caught:
         analyse([trace])
     assert caught.value.code == "E306"
