@@ -35,7 +35,7 @@ def fit(
     Args:
         model: The model, before or after it is wrapped for several processes.
         memory: The limit: bytes, ``60GB``, ``free``, or ``80%`` of the GPU's memory; on a CPU a
-            share of what is saved for the backward pass when nothing is recomputed.
+            share of the bytes saved for the backward pass when nothing is recomputed.
             ``None`` means 90 %.
         step_time_ms: The longest step instead: then the least memory is chosen.
         replace: Take out the checkpoints that the script has.
@@ -63,7 +63,7 @@ def fit(
 
 
 def fitted(model: nn.Module) -> Fitted | None:
-    """What fits a model, or the first model inside it that is fitted; ``None`` without one."""
+    """The controller of a model, or of the first model inside it that is fitted; ``None`` without one."""
     for module in model.modules():
         for name in ("forward", "_compiled_call_impl"):
             bound = vars(module).get(name)

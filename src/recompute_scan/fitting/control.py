@@ -56,7 +56,7 @@ _MOST_LINES = 5
 _FIRST_MEETING = 32
 # Steps between two looks at a GPU's peak, which takes as long as a short operator.
 _WATCHED = 50
-# After memory ran out, the limit is this share of what was planned.
+# After memory ran out, the limit is this share of the planned bytes.
 _LOWERED = 0.9
 _UNSEEN_STEPS = 20
 _MOST_SURPRISES = 3
@@ -68,7 +68,7 @@ class Bucket(Struct):
     """An arrangement and the steps that it is for.
 
     Attributes:
-        shapes: By leading layer, those of the calls in the step that was looked at.
+        shapes: By leading layer, the shapes of the calls in the step that was looked at.
         calls: By leading layer, how many there were.
         decision: The arrangement.
         measured: This rank's measurements, to plan again with less memory.
@@ -112,7 +112,7 @@ class _Listener:
 
 
 class Fitted(Control):
-    """What fits one model; made by :func:`recompute_scan.fit`.
+    """Fits one model; made by :func:`recompute_scan.fit`.
 
     Attributes:
         settled: The arrangement is in effect.
@@ -182,7 +182,7 @@ class Fitted(Control):
         switch.install()
         hooks = StepHooks(StepCounter(), _Listener(self), self._guard)
         hooks.install()
-        self._stop_hooks = weakref.finalize(self, hooks.remove)
+        self._stop_hooks = weakref.finalize(self, partial(hooks.remove, later=True))
         self._stop_hooks.atexit = False
         _FITTED.add(self)
         next(self._course)

@@ -49,7 +49,7 @@ Times = Mapping[Way, Mapping[tuple[int, str], float]]
 SOLVER_S = 1.0
 # Each arm counts as one that was measured often enough to be compared.
 _STEPS = 8
-# What a selective checkpoint takes of a whole one until it is measured.
+# The share of a whole checkpoint that a selective one takes until it is measured.
 _GUESS = 0.5
 # Of a GPU's memory, what is not allocated in the steps so far.
 _TRIAL_SHARE = 0.97
@@ -86,7 +86,7 @@ class Measured(Struct, frozen=True):
 def measured(
     switch: Switch, look: Look, times: Times, cuda: bool, allocated: int | None, step_key: Any
 ) -> Measured:
-    """What the look and the times show of this rank."""
+    """Measurements of this rank, from the look and the times."""
     runs = switch.runs
     parts: list[set[int]] = [set() for _ in runs]
     for run, (_, _, around) in enumerate(runs):
@@ -154,7 +154,7 @@ def _candidate(layer: Layer, times: Times) -> Candidate:
 
 
 def budget_of(wish: Wish, ranks: Sequence[Measured], lowered: float) -> Wish:
-    """The limit in bytes; a share is of the GPU's memory, or on a CPU of what is saved when nothing
+    """The limit in bytes; a share is of the GPU's memory, or on a CPU of the bytes saved when nothing
     is recomputed.
     """
     if wish.kind == "time":
@@ -234,7 +234,7 @@ def group_of(model: nn.Module) -> Any:
 
 
 def gathered(value: Any, group: Any) -> list[Any]:
-    """What every rank of the group gives, in the order of ranks."""
+    """The value of every rank of the group, in the order of ranks."""
     if group is None:
         return [value]
     found: list[Any] = [None] * dist.get_world_size(group)
@@ -243,7 +243,7 @@ def gathered(value: Any, group: Any) -> list[Any]:
 
 
 def from_first(value: Any, group: Any) -> Any:
-    """What the group's first rank gives."""
+    """The value of the group's first rank."""
     if group is None:
         return value
     box = [value]
@@ -275,7 +275,7 @@ class _WithPlan(Struct):
 
 
 def choices_of(plan: ActivationPlan, layers: Iterable[Layer]) -> tuple[int, ...] | None:
-    """What a plan does with each layer; ``None`` where it is of another model."""
+    """The plan's choice for each layer; ``None`` where it is of another model."""
     named = {one.module: one for one in plan.modules}
     alone = {name for one in plan.modules for name in one.names_of_parts(one.parts)}
     found: list[int] = []

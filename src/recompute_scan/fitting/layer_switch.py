@@ -70,7 +70,7 @@ def find_layers(model: nn.Module) -> tuple[Chosen, ...]:
     """The layers, none inside another, then their parts.
 
     Layers are blocks of several modules that a list has more than once, and where a part of the
-    model has none of these, its largest blocks.
+    model has no such lists, its largest blocks.
     """
     names = {id(module): plain_name(name) for name, module in model.named_modules()}
     compiled = {
@@ -231,7 +231,7 @@ def _differs(now: Any, before: Any, kept: Any) -> bool:
 
 @contextmanager
 def _as_before(copies: _Copies) -> Iterator[None]:
-    """What a layer keeps is what its forward found, for a recompute."""
+    """The state that a layer's forward found, kept for a recompute."""
     now = [(holder, key, holder.get(key, _ABSENT)) for holder, key, *_ in copies]
     for holder, key, _, kept in copies:
         again = kept
@@ -271,7 +271,7 @@ def without_empty_cache(value: Any) -> Any:
 
 
 class Control:
-    """What a switch asks; :class:`recompute_scan.fitting.control.Fitted` answers."""
+    """The questions of a switch; :class:`recompute_scan.fitting.control.Fitted` answers."""
 
     def enter(self, layer: Layer, args: Any, kwargs: Any) -> None:
         """A leading layer is called."""
@@ -337,7 +337,7 @@ class Switch(Arranging):
             layer.fast = settled and layer.choice == KEEP and (layer.is_part or calm)
 
     def detached(self) -> None:
-        """Let the script's checkpoints be; what they are has been seen."""
+        """Let the script's checkpoints be, now that they are known."""
         self._patches.undo()
 
     def remove(self) -> None:

@@ -185,6 +185,10 @@ class StepCounter:
             self._ender = new
 
 
+# Hooks that hear nothing any more, to be taken out of torch's list before the next is put in.
+_GONE: list[Any] = []
+
+
 class StepHooks:
     """Turns optimizer steps and ``recompute_scan.step()`` into a listener's boundaries.
 
@@ -207,14 +211,16 @@ class StepHooks:
         self._boundary_due = False
         self._active = False
         self._real_backward: Callable[..., Any] | None = None
+        self._handle: Any = None
         self._patches = Patches()
 
     def install(self) -> None:
         """Begin to listen. Optimizers made before this call are heard by the global hook."""
         self._active = True
         _LISTENING.add(self)
-        handle = register_optimizer_step_post_hook(self._guard.aside(self._saw_step_of))
-        self._patches.add(handle.remove)
+        while _GONE:
+            _GONE.pop().remove()
+        self._handle = register_optimizer_step_post_hook(self._guard.aside(self._saw_step_of))
         patch = getattr(Optimizer, "_patch_step_function", None)
         if patch is not None:
             guarded = self._guard.around(patch, self._patch_step_function, vital=True)
@@ -236,9 +242,19 @@ class StepHooks:
             elif not getattr(kind.step, _MARK, False):
                 self._patches.replace(kind, "step", self._wrapped(kind.step))
 
-    def remove(self) -> None:
-        """Stop listening. A wrapped ``step`` that is still referenced passes calls through."""
+    def remove(self, *, later: bool = False) -> None:
+        """Stop listening. A wrapped ``step`` that is still referenced passes calls through.
+
+        Args:
+            later: Leave torch's list of hooks as it is for now, since torch may be going through
+                it, as when the garbage collector calls this.
+        """
         self._active = False
+        handle, self._handle = self._handle, None
+        if handle is not None and later:
+            _GONE.append(handle)
+        elif handle is not None:
+            handle.remove()
         self._patches.undo()
 
     def _saw_explicit(self) -> None:
@@ -276,8 +292,8 @@ class StepHooks:
         return wrapper
 
     def _saw_step_of(self, optimizer: Any, *_: Any) -> None:
-        if self._stepping and threading.get_ident() in self._stepping:
-            return  # our wrapper says it
+        if not self._active or threading.get_ident() in self._stepping:
+            return  # it is over, or our wrapper says it
         while self._gone:
             event = self._gone.popleft()
             self._optimizers.pop(event, None)

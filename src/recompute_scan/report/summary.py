@@ -361,7 +361,7 @@ _RANGES = (
     "Record at least one whole training step, forward and backward pass, with a range for each "
     "operator: this option makes them. An nsys without it needs the loop inside "
     "torch.autograd.profiler.emit_nvtx(record_shapes=True), which is what the option does. "
-    "`recompute-scan run` needs no nsys."
+    "recompute-scan run needs no nsys."
 )
 _NSYS = "nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx python"
 _GRAPHS = (
@@ -541,6 +541,9 @@ def how_to_record(result: Result) -> ToRecord:
     if result.evidence_level == "annotated" and any(step.complete for step in result.steps):
         command = f"recompute-scan run --verify --without-checkpointing {script_of(result) or _OWN}"
         return ToRecord(_NO_MORE, command)
+    if result.evidence_level == "hooks" and result.warnings:
+        # `run` has done what the advice says; its last word says what was in the way.
+        return ToRecord(result.warnings[-1], run_command(result))
     return ToRecord(_WHOLE_STEP, run_command(result))
 
 

@@ -319,7 +319,7 @@ def _first_screen_markdown(result: Result) -> str:
     if result.verdict == "inconclusive":
         parts += [f"Why: {markdown_prose(result.reason)}"] if result.reason else []
         record = how_to_record(result)
-        parts += [record.why, markdown_fence(record.command, "console")]
+        parts += [markdown_prose(record.why[:1000]), markdown_fence(record.command, "console")]
     return "\n\n".join(parts)
 
 
