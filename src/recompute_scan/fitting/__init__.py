@@ -63,7 +63,7 @@ def fit(
 
 
 def fitted(model: nn.Module) -> Fitted | None:
-    """The controller of a model, or of the first model inside it that is fitted; ``None`` without one."""
+    """The controller of a model, or of the first fitted model inside it; ``None`` without."""
     for module in model.modules():
         for name in ("forward", "_compiled_call_impl"):
             bound = vars(module).get(name)

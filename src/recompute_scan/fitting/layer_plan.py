@@ -154,7 +154,7 @@ def _candidate(layer: Layer, times: Times) -> Candidate:
 
 
 def budget_of(wish: Wish, ranks: Sequence[Measured], lowered: float) -> Wish:
-    """The limit in bytes; a share is of the GPU's memory, or on a CPU of the bytes saved when nothing
+    """The limit in bytes; a share is of the GPU's memory, or on a CPU of the bytes saved if nothing
     is recomputed.
     """
     if wish.kind == "time":
