@@ -40,7 +40,15 @@ from recompute_scan.fitting.layer_plan import (
     measured,
     trial,
 )
-from recompute_scan.fitting.layer_switch import Control, Laps, Layer, Look, Switch, find_layers
+from recompute_scan.fitting.layer_switch import (
+    STEP,
+    Control,
+    Laps,
+    Layer,
+    Look,
+    Switch,
+    find_layers,
+)
 from recompute_scan.record.isolation import Guard, in_forked_processes
 from recompute_scan.record.steps import StepCounter, StepHooks
 from recompute_scan.result import ActivationPlan
@@ -299,8 +307,8 @@ class Fitted(Control):
             yield
             laps.next_step()
         self._switch.laps = None
-        step = laps.usual()[laps.step_key]
-        self._settled(decision, step, times["recompute"][laps.step_key])
+        step = laps.usual()[STEP]
+        self._settled(decision, step, times["recompute"][STEP])
 
     def _timed(self, way: Way, times: dict[Way, Any]) -> Iterator[None]:
         laps = self._switch.laps = Laps(cuda=self._cuda)
@@ -460,7 +468,7 @@ class Fitted(Control):
         self._times, self._allocated = times, allocated
         if look is None:
             raise RuntimeError("no step was looked at")
-        return measured(self._switch, look, times, self._cuda, allocated, (-1, "step"))
+        return measured(self._switch, look, times, self._cuda, allocated)
 
     def _decide(self, one: Measured | None) -> Decision:
         """The same on all ranks: the first one's solver decides."""

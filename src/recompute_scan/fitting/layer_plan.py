@@ -31,7 +31,7 @@ from recompute_scan.cost.arrangement import (
 from recompute_scan.cost.plan import Planner, Wish
 from recompute_scan.errors import InputError, RunError
 from recompute_scan.files import content
-from recompute_scan.fitting.layer_switch import Layer, Look, Switch
+from recompute_scan.fitting.layer_switch import STEP, Layer, Look, Switch
 from recompute_scan.record.modules import root_modules
 from recompute_scan.record.rehearsal import free_bytes
 from recompute_scan.result import ActivationPlan
@@ -84,7 +84,7 @@ class Measured(Struct, frozen=True):
 
 
 def measured(
-    switch: Switch, look: Look, times: Times, cuda: bool, allocated: int | None, step_key: Any
+    switch: Switch, look: Look, times: Times, cuda: bool, allocated: int | None
 ) -> Measured:
     """Measurements of this rank, from the look and the times."""
     runs = switch.runs
@@ -94,7 +94,7 @@ def measured(
             parts[around].add(run)
     fixed = {layer.place for layer in switch.layers if layer.fixed}
     candidates = tuple(_candidate(layer, times) for layer in switch.layers)
-    safe = times["recompute"][step_key]
+    safe = times["recompute"][STEP]
     whole = sum(candidates[place].again_ms for place in whole_places(candidates))
     keep = max(0.1 * safe, safe - whole)
     steps: dict[Way, float] = {"today": safe, "recompute": safe, "keep": keep}

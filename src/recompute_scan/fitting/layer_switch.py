@@ -584,7 +584,8 @@ def _random_states(seen: torch.Tensor) -> list[tuple[Callable[[Any], None], torc
     return found
 
 
-_STEP = -1
+# The key of whole steps among times by layer and kind.
+STEP = -1, "step"
 
 
 class Laps:
@@ -606,7 +607,7 @@ class Laps:
     def next_step(self) -> None:
         """A step has ended."""
         now = self._now()
-        self._laps.append((self._step, _STEP, "step", self._began, now))
+        self._laps.append((self._step, *STEP, self._began, now))
         self._step, self._began = self._step + 1, now
 
     @contextmanager
@@ -631,11 +632,6 @@ class Laps:
                 took = began.elapsed_time(ended) if self._cuda else (ended - began) * 1e3
                 sums[place, kind][step] += float(took)
         return {key: usual_ms(list(steps.values())) for key, steps in sums.items()}
-
-    @property
-    def step_key(self) -> tuple[int, str]:
-        """The key of whole steps."""
-        return _STEP, "step"
 
     def _now(self) -> Any:
         if self._cuda:
