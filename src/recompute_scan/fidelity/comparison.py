@@ -125,6 +125,10 @@ class Comparing:
         self._step.under_way = False
         took = time.perf_counter() - self._began
         self.leaving.end()
+        if self.leaving.untold is not None:
+            for region, total in self._regions.items():
+                if region.variant != "non-reentrant":
+                    total.untold[self.leaving.untold] = None
         untrained = self._settle_lost()
         regions = tuple(total.of(region) for region, total in self._regions.items())
         keeping = None

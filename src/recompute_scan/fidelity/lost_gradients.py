@@ -264,7 +264,13 @@ _Depends = tuple[Applied | None, frozenset[_Leak]]
 
 
 class Leaving:
-    """Follows what leaves, in one thread of the step that is compared."""
+    """Follows what leaves, in one thread of the step that is compared.
+
+    Attributes:
+        switched_off: How many ``no_grad`` are around what runs.
+        all: The calls, in order.
+        untold: Why what left is not known, a sentence.
+    """
 
     def __init__(self, name_of: NameOf) -> None:
         self._name_of = name_of
@@ -273,6 +279,7 @@ class Leaving:
         self._mode: _Following | None = None
         self.switched_off = 0
         self.all: list[Applied] = []
+        self.untold: str | None = None
 
     @property
     def innermost(self) -> Applied | None:
@@ -418,9 +425,13 @@ class _Following(SeeingMode):
         return result
 
     def _end(self, error: Exception) -> None:
-        """Follow and report nothing more."""
+        """Follow nothing more, and say why."""
         if is_from_handler(error):
             raise error
+        if self.leaving is not None:
+            self.leaving.untold = (
+                f"What left its block could not be followed ({type(error).__name__})."
+            )
         self.leaving = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
@@ -31,7 +32,7 @@ from recompute_scan.record.modules import (
     root_modules,
 )
 from recompute_scan.record.origins import Origin, Origins, Variant
-from recompute_scan.record.steps import Plan, in_backward
+from recompute_scan.record.steps import Plan, current_pass
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity
 from recompute_scan.result.run_record import Counted
 
@@ -216,10 +217,15 @@ class CountedRuns:
     Of nested checkpoints around one block the innermost is entered for each run of it, so only
     runs count that no other begins in. Forward runs that no backward pass can follow, as in an
     evaluation, do not count.
+
+    Several backward passes can go through one forward pass. The outermost checkpoint of a run is
+    called in the forward pass and asked once or more in each; what it asks in turn, in passes
+    of its own, belongs to the same.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[object, list[int]] = {}
+        self._runs: dict[object, _BlockRuns] = {}
+        self._calls = itertools.count()
         self._modules: dict[int, nn.Module] = {}
         self._thread = threading.local()
 
@@ -233,22 +239,26 @@ class CountedRuns:
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
         block: object = id(covered[0]) if covered else id(getattr(call.function, "__code__", None))
-        return CountedRegion(self, block, call.differentiated, ranges)
+        around: _Run | None = getattr(self._thread, "run", None)
+        asked = around.asked if around is not None else (next(self._calls), None)
+        return CountedRegion(self, block, call.differentiated, ranges, asked)
 
     @contextmanager
-    def run(self, block: object, counts: bool) -> Iterator[None]:
-        """Around one run of the block; whether it counts is for the outermost to say."""
-        around = getattr(self._thread, "holds", None)
-        holds = self._thread.holds = [False, counts if around is None else around[1]]
-        again = in_backward()
+    def run(self, region: CountedRegion) -> Iterator[None]:
+        """Around one run of the region's block; whether it counts is for the outermost to say."""
+        around: _Run | None = getattr(self._thread, "run", None)
+        within = current_pass()
+        outermost, asking = around.asked if around is not None else region.asked
+        asked = (outermost, within if asking is None else asking)
+        run = self._thread.run = _Run(region.followed if around is None else around.counts, asked)
         try:
             yield
         finally:
-            self._thread.holds = around
+            self._thread.run = around
             if around is not None:
-                around[0] = True
-            if not holds[0] and (again or holds[1]):
-                self._runs.setdefault(block, [0, 0])[again] += 1
+                around.holds = True
+            if not run.holds and (within is not None or run.counts):
+                self._runs.setdefault(region.block, _BlockRuns()).add(asked, within is not None)
 
     def in_step(self, step: int) -> Counted:
         """The counts of this step, which has ended."""
@@ -259,17 +269,67 @@ class CountedRuns:
             for _, part in named_parts(root)
             if type(part) in kinds and part.training
         }
-        runs = tuple((forward, again) for forward, again in self._runs.values() if forward)
-        return Counted(step, runs, len(alike - self._modules.keys()))
+        known = [one for one in self._runs.values() if one.forward]
+        return Counted(
+            step,
+            tuple((one.forward.total(), one.again.total()) for one in known),
+            len(alike - self._modules.keys()),
+            tuple(one.asked for one in known),
+        )
+
+
+class _Run(Struct):
+    """A run that is under way.
+
+    Attributes:
+        counts: Whether it counts.
+        asked: The call of the outermost checkpoint around it, by number, and the backward pass
+            that asked for it.
+        holds: Whether another has begun in it.
+    """
+
+    counts: bool
+    asked: tuple[int, int | None]
+    holds: bool = False
+
+
+class _BlockRuns:
+    """The runs of one block in a step.
+
+    Attributes:
+        forward: Those in the forward pass, by the outermost checkpoint around them.
+        again: Those in backward passes, by that checkpoint and the pass.
+    """
+
+    def __init__(self) -> None:
+        self.forward: Counter[int] = Counter()
+        self.again: Counter[tuple[int, int | None]] = Counter()
+
+    def add(self, asked: tuple[int, int | None], again: bool) -> None:
+        """One more."""
+        if again:
+            self.again[asked] += 1
+        else:
+            self.forward[asked[0]] += 1
+
+    @property
+    def asked(self) -> int:
+        """The forward runs, each as often as a backward pass ran it again, and at least once."""
+        passes = Counter(outermost for outermost, _ in self.again)
+        return sum(runs * max(1, passes[outermost]) for outermost, runs in self.forward.items())
 
 
 class CountedRegion(Struct, frozen=True):
-    """One checkpointed call, with its runs counted."""
+    """One checkpointed call, with its runs counted.
+
+    ``asked`` is that of the run in which it was called, or its own.
+    """
 
     counts: CountedRuns
     block: object
     followed: bool
     ranges: AnnotatedRegion | None
+    asked: tuple[int, int | None]
 
     @contextmanager
     def forward(self, given: Sequence[object] = ()) -> Iterator[None]:
@@ -284,7 +344,7 @@ class CountedRegion(Struct, frozen=True):
             yield
 
     def _run(self) -> AbstractContextManager[None]:
-        return self.counts.run(self.block, self.followed)
+        return self.counts.run(self)
 
 
 class FirstWord:
@@ -382,8 +442,7 @@ class ComparedRegions:
         found = [(one, inspect.getattr_static(one, "apply", None)) for one in self.functions]
         for function, original in found:
             if isinstance(original, classmethod):
-                apply_of = _unbound(original)
-                around = self._guard.around(apply_of, apply, named=False)
+                around = self._guard.around(original.__func__, apply, named=False)
                 self._patches.replace(function, "apply", classmethod(around))
 
         def switch(by: int) -> Callable[..., Any]:
@@ -486,15 +545,6 @@ class ComparedRegions:
                 return result
 
         return self._guard.around(original, forward)
-
-
-def _unbound(method: Any) -> Callable[..., Any]:
-    """A class method as a function of the class and the arguments."""
-
-    def call(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        return method.__get__(None, kind)(*args, **kwargs)
-
-    return call
 
 
 class _ModuleRuns:

@@ -370,7 +370,13 @@ in_forked_processes(_forked)
 
 def in_backward() -> bool:
     """Whether a backward pass is under way in this thread."""
-    return bool(torch._C._current_graph_task_id() != _NONE)
+    return current_pass() is not None
+
+
+def current_pass() -> int | None:
+    """Number of the backward pass under way in this thread, the innermost; ``None`` for none."""
+    number = int(torch._C._current_graph_task_id())
+    return None if number == _NONE else number
 
 
 # The first rank, and the one that is furthest from it: another node, another pipeline stage.

@@ -150,6 +150,11 @@ class Measurements(Struct, frozen=True):
     bypassed_functions: tuple[str, ...] = ()
 
 
+def each_pass(most: float) -> str:
+    """ "each backward pass", with the number of those that go through one forward pass."""
+    return f"each of up to {most:g} backward passes" if most >= 2 else "each backward pass"
+
+
 class Counted(Struct, frozen=True):
     """How often checkpointed blocks ran in one step, counted by hooks and without a profiler.
 
@@ -157,16 +162,28 @@ class Counted(Struct, frozen=True):
         step: Which of all steps it was, 1-based.
         runs: For each block, its runs in the forward pass and those in the backward pass.
         others: Modules of the same classes without a checkpoint.
+        asked: For each block, its runs in the forward pass, each counted once for every backward
+            pass through it; empty if there was one each.
     """
 
     step: int
     runs: tuple[tuple[int, int], ...]
     others: int = 0
+    asked: tuple[int, ...] = ()
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """How often each block ran again for each run in the forward pass."""
-        return tuple(again / forward for forward, again in self.runs if forward > 0)
+        """How often each block ran again in each backward pass for each run in the forward pass."""
+        asked = self.asked or [forward for forward, _ in self.runs]
+        return tuple(
+            again / one for (_, again), one in zip(self.runs, asked, strict=False) if one > 0
+        )
+
+    @property
+    def passes(self) -> float:
+        """Most backward passes through one forward pass of a block."""
+        pairs = zip(self.asked, self.runs, strict=False)
+        return max((one / forward for one, (forward, _) in pairs if forward > 0), default=1.0)
 
     @property
     def described(self) -> str:
@@ -183,7 +200,7 @@ class Counted(Struct, frozen=True):
             return f"{which} did not run again (counted by hooks)"
         times = {1.0: "once", 2.0: "twice"}.get(most, f"{most:g} times")
         runs = "runs" if many == 1 else "run"
-        return f"{which} {runs} again {times} in each backward pass (counted by hooks)"
+        return f"{which} {runs} again {times} in {each_pass(self.passes)} (counted by hooks)"
 
 
 def step_has_fix(number: int) -> bool:
