@@ -30,7 +30,7 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, predict what the f
 	@echo
 	@$(BIN)/python examples/read_results.py $(OUT)/doubled/result.json
 
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: check ## check, then all quick tests and a sample of the slow ones
 	$(PYTEST) -m "not slow or sample"

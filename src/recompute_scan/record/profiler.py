@@ -211,7 +211,7 @@ class ProfilerWindow:
         self._lead = lead
         self._steps = steps
         self._passed = 0
-        self._closed = False
+        self._closed = self._holds_trace = False
         self._on_gpu = device == "cuda"
         self._memory = stacks and self._on_gpu
         self._filters = without_grad_warnings() if stacks else nullcontext()
@@ -232,6 +232,15 @@ class ProfilerWindow:
     def completed(self) -> int:
         """Steps recorded from their beginning to their end."""
         return max(0, self._passed - self._lead)
+
+    @property
+    def holds_trace(self) -> bool:
+        """Whether there is a trace to export, once it is closed.
+
+        Another profiler that has begun meanwhile leaves torch's recording without one, and to
+        export that ends the process.
+        """
+        return self.begun and self._holds_trace
 
     @property
     def begun(self) -> bool:
@@ -282,8 +291,10 @@ class ProfilerWindow:
                 self._profiler.stop()
             self._filters.__exit__(None, None, None)
             backend = self._profiler.profiler
-            if backend is not None and backend.kineto_results is not None:  # it may not have begun
-                end_left_open(backend.kineto_results)
+            results = None if backend is None else backend.kineto_results  # it may not have begun
+            if results is not None:
+                end_left_open(results)
+                self._holds_trace = bool(results.events())
 
     def export(self, target: Path) -> None:
         """Write the closed recording, gzipped; the file appears whole or not at all.
@@ -362,7 +373,8 @@ class OtherProfilers:
         for kind, names in _STARTS.items():
             for name in names:
                 if hasattr(kind, name):
-                    starts = self._guard.around(getattr(kind, name), self._starts)
+                    # Also when the recording has failed: its profiler may run to the step's end.
+                    starts = self._guard.around(getattr(kind, name), self._starts, vital=True)
                     self._patches.replace(kind, name, starts)
             ends = self._guard.around(kind.__exit__, self._ends)
             self._patches.replace(kind, "__exit__", ends)

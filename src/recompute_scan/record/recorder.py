@@ -477,6 +477,9 @@ class Recorder:
             return
         self.kept.policies = self._probe.policies.end() or self.kept.policies
         self._window = None
+        if not window.holds_trace:
+            self._do_without("another profiler has taken its place")
+            return
         self._save(window)
         if self._plan.stacks and self.kept.stacks is None:
             self._open_window(lead=0)
@@ -487,7 +490,7 @@ class Recorder:
         """The script has ended: keep what an open window holds."""
         window = self._drop_window()
         # Half a step with stacks could name some call sites and not others.
-        if window is not None and window.begun and self.kept.trace is None:
+        if window is not None and window.holds_trace and self.kept.trace is None:
             self._save(window)
 
     def _drop_window(self) -> ProfilerWindow | None:
@@ -514,7 +517,8 @@ class Recorder:
         # Of another thread's profiler torch runs two, and ours cannot be ended from there.
         if self._window is not None and threading.get_ident() == self._thread:
             self._drop_window()
-            self._wait_for_other_profiler()
+            if self._guard.failure is None:
+                self._wait_for_other_profiler()
 
     def _wait_for_other_profiler(self) -> None:
         # The other ranks stop at the end: there is nothing to wait for when it is too near.
