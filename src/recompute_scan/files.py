@@ -15,6 +15,7 @@ Where links cannot be made, ``latest`` is a file that holds the name.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -25,9 +26,11 @@ from contextlib import contextmanager, suppress
 from datetime import date
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TextIO, overload
+from typing import Any, BinaryIO, Literal, TextIO, TypeVar, overload
 
 from recompute_scan.errors import InputError, UsageError
+
+_T = TypeVar("_T")
 
 # More than any file has that is read as a whole: results, run records, settings.
 LARGEST = 256 << 20
@@ -219,9 +222,40 @@ def new_version(path: Path, data: bytes) -> Path:
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Refuse to write over what is there, before any work is done for it (``E209``)."""
+    """Refuse to write over what is there, before any work is done for it.
+
+    Raises:
+        UsageError: Something is there (``E209``), or, also with ``force``, something that is no
+            file (``E208``).
+    """
+    if path.exists() and not path.is_file() and not path.is_symlink():
+        raise UsageError("E208", f"Cannot write {path}.", why="It is no regular file")
     if not force and (path.exists() or path.is_symlink()):
         raise UsageError("E209", f"{path} is there already.", hint="--force writes over it")
+
+
+_LONG = re.compile(rb"[0-9]{19}")
+_MOST_DIGITS = len(str(-(1 << 64)))
+
+
+def decoded(data: bytes, kind: type[_T]) -> _T:
+    """What the JSON says, as this class.
+
+    Raises:
+        msgspec.MsgspecError: It is no JSON, or another's. No number may be longer than a float
+            or an integer of 64 bits can hold, which msgspec itself does not ask.
+    """
+    import msgspec  # noqa: PLC0415 - `--help` needs none
+
+    def bounded(digits: str) -> int:
+        if len(digits) > _MOST_DIGITS or not -(1 << 63) <= int(digits) < 1 << 64:
+            raise msgspec.ValidationError(f"The number {digits[:20]}… is too large")
+        return int(digits)
+
+    found = msgspec.json.decode(data, type=kind)
+    if _LONG.search(data):
+        json.loads(data, parse_int=bounded)
+    return found
 
 
 def encodable(value: Any) -> Any:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct, field
 
 from recompute_scan.errors import InputError, UsageError
+from recompute_scan.files import decoded
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Result
 
 _SITE = re.compile(r"(.+):(\d{1,9})", re.DOTALL)
@@ -138,7 +139,7 @@ def parse_baseline(data: bytes, name: str) -> tuple[Accepted, ...]:
         InputError: It is not a baseline of this version (``E328``).
     """
     try:
-        baseline = msgspec.json.decode(data, type=Baseline)
+        baseline = decoded(data, Baseline)
     except (UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
         raise InputError("E328", f"{name} is not a baseline.", why=str(error)) from None
     if baseline.schema != BASELINE_SCHEMA:

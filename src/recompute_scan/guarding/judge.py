@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from torch import nn
 
 from recompute_scan.errors import InputError
-from recompute_scan.files import content, write_whole
+from recompute_scan.files import content, decoded, write_whole
 from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.modules import covered_modules, unwrapped
 from recompute_scan.record.origins import Variant
@@ -380,7 +380,7 @@ def read_stored(path: Path) -> Stored:
         InputError: It cannot be read, or is no such file (``E351``).
     """
     try:
-        stored = msgspec.json.decode(content(path), type=Stored)
+        stored = decoded(content(path), Stored)
     except OSError as error:
         raise InputError("E351", f"Cannot read {path}.", why=error.strerror) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 import os
 import re
 import warnings
@@ -212,6 +213,10 @@ def diff(found: Iterable[Found]) -> str:
             for lines in (before, _edited(before, findings))
         )
         name = os.path.relpath(file).replace(os.sep, "/")
+        # For `patch` a line ends with "\n"; Python ends one at a lone "\r" too.
+        before, after = (
+            io.StringIO("".join(lines), newline="\n").readlines() for lines in (before, after)
+        )
         old, new = (patch_name(f"{side}/{name}") for side in "ab")
         lines = difflib.unified_diff(before, after, old, new)
         for each in lines:

@@ -212,6 +212,7 @@ class ProfilerWindow:
         self._steps = steps
         self._passed = 0
         self._closed = self._holds_trace = False
+        self._traces: object = None
         self._on_gpu = device == "cuda"
         self._memory = stacks and self._on_gpu
         self._filters = without_grad_warnings() if stacks else nullcontext()
@@ -264,6 +265,7 @@ class ProfilerWindow:
             # With memory recorded, the first tensor on the CPU that was there before and is freed
             # has torch write a line of it, and each 1,000th after that: this is the first.
             del before
+        self._traces = sys.getprofile()
 
     def step(self) -> None:
         """Pass a step boundary; the recording closes by itself at the last."""
@@ -287,8 +289,11 @@ class ProfilerWindow:
         """Close the recording where it is."""
         if not self._closed:
             self._closed = True
+            own = sys.getprofile()  # torch's, or one that the script has put in its place
             with without_kineto_noise(), without_modes():
                 self._profiler.stop()
+            if own is not self._traces and callable(own):
+                sys.setprofile(own)
             self._filters.__exit__(None, None, None)
             backend = self._profiler.profiler
             results = None if backend is None else backend.kineto_results  # it may not have begun

@@ -7,6 +7,7 @@ it closes.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Literal, cast
 
 import torch
@@ -153,8 +154,8 @@ def _no_stacks() -> str | None:
             f"on Python 3.13 torch {torch.__version__} crashes when it records them; torch 2.7.1 "
             "does not"
         )
-    if not all(map(_is_text, _files())):
-        return "the path of a file of the script is no UTF-8, and torch ends the process over it"
+    if not all(map(_is_text, _names())):
+        return "the name of a file or function is no UTF-8, and torch ends the process over it"
     if sys.getprofile() is not None or threading.getprofile() is not None:
         return (
             "the script has set a profile function (sys.setprofile, cProfile), which torch "
@@ -165,19 +166,23 @@ def _no_stacks() -> str | None:
     return None
 
 
-def _files() -> Iterator[str]:
-    """Paths of the code that runs, and of the modules from which more may."""
+def _names() -> Iterator[str]:
+    """Names of the code that runs and of all functions, and paths of all modules."""
     for frame in sys._current_frames().values():
         yield from (one.f_code.co_filename for one, _ in traceback.walk_stack(frame))
     for module in list(sys.modules.values()):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if isinstance(file, str):
             yield file
+    for one in gc.get_objects():
+        if type(one) is FunctionType:
+            yield one.__code__.co_filename
+            yield one.__code__.co_name
 
 
-def _is_text(path: str) -> bool:
+def _is_text(name: str) -> bool:
     try:
-        path.encode()
+        name.encode()
     except UnicodeEncodeError:
         return False
     return True

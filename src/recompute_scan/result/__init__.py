@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from recompute_scan.crash import Crash
 from recompute_scan.errors import InputError
-from recompute_scan.files import encodable
+from recompute_scan.files import decoded, encodable
 from recompute_scan.result.cost import MEASURED as MEASURED
 from recompute_scan.result.cost import ActivationPlan as ActivationPlan
 from recompute_scan.result.cost import Arm as Arm
@@ -174,7 +174,7 @@ def from_json(text: str | bytes) -> Result:
         InputError: The text is not JSON (``E302``), or not a result of this schema (``E305``).
     """
     try:
-        result = msgspec.json.decode(text, type=Result)
+        result = decoded(text.encode() if isinstance(text, str) else text, Result)
     except msgspec.ValidationError as error:
         raise InputError(
             "E305",

@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
-from recompute_scan.files import content, encodable, is_file, write_whole
+from recompute_scan.files import content, decoded, encodable, is_file, write_whole
 from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.uses import WatchedStep
 
@@ -151,7 +151,7 @@ class Measurements(Struct, frozen=True):
 
 
 def each_pass(most: float) -> str:
-    """ "each backward pass", with the number of those that go through one forward pass."""
+    """The words for each backward pass; how many go through one forward pass, where several."""
     return f"each of up to {most:g} backward passes" if most >= 2 else "each backward pass"
 
 
@@ -357,7 +357,7 @@ def parse_run_info(data: bytes, name: str) -> RunInfo:
         InputError: It is no run record of this version (``E306``).
     """
     try:
-        info = msgspec.json.decode(data, type=RunInfo)
+        info = decoded(data, RunInfo)
     except (UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
         raise InputError("E306", f"Cannot use {name}.", why=str(error)) from None
     if info.schema != RUN_SCHEMA:
@@ -578,7 +578,7 @@ def read_rehearsals(folder: Path) -> tuple[Rehearsal, ...]:
     found = []
     for path in folder.glob(_name("*")):
         try:
-            found.append(msgspec.json.decode(content(path), type=Rehearsal))
+            found.append(decoded(content(path), Rehearsal))
         except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
             raise InputError("E306", f"Cannot use {path.name}.", why=str(error)) from None
     return tuple(sorted(found, key=lambda one: one.rank))
