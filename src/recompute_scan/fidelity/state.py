@@ -211,7 +211,8 @@ class Reach:
                 names = code.co_names if isinstance(code, CodeType) else ()
                 self._add((id(bound), ""), type(bound).__name__, bound, depth, names)
             owner, function = type(bound), function.__func__
-        function = inspect.unwrap(cast("Any", function)) if callable(function) else function
+        if callable(function) and not hasattr(type(function), "__getattr__"):  # may run anything
+            function = inspect.unwrap(function)
         if not isinstance(function, FunctionType) or id(function) in self._met:
             return
         if depth > _DEEPEST_CALL or _is_others(function):
