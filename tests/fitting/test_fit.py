@@ -73,7 +73,9 @@ def peak_of(model: Any, tokens: Any) -> int:
     module._recomputation_hook = Counting
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
-            loss_of(model, tokens).backward()
+            models = model if isinstance(model, nn.ModuleList) else [model]
+            total: Any = sum(loss_of(one, tokens) for one in models)
+            total.backward()
     finally:
         module._recomputation_hook = hook
     return saved.peak
@@ -318,23 +320,29 @@ def test_a_frozen_layer_that_is_trained_later_is_planned_again() -> None:
     assert peak_of(model, tokens) == plan.plan.peak_bytes
 
 
-@pytest.mark.xfail(reason="one model takes the other's checkpoints for the script's own")
-def test_two_models_with_two_optimizers() -> None:
+@pytest.mark.parametrize("way", ["two optimizers", "one optimizer", "one loss"])
+def test_two_models_in_one_process(way: str, capsys: pytest.CaptureFixture[str]) -> None:
     def both(fit: bool) -> tuple[list[Any], list[float]]:
         torch.manual_seed(0)
         models, found = [Net("dropout", 4), Net(layers=4)], []
         for model in models if fit else ():
-            recompute_scan.fit(model, LIMIT, quiet=True)
-        optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
-        for step in range(30):
+            recompute_scan.fit(model, LIMIT)
+        weights = [list(model.parameters()) for model in models]
+        weights = weights if way == "two optimizers" else [sum(weights, [])]
+        optimizers = [torch.optim.SGD(each, 0.1) for each in weights]
+        for step in range(36):
             tokens = torch.arange(32).view(2, 16) + step % 7
-            for model, optimizer in zip(models, optimizers, strict=True):
+            if way == "one loss":
+                losses = [loss_of(models[0], tokens) + loss_of(models[1], tokens)]
+            else:
                 with torch.no_grad():
                     other = models[0](tokens)[0].argmax(-1)
-                loss = loss_of(model, tokens) - 0.1 * loss_of(model, other)
+                losses = [loss_of(one, tokens) - 0.1 * loss_of(one, other) for one in models]
+            for loss, optimizer in zip(losses, optimizers * 2, strict=False):
                 loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                if way != "one optimizer" or loss is losses[-1]:
+                    optimizer.step()
+                    optimizer.zero_grad()
                 found.append(loss.item())
         return models, found
 
@@ -342,6 +350,33 @@ def test_two_models_with_two_optimizers() -> None:
     models, found = both(True)
     assert found == losses
     assert all(fitted(model).settled for model in models)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" layers ")[0] for line in said] == ["recompute-scan: fit: of 4"] * 2
+    if way != "one loss":
+        return
+    tokens = torch.arange(32).view(2, 16)
+    peak = peak_of(nn.ModuleList(models), tokens)
+    plan = fitted(models[1]).plan  # the later one, which has seen what the other does
+    assert plan is not None
+    assert peak == plan.plan.peak_bytes
+
+
+def test_a_part_of_a_fitted_model_is_not_fitted_once_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    both = nn.ModuleList([Net(layers=4), Net(layers=4)])
+    recompute_scan.fit(both, LIMIT)
+    whole = fitted(both)
+    assert recompute_scan.fit(both[0], LIMIT) is both[0]
+    assert fitted(both[0]) is whole
+    assert "belong to another fitted model" in capsys.readouterr().err
+    whole.stop()
+    part = fitted(recompute_scan.fit(both[0], LIMIT))
+    recompute_scan.fit(both, LIMIT)
+    assert fitted(both) is part
+    assert "belong to another fitted model" in capsys.readouterr().err
+    assert fitted(recompute_scan.fit(nn.ModuleList([both[0]]), LIMIT)) is not part
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.filterwarnings("ignore")

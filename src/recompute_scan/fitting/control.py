@@ -185,7 +185,16 @@ class Fitted(Control):
                 "fit found no layers to recompute: no list of like blocks and no large part."
             )
             return
-        switch = self._switch
+        switch, others = self._switch, _owners_in(self._model())
+        for other in others:
+            if other._model() is not self._model() and other._switch.wholes != switch.wholes:
+                self._print(
+                    "fit: layers of this model belong to another fitted model, which stays as it "
+                    "is; this call changes nothing."
+                )
+                return
+        for other in others:
+            other.stop()
         switch.put_on()
         switch.install()
         hooks = StepHooks(StepCounter(), _Listener(self), self._guard)
@@ -198,6 +207,8 @@ class Fitted(Control):
     def stop(self) -> None:
         """Make the model what it was."""
         self._end_look()
+        _FITTED.discard(self)
+        _MEASURING.discard(self)
         self._quiet = True
         self._switch.remove()
         stop = getattr(self, "_stop_hooks", None)
@@ -427,16 +438,19 @@ class Fitted(Control):
             torch.cuda.reset_peak_memory_stats()
 
     def _begin_look(self) -> None:
-        if any(one is not self for one in _LOOKING):
-            self._look_next = self.settled  # the other model's look comes first
+        others = [one for one in _MEASURING if one is not self]
+        if any(one._look for one in others) or (others and self._waited < _UNSEEN_STEPS):
+            # One after the other, since what this one may take depends on what that one does.
+            self._waited += 1
+            self._look_next = self.settled
             return
+        _MEASURING.add(self)
         self._safe()
         for layer in self._switch.layers:
             layer.most = 0
         self._shapes = {}
         look = self._look = Look(through=True, most_since=_most_since if self._cuda else None)
         self._switch.look(look)
-        _LOOKING.add(self)
         look.begin()
 
     def _end_look(self) -> Look | None:
@@ -445,7 +459,8 @@ class Fitted(Control):
             return None
         look.finish()
         self._switch.look(None)
-        _LOOKING.discard(self)
+        if self.settled:
+            _MEASURING.discard(self)
         if look.fault is not None:
             raise look.fault
         return look
@@ -507,6 +522,7 @@ class Fitted(Control):
 
     def _settled(self, decision: Decision, step: float | None, safe: float | None) -> None:
         self.settled = self._quiet = True
+        _MEASURING.discard(self)
         self._switch.laps = None
         self._arrange(decision.choices)
         plan = decision.plan
@@ -572,8 +588,26 @@ def _most_since() -> int:
     return int(most)
 
 
-_LOOKING: weakref.WeakSet[Fitted] = weakref.WeakSet()
+# Those that have begun to measure and have not settled yet.
+_MEASURING: weakref.WeakSet[Fitted] = weakref.WeakSet()
 _FITTED: weakref.WeakSet[Fitted] = weakref.WeakSet()
+
+
+def _owners_in(model: nn.Module | None) -> list[Fitted]:
+    """Fitted models that have a module of this one in a layer, in the order of its modules."""
+    owners = {
+        id(part): one
+        for one in list(_FITTED)
+        for layer in one._switch.layers
+        for part in layer.module.modules()
+    }
+    modules = () if model is None else model.modules()
+    return list(dict.fromkeys(owners[id(one)] for one in modules if id(one) in owners))
+
+
+def fitted(model: nn.Module) -> Fitted | None:
+    """The controller of a model, or of the first fitted model inside it; ``None`` without."""
+    return next(iter(_owners_in(model)), None)
 
 
 def _forked() -> None:
