@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from recompute_scan.errors import InputError, UsageError
 from recompute_scan.fitting.control import Fitted
 from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
 from tests.plan.oracle import Saved
+from tests.record.runs import record_target, run_plain, write_script
 
 KINDS = """plain, dropout, batch, batch dropout averaged, counts, average, spectral, random, aux,
 list, tuple, dropout keyword, tied, shared, in place, dropout accumulated, dropout autocast,
@@ -328,7 +330,7 @@ def test_two_models_in_one_process(way: str, capsys: pytest.CaptureFixture[str])
         for model in models if fit else ():
             recompute_scan.fit(model, LIMIT)
         weights = [list(model.parameters()) for model in models]
-        weights = weights if way == "two optimizers" else [sum(weights, [])]
+        weights = weights if way == "two optimizers" else [[*weights[0], *weights[1]]]
         optimizers = [torch.optim.SGD(each, 0.1) for each in weights]
         for step in range(36):
             tokens = torch.arange(32).view(2, 16) + step % 7
@@ -356,9 +358,9 @@ def test_two_models_in_one_process(way: str, capsys: pytest.CaptureFixture[str])
         return
     tokens = torch.arange(32).view(2, 16)
     peak = peak_of(nn.ModuleList(models), tokens)
-    plan = fitted(models[1]).plan  # the later one, which has seen what the other does
-    assert plan is not None
-    assert peak == plan.plan.peak_bytes
+    plans = [fitted(model).plan for model in models]
+    # The later one has seen what the other does.
+    assert peak == max(plan.plan.peak_bytes for plan in plans if plan is not None)
 
 
 def test_a_part_of_a_fitted_model_is_not_fitted_once_more(
@@ -377,6 +379,63 @@ def test_a_part_of_a_fitted_model_is_not_fitted_once_more(
     assert "belong to another fitted model" in capsys.readouterr().err
     assert fitted(recompute_scan.fit(nn.ModuleList([both[0]]), LIMIT)) is not part
     assert capsys.readouterr().err == ""
+
+
+RECORDED = f"""
+import sys
+import torch
+sys.path.append({str(Path(__file__).parents[2])!r})
+import recompute_scan
+from tests.fitting.models import LIMIT, WORDS, Net, loss_of
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = recompute_scan.fit(Net("dropout", 4), LIMIT)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(60):
+    loss = loss_of(model, torch.randint(0, WORDS, (4, 16)))
+    loss.backward()
+    EXPLICIT
+    optimizer.step()
+    optimizer.zero_grad()
+choices = [one.choice for one in recompute_scan.fitted(model)._switch.layers if not one.is_part]
+print(loss.item(), choices)
+"""
+
+
+@pytest.mark.parametrize("explicit", ["", "recompute_scan.step()"])
+def test_a_run_waits_until_the_model_is_fitted(tmp_path: Path, explicit: str) -> None:
+    script = write_script(tmp_path, RECORDED.replace("EXPLICIT", explicit))
+    plain = run_plain(tmp_path, str(script))
+    done = record_target(
+        tmp_path, "train.py", steps=1, warmup=1, timing_steps=0, fidelity=False, keep_going=True
+    )
+    loss = plain.stdout.partition(" ")[0]
+    assert loss
+    assert done.stdout.partition(" ")[0] == loss
+    assert "fit: of 4 layers" in done.stderr
+    result = recompute_scan.analyze(tmp_path / "out").result
+    again = [int(region.recompute_runs_per_backward) for region in result.regions]
+    assert again == json.loads(done.stdout.partition(" ")[2])
+    assert 0 < sum(again) < len(again)
+    assert {c.mechanism for region in result.regions for c in region.checkpoints} == {"fit"}
+
+
+def test_a_recording_and_a_fitted_model_beside_each_other() -> None:
+    model, _ = train(fit=LIMIT)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recompute_scan.record(steps=1, timing_steps=0) as recording:
+        for _ in range(8):
+            loss_of(model, torch.randint(0, WORDS, (4, 16))).backward()
+            optimizer.step()
+            recording.step()
+    assert recording.scan.verdict == "partial"
+    steps = fitted(model).steps
+    recompute_scan.step()
+    assert fitted(model).steps == steps  # no layer was called
+    loss_of(model, torch.randint(0, WORDS, (4, 16))).backward()
+    recompute_scan.step()
+    assert fitted(model).steps == steps + 1
 
 
 @pytest.mark.filterwarnings("ignore")

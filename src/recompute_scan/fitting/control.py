@@ -49,8 +49,9 @@ from recompute_scan.fitting.layer_switch import (
     Switch,
     find_layers,
 )
+from recompute_scan.record.bypass import rearranges
 from recompute_scan.record.isolation import Guard, in_forked_processes
-from recompute_scan.record.steps import StepCounter, StepHooks
+from recompute_scan.record.steps import StepCounter, StepHooks, settling
 from recompute_scan.result import ActivationPlan
 from recompute_scan.result.run_record import Way, fixed_places
 from recompute_scan.units import ms, plural, size
@@ -185,6 +186,9 @@ class Fitted(Control):
                 "fit found no layers to recompute: no list of like blocks and no large part."
             )
             return
+        if rearranges():
+            self._print("fit changes nothing here: this run of recompute-scan does.")
+            return
         switch, others = self._switch, _owners_in(self._model())
         for other in others:
             if other._model() is not self._model() and other._switch.wholes != switch.wholes:
@@ -197,7 +201,7 @@ class Fitted(Control):
             other.stop()
         switch.put_on()
         switch.install()
-        hooks = StepHooks(StepCounter(), _Listener(self), self._guard)
+        hooks = StepHooks(StepCounter(), _Listener(self), self._guard, records=False)
         hooks.install()
         self._stop_hooks = weakref.finalize(self, partial(hooks.remove, later=True))
         self._stop_hooks.atexit = False
@@ -209,6 +213,7 @@ class Fitted(Control):
         self._end_look()
         _FITTED.discard(self)
         _MEASURING.discard(self)
+        settling.discard(self)
         self._quiet = True
         self._switch.remove()
         stop = getattr(self, "_stop_hooks", None)
@@ -264,6 +269,7 @@ class Fitted(Control):
 
     def _unseen(self) -> None:
         """A step has ended that no layer was called in."""
+        settling.discard(self)
         if self._look is not None:
             self._look_next = self.settled
             self._guard.run(self._end_look, otherwise=None)
@@ -365,6 +371,8 @@ class Fitted(Control):
     def _entered(self, layer: Layer, shapes: Shapes) -> None:
         first, self._begun = not self._begun, True
         if first:
+            if not self.settled:
+                settling.add(self)
             elements = sum(map(_elements, shapes))
             self._first = (layer.place, elements.bit_length())
         if not self.settled or self._look is not None:
@@ -523,6 +531,7 @@ class Fitted(Control):
     def _settled(self, decision: Decision, step: float | None, safe: float | None) -> None:
         self.settled = self._quiet = True
         _MEASURING.discard(self)
+        settling.discard(self)
         self._switch.laps = None
         self._arrange(decision.choices)
         plan = decision.plan

@@ -295,6 +295,8 @@ class Switch(Arranging):
         laps: Where runs are timed, if they are.
     """
 
+    of_recording = False
+
     def __init__(self, chosen: Iterable[Chosen], control: Control, guard: Guard) -> None:
         super().__init__(_NoAskers(), guard)
         self.layers = [Layer(place, one) for place, one in enumerate(chosen)]
