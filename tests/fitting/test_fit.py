@@ -24,10 +24,10 @@ from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
 from tests.plan.oracle import Saved
 from tests.record.runs import record_target, run_plain, write_script
 
-KINDS = """plain, recurrent, dropout, batch, batch dropout averaged, counts, average, spectral, random, aux,
-list, tuple, dropout keyword, tied, shared, in place, dropout accumulated, dropout autocast,
-dropout twice, dropout evaluated clipped, penalty, dropout averaged, checkpoint dropout,
-checkpoint reentrant dropout""".replace("\n", " ").split(", ")
+KINDS = """plain, recurrent, dropout, batch, batch dropout averaged, counts, average, spectral,
+random, aux, list, tuple, dropout keyword, tied, shared, in place, dropout accumulated, dropout
+autocast, dropout twice, dropout evaluated clipped, penalty, dropout averaged, checkpoint
+dropout, checkpoint reentrant dropout""".replace("\n", " ").split(", ")
 
 
 @pytest.fixture(autouse=True)
