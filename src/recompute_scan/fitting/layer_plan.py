@@ -155,14 +155,15 @@ def _candidate(layer: Layer, times: Times) -> Candidate:
     )
 
 
-def budget_of(wish: Wish, ranks: Sequence[Measured], lowered: float) -> Wish:
-    """The limit in bytes; a share is of the GPU's memory, or on a CPU of the bytes saved if nothing
-    is recomputed.
+def planner_of(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Planner:
+    """A planner with the limit in bytes; a share is of the GPU's memory, or on a CPU of the bytes
+    saved if nothing is recomputed.
     """
+    planner = Planner([one.rehearsal for one in ranks], wish)
     if wish.kind == "time":
-        return wish
+        return planner
     if ranks[0].total is None:
-        model = Planner([one.rehearsal for one in ranks], wish).arrangements
+        model = planner.arrangements
         most = model.peak(model.nothing)
         free = min((one.rehearsal.free_bytes or 0) for one in ranks) // len(ranks)
         amount = wish.budget(0 if wish.kind == "free" else most, free)
@@ -172,12 +173,13 @@ def budget_of(wish: Wish, ranks: Sequence[Measured], lowered: float) -> Wish:
         free = min((one.rehearsal.free_bytes or 0) - one.apart for one in ranks)
         asked = wish.budget(today if wish.kind == "free" else has, free)
         amount = min(asked or has, today + max(0, free))
-    return Wish("bytes", lowered * (amount or 0), wish.text)
+    planner.limit_to(Wish("bytes", lowered * (amount or 0), wish.text))
+    return planner
 
 
 def decide(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Decision:
     """The best arrangement within the limit, else the one of least memory."""
-    planner = Planner([one.rehearsal for one in ranks], budget_of(wish, ranks, lowered))
+    planner = planner_of(ranks, wish, lowered)
     fits = True
     try:
         chosen = planner.best(limit_s=SOLVER_S)
@@ -188,7 +190,7 @@ def decide(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Decision:
 
 def trial(one: Measured, wish: Wish, way: Way, lowered: float) -> Choices | None:
     """As many layers this way as fit, the first of every class among them; ``None`` for none."""
-    planner = Planner([one.rehearsal], budget_of(wish, [one], lowered))
+    planner = planner_of([one], wish, lowered)
     model, parts = planner.arrangements, parts_of(one.rehearsal.candidates)
     met: dict[str, int] = {}
     order = []
