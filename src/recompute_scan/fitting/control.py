@@ -545,9 +545,9 @@ class Fitted(Control):
             "offloaded": point.offloaded,
         }
         said = ", ".join(f"{number} {how}" for how, number in ways.items() if number)
-        limit = "" if plan.budget_bytes is None else f" of {size(plan.budget_bytes)}"
+        limit, over = "" if plan.budget_bytes is None else f" of {size(plan.budget_bytes)}", ""
         if not decision.fits:
-            limit = f", which is more than {size(plan.budget_bytes)}: no arrangement takes less"
+            limit, over = "", f", more than {size(plan.budget_bytes)}: no arrangement takes less"
         took = ""
         if step is not None and safe is not None:
             every = f"{ms(safe)} with every layer recomputed"
@@ -556,7 +556,7 @@ class Fitted(Control):
         what = "allocated" if plan.device == "gpu" else "saved for the backward pass"
         text = (
             f"fit: of {plural(wholes, 'layer')} {said}; {size(point.peak_bytes)}{limit} {what}"
-            f"{took}, after {plural(self.steps, 'step')}."
+            f"{over}{took}, after {plural(self.steps, 'step')}."
         )
         self._print(text)
         scalars = {"fit_step_ms": step or point.step_ms, "fit_bytes": float(point.peak_bytes)}
