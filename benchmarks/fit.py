@@ -63,9 +63,7 @@ class Row:
 
 
 def trained(name: str, limit: int | None) -> tuple[Switched, Step, list[str], int]:
-    """The model after some steps without checkpoints of its own, what it gave, and in which step
-    it was settled.
-    """
+    """The model after some steps without its checkpoints, what it gave, and when it settled."""
     model, step = build(CASES[name])
     model.on = {}
     given: list[str] = []
@@ -75,8 +73,7 @@ def trained(name: str, limit: int | None) -> tuple[Switched, Step, list[str], in
     control, settled = recompute_scan.fitted(model), 0
     for done in range(1, _LOSSES + 1):
         step()
-        if control is not None and control.settled and not settled:
-            settled = done
+        settled = settled or done * (control is not None and control.settled)
     hook.remove()
     return model, step, given, settled
 

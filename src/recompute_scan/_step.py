@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# Who is to hear it: recordings, guards and fitted models of this process.
+# Recordings, guards and fitted models of this process hear it.
 listeners: list[Callable[[], None]] = []
 
 
