@@ -1,10 +1,10 @@
 """`recompute_scan.fit` in trainings of all kinds: memory, times, losses, steps until settled.
 
 Each model of `tests/plan/scripts.py` with one process is trained without checkpoints, then with
-`fit` and a limit at 30, 50, 70 and 90 % between all layers recomputed and none. Losses are compared
-to the bit. `tests/plan/oracle.py` measures the peak. Step times are medians over pairs of
-neighboring steps, each arrangement in turn with the model's own switch: no layer, all, every second
-and every third. The step is predicted as a share of one with every layer recomputed.
+`fit` and a limit at 30, 50, 70 and 90 % between all layers recomputed and none. Losses of 200 steps
+are compared to the bit. `tests/plan/oracle.py` measures the peak. Step times are medians over pairs
+of neighboring steps, each arrangement in turn with the model's own switch: no layer, all, every
+second and every third. The step is predicted as a share of one with every layer recomputed.
 
   python -m benchmarks fit moe lora         some models
   python -m benchmarks fit --bytes          no times
@@ -34,7 +34,7 @@ from recompute_scan.fitting.control import Fitted
 
 BUDGETS = (0.3, 0.5, 0.7, 0.9)
 _BYTES, _STEP_WORST, _CHANCE = 0.02, 0.08, 0.02
-_LOSSES, _SETTLED = 30, 40
+_LOSSES = 200
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,20 @@ class Row:
         return found
 
 
-def trained(name: str, limit: int | None) -> tuple[Switched, Step, list[str]]:
-    """The model after some steps without checkpoints of its own, and what it gave."""
+def trained(name: str, limit: int | None) -> tuple[Switched, Step, list[str], int]:
+    """The model after some steps without its checkpoints, what it gave, and when it settled."""
     model, step = build(CASES[name])
     model.on = {}
     given: list[str] = []
     hook = model.register_forward_hook(lambda *call: given.append(_bits(call[-1])))
     if limit is not None:
         recompute_scan.fit(model, limit, quiet=True)
-    for _ in range(_LOSSES):
+    control, settled = recompute_scan.fitted(model), 0
+    for done in range(1, _LOSSES + 1):
         step()
+        settled = settled or done * (control is not None and control.settled)
     hook.remove()
-    return model, step, given
+    return model, step, given, settled
 
 
 def _bits(out: Any) -> str:
@@ -84,14 +86,12 @@ def row_of(name: str, part: float, ends: tuple[int, int], plain: list[str], turn
     """One model with one limit."""
     least, most = ends
     limit = round(least + part * (most - least))
-    model, step, given = trained(name, limit)
+    model, step, given, settled = trained(name, limit)
     control = recompute_scan.fitted(model)
     assert control is not None, "it has layers"
-    while not control.settled and control.steps < _SETTLED:
-        step()
     plan = control.plan
     assert plan is not None, f"{name} did not settle: {control.failure}"
-    settled, peak = control.steps, peak_of(model, step)
+    peak = peak_of(model, step)
     names = model.names()
     rivals = {"none": "none", "all": "all", "second": ",".join(names[::2])}
     rivals["third"] = ",".join(names[::3])
@@ -170,7 +170,7 @@ def main(names: Sequence[str], turns: int, only_bytes: bool) -> int:
     )
     rows = []
     for name in names or known:
-        model, step, plain = trained(name, None)
+        model, step, plain, _ = trained(name, None)
         arrange(model, "all")
         least = peak_of(model, step)
         arrange(model, "none")

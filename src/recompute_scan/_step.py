@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# Filled in while `recompute-scan run` records this process, and only then.
-on_step: Callable[[], None] | None = None
+# Recordings, guards and fitted models of this process hear it.
+listeners: list[Callable[[], None]] = []
 
 
 def step() -> None:
@@ -14,5 +14,5 @@ def step() -> None:
     Call it once at the end of each step. Under ``recompute-scan run`` these calls then replace
     the steps of optimizers as step boundaries; anywhere else it does nothing.
     """
-    if on_step is not None:
-        on_step()
+    for listener in tuple(listeners):
+        listener()

@@ -36,6 +36,8 @@ class Block(nn.Module):
             self.batch = nn.BatchNorm1d(WIDTH)
         if "average" in kind:
             self.register_buffer("average", torch.zeros(WIDTH))
+        if "recurrent" in kind:
+            self.cells = nn.GRU(WIDTH, WIDTH, batch_first=True)
         if "spectral" in kind:
             nn.utils.parametrizations.spectral_norm(self.down)
 
@@ -43,6 +45,8 @@ class Block(nn.Module):
         if "in place" in self.kind:
             x.mul_(1.01)
         h = self.norm(x)
+        if "recurrent" in self.kind:
+            h = self.cells(h)[0]
         if "batch" in self.kind:
             h = self.batch(h.transpose(1, 2)).transpose(1, 2)
         if "counts" in self.kind:

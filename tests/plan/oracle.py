@@ -119,7 +119,11 @@ def peak_of(model: Switched, step: Any) -> int:
             self.pack_hook = pack
 
     wrapper: Any = torch_checkpoint._VersionWrapper
-    get_val = wrapper.get_val
+    get_val, init = wrapper.get_val, wrapper.__init__
+
+    def kept(self: Any, value: Any) -> None:
+        saved.keep(value)
+        init(self, value)
 
     def taken(self: Any, *args: Any) -> Any:
         if isinstance(self.val, torch.Tensor):
@@ -127,11 +131,13 @@ def peak_of(model: Switched, step: Any) -> int:
         return get_val(self, *args)
 
     torch_checkpoint._recomputation_hook, wrapper.get_val = Counting, taken
+    wrapper.__init__ = kept
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
             step()
     finally:
         torch_checkpoint._recomputation_hook, wrapper.get_val = hook, get_val
+        wrapper.__init__ = init
         model.tell = lambda _: None
     return saved.peak
 

@@ -275,7 +275,7 @@ def test_one_at_a_time() -> None:
 
 
 def test_under_run_it_says_who_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recompute_scan._step.on_step", lambda: None)
+    monkeypatch.setattr("recompute_scan.record.recording.is_recorded", lambda: True)
     with pytest.raises(UsageError, match="recompute-scan run"), record():
         pass
 

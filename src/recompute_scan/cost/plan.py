@@ -359,7 +359,6 @@ class Planner:
 
     def __init__(self, ranks: Sequence[Rehearsal], wish: Wish) -> None:
         self._rehearsal = ranks[0]
-        self._wish = wish
         self.arrangements: Arrangements = arrangements(*ranks)
         self._parts = parts_of(self.arrangements.candidates)
         self._modules = list(self._parts)
@@ -368,8 +367,13 @@ class Planner:
         self.today = PlanPoint(None, step_ms, max(map(taken, today)), measured=True)
         free = [one.free_bytes for one in ranks if one.free_bytes is not None]
         # Ranks on CPUs share what their host has.
-        each = min(free) // (len(ranks) if ranks[0].device == "cpu" else 1) if free else None
-        self.budget = wish.budget(self.today.peak_bytes, each)
+        self._free = min(free) // (len(ranks) if ranks[0].device == "cpu" else 1) if free else None
+        self.limit_to(wish)
+
+    def limit_to(self, wish: Wish) -> None:
+        """From here on this is the limit."""
+        self._wish = wish
+        self.budget = wish.budget(self.today.peak_bytes, self._free)
 
     def best(self, less: int = 0, limit_s: float = TIME_LIMIT_S) -> Choices:
         """The best arrangement within the limit.

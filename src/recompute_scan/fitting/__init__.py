@@ -11,9 +11,8 @@ from torch import nn
 
 from recompute_scan.cost.plan import Wish, read_wish
 from recompute_scan.errors import UsageError
-from recompute_scan.fitting.control import Fitted
+from recompute_scan.fitting.control import Fitted, fitted
 from recompute_scan.fitting.layer_plan import read_plan
-from recompute_scan.fitting.layer_switch import CONTROL
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -55,19 +54,8 @@ def fit(
     if wish.kind == "time" and not (math.isfinite(wish.amount) and wish.amount > 0):
         raise UsageError("E232", f"{step_time_ms} is no step time.", hint="milliseconds above 0")
     known = None if plan is None else read_plan(Path(plan))
-    before = fitted(model)
-    if before is not None:
-        before.stop()
     Fitted(model, wish, replace=replace, say=not quiet).start(known)
     return model
 
 
-def fitted(model: nn.Module) -> Fitted | None:
-    """The controller of a model, or of the first fitted model inside it; ``None`` without."""
-    for module in model.modules():
-        for name in ("forward", "_compiled_call_impl"):
-            bound = vars(module).get(name)
-            control = getattr(bound, CONTROL, None)
-            if isinstance(control, Fitted) and getattr(bound, "__self__", None) is module:
-                return control
-    return None
+__all__ = ["Fitted", "fit", "fitted"]

@@ -49,8 +49,9 @@ from recompute_scan.fitting.layer_switch import (
     Switch,
     find_layers,
 )
+from recompute_scan.record.bypass import rearranges
 from recompute_scan.record.isolation import Guard, in_forked_processes
-from recompute_scan.record.steps import StepCounter, StepHooks
+from recompute_scan.record.steps import StepCounter, StepHooks, settling
 from recompute_scan.result import ActivationPlan
 from recompute_scan.result.run_record import Way, fixed_places
 from recompute_scan.units import ms, plural, size
@@ -185,10 +186,22 @@ class Fitted(Control):
                 "fit found no layers to recompute: no list of like blocks and no large part."
             )
             return
-        switch = self._switch
+        if rearranges():
+            self._print("fit changes nothing here: this run of recompute-scan does.")
+            return
+        switch, others = self._switch, _owners_in(self._model())
+        for other in others:
+            if other._model() is not self._model() and other._switch.wholes != switch.wholes:
+                self._print(
+                    "fit: layers of this model belong to another fitted model, which stays as it "
+                    "is; this call changes nothing."
+                )
+                return
+        for other in others:
+            other.stop()
         switch.put_on()
         switch.install()
-        hooks = StepHooks(StepCounter(), _Listener(self), self._guard)
+        hooks = StepHooks(StepCounter(), _Listener(self), self._guard, records=False)
         hooks.install()
         self._stop_hooks = weakref.finalize(self, partial(hooks.remove, later=True))
         self._stop_hooks.atexit = False
@@ -198,6 +211,9 @@ class Fitted(Control):
     def stop(self) -> None:
         """Make the model what it was."""
         self._end_look()
+        _FITTED.discard(self)
+        _MEASURING.discard(self)
+        settling.discard(self)
         self._quiet = True
         self._switch.remove()
         stop = getattr(self, "_stop_hooks", None)
@@ -253,6 +269,7 @@ class Fitted(Control):
 
     def _unseen(self) -> None:
         """A step has ended that no layer was called in."""
+        settling.discard(self)
         if self._look is not None:
             self._look_next = self.settled
             self._guard.run(self._end_look, otherwise=None)
@@ -354,6 +371,8 @@ class Fitted(Control):
     def _entered(self, layer: Layer, shapes: Shapes) -> None:
         first, self._begun = not self._begun, True
         if first:
+            if not self.settled:
+                settling.add(self)
             elements = sum(map(_elements, shapes))
             self._first = (layer.place, elements.bit_length())
         if not self.settled or self._look is not None:
@@ -427,16 +446,19 @@ class Fitted(Control):
             torch.cuda.reset_peak_memory_stats()
 
     def _begin_look(self) -> None:
-        if any(one is not self for one in _LOOKING):
-            self._look_next = self.settled  # the other model's look comes first
+        others = [one for one in _MEASURING if one is not self]
+        if any(one._look for one in others) or (others and self._waited < _UNSEEN_STEPS):
+            # One after the other, since what this one may take depends on what that one does.
+            self._waited += 1
+            self._look_next = self.settled
             return
+        _MEASURING.add(self)
         self._safe()
         for layer in self._switch.layers:
             layer.most = 0
         self._shapes = {}
         look = self._look = Look(through=True, most_since=_most_since if self._cuda else None)
         self._switch.look(look)
-        _LOOKING.add(self)
         look.begin()
 
     def _end_look(self) -> Look | None:
@@ -445,7 +467,8 @@ class Fitted(Control):
             return None
         look.finish()
         self._switch.look(None)
-        _LOOKING.discard(self)
+        if self.settled:
+            _MEASURING.discard(self)
         if look.fault is not None:
             raise look.fault
         return look
@@ -507,6 +530,8 @@ class Fitted(Control):
 
     def _settled(self, decision: Decision, step: float | None, safe: float | None) -> None:
         self.settled = self._quiet = True
+        _MEASURING.discard(self)
+        settling.discard(self)
         self._switch.laps = None
         self._arrange(decision.choices)
         plan = decision.plan
@@ -520,9 +545,9 @@ class Fitted(Control):
             "offloaded": point.offloaded,
         }
         said = ", ".join(f"{number} {how}" for how, number in ways.items() if number)
-        limit = "" if plan.budget_bytes is None else f" of {size(plan.budget_bytes)}"
+        limit, over = "" if plan.budget_bytes is None else f" of {size(plan.budget_bytes)}", ""
         if not decision.fits:
-            limit = f", which is more than {size(plan.budget_bytes)}: no arrangement takes less"
+            limit, over = "", f", more than {size(plan.budget_bytes)}: no arrangement takes less"
         took = ""
         if step is not None and safe is not None:
             every = f"{ms(safe)} with every layer recomputed"
@@ -531,7 +556,7 @@ class Fitted(Control):
         what = "allocated" if plan.device == "gpu" else "saved for the backward pass"
         text = (
             f"fit: of {plural(wholes, 'layer')} {said}; {size(point.peak_bytes)}{limit} {what}"
-            f"{took}, after {plural(self.steps, 'step')}."
+            f"{over}{took}, after {plural(self.steps, 'step')}."
         )
         self._print(text)
         scalars = {"fit_step_ms": step or point.step_ms, "fit_bytes": float(point.peak_bytes)}
@@ -572,8 +597,26 @@ def _most_since() -> int:
     return int(most)
 
 
-_LOOKING: weakref.WeakSet[Fitted] = weakref.WeakSet()
+# Those that have begun to measure and have not settled yet.
+_MEASURING: weakref.WeakSet[Fitted] = weakref.WeakSet()
 _FITTED: weakref.WeakSet[Fitted] = weakref.WeakSet()
+
+
+def _owners_in(model: nn.Module | None) -> list[Fitted]:
+    """Fitted models that have a module of this one in a layer, in the order of its modules."""
+    owners = {
+        id(part): one
+        for one in list(_FITTED)
+        for layer in one._switch.layers
+        for part in layer.module.modules()
+    }
+    modules = () if model is None else model.modules()
+    return list(dict.fromkeys(owners[id(one)] for one in modules if id(one) in owners))
+
+
+def fitted(model: nn.Module) -> Fitted | None:
+    """The controller of a model, or of the first fitted model inside it; ``None`` without."""
+    return next(iter(_owners_in(model)), None)
 
 
 def _forked() -> None:

@@ -8,6 +8,8 @@ the forward pass and counts once more for the backward pass.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -153,14 +155,15 @@ def _candidate(layer: Layer, times: Times) -> Candidate:
     )
 
 
-def budget_of(wish: Wish, ranks: Sequence[Measured], lowered: float) -> Wish:
-    """The limit in bytes; a share is of the GPU's memory, or on a CPU of the bytes saved if nothing
-    is recomputed.
+def planner_of(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Planner:
+    """A planner with the limit in bytes; a share is of the GPU's memory, or on a CPU of the bytes
+    saved if nothing is recomputed.
     """
+    planner = Planner([one.rehearsal for one in ranks], wish)
     if wish.kind == "time":
-        return wish
+        return planner
     if ranks[0].total is None:
-        model = Planner([one.rehearsal for one in ranks], wish).arrangements
+        model = planner.arrangements
         most = model.peak(model.nothing)
         free = min((one.rehearsal.free_bytes or 0) for one in ranks) // len(ranks)
         amount = wish.budget(0 if wish.kind == "free" else most, free)
@@ -170,12 +173,13 @@ def budget_of(wish: Wish, ranks: Sequence[Measured], lowered: float) -> Wish:
         free = min((one.rehearsal.free_bytes or 0) - one.apart for one in ranks)
         asked = wish.budget(today if wish.kind == "free" else has, free)
         amount = min(asked or has, today + max(0, free))
-    return Wish("bytes", lowered * (amount or 0), wish.text)
+    planner.limit_to(Wish("bytes", lowered * (amount or 0), wish.text))
+    return planner
 
 
 def decide(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Decision:
     """The best arrangement within the limit, else the one of least memory."""
-    planner = Planner([one.rehearsal for one in ranks], budget_of(wish, ranks, lowered))
+    planner = planner_of(ranks, wish, lowered)
     fits = True
     try:
         chosen = planner.best(limit_s=SOLVER_S)
@@ -186,31 +190,33 @@ def decide(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Decision:
 
 def trial(one: Measured, wish: Wish, way: Way, lowered: float) -> Choices | None:
     """As many layers this way as fit, the first of every class among them; ``None`` for none."""
-    planner = Planner([one.rehearsal], budget_of(wish, [one], lowered))
+    planner = planner_of([one], wish, lowered)
     model, parts = planner.arrangements, parts_of(one.rehearsal.candidates)
-    choices = model.everything
     met: dict[str, int] = {}
     order = []
     for place in parts:
         kind = model.candidates[place].module_class
         met[kind] = met.get(kind, 0) + 1
         order.append((met[kind], place))
-    limit = (planner.budget or 0) * _TRIAL_SHARE
-    found = None
-    for _, place in sorted(order):
-        tried = choices.copy()
-        if way == "selective" and SELECTIVE in model.options(place):
-            tried[place] = SELECTIVE
-        elif way == "parts" and any(n in model.parts for n in parts[place]):
-            tried[place] = KEEP
-            tried[[n for n in parts[place] if n in model.parts]] = PART
-        else:
-            continue
-        tried = model.followed(tried)
-        if wish.kind != "time" and model.peak(tried) > limit:
-            break
-        found = choices = tried
-    return found
+    able = [
+        place
+        for _, place in sorted(order)
+        if (way == "selective" and SELECTIVE in model.options(place))
+        or (way == "parts" and not model.parts.isdisjoint(parts[place]))
+    ]
+
+    def with_first(number: int) -> Choices:
+        tried = model.everything.copy()
+        for place in able[:number]:
+            tried[place] = SELECTIVE if way == "selective" else KEEP
+            if way == "parts":
+                tried[[n for n in parts[place] if n in model.parts]] = PART
+        return model.followed(tried)
+
+    limit = math.inf if wish.kind == "time" else (planner.budget or 0) * _TRIAL_SHARE
+    # Each more takes more, so the most that fit are found by halving.
+    most = bisect_right(range(1, len(able) + 1), limit, key=lambda n: model.peak(with_first(n)))
+    return with_first(most) if most else None
 
 
 def group_of(model: nn.Module) -> Any:

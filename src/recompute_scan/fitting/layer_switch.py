@@ -61,9 +61,9 @@ _HELD = (list, dict, set, deque)
 # Larger tensors are tables and masks, which no forward changes.
 _LARGEST = 2**20
 _ABSENT = object()
-# Whether a checkpoint that begins now is ours, whatever model it is of.
+# Whether a checkpoint that begins now is ours, whatever model it is of: from our call of it until
+# its function runs.
 _THREAD = threading.local()
-CONTROL = "recompute_scan_control"
 
 
 def find_layers(model: nn.Module) -> tuple[Chosen, ...]:
@@ -295,6 +295,8 @@ class Switch(Arranging):
         laps: Where runs are timed, if they are.
     """
 
+    of_recording = False
+
     def __init__(self, chosen: Iterable[Chosen], control: Control, guard: Guard) -> None:
         super().__init__(_NoAskers(), guard)
         self.layers = [Layer(place, one) for place, one in enumerate(chosen)]
@@ -312,6 +314,11 @@ class Switch(Arranging):
             stem = layer.chosen.name.rpartition(".")[0] or layer.chosen.name
             layer.leads = not layer.is_part and not lists[stem]
             lists[stem] += not layer.is_part
+
+    @property
+    def wholes(self) -> list[int]:
+        """The identities of the layers without their parts."""
+        return [id(one.module) for one in self.layers if not one.is_part]
 
     @property
     def theirs(self) -> list[str]:
@@ -348,8 +355,7 @@ class Switch(Arranging):
         self._patches.undo()
 
     def _passes(self) -> bool:
-        ours, _THREAD.ours = bool(getattr(_THREAD, "ours", False)), False
-        return ours or not self.active
+        return not self.active or bool(getattr(_THREAD, "ours", False))
 
     def _takes(self, variant: Variant, asker: Origin) -> bool:
         return self.replace and bool(getattr(self._thread, "mine", False))
@@ -397,7 +403,6 @@ class Switch(Arranging):
                     parameters=[me, *known.parameters.values()]
                 )
         forward.__name__ = name  # by which a pickle finds the class's
-        setattr(forward, CONTROL, self._control)
         if own is not None and name == _FORWARD:
             self._forwards.replace(module, _OWN, own)
         bound = MethodType(forward, module)
@@ -468,6 +473,7 @@ class Switch(Arranging):
         original, laps, saved = layer.original, self.laps, self.saved
 
         def run(_: Any, *mine: Any) -> Any:
+            _THREAD.ours = False
             if in_backward():
                 state = Sheltered(self._guard, _as_before(copies)) if copies else nullcontext()
                 with state, self._lap(layer, "again", laps):

@@ -75,6 +75,21 @@ COMPOSABLE = Mechanism(
     fewer="do not apply checkpoint(module) to {layers}",
     selectively="checkpoint(module, context_fn={context})",
 )
+FIT = Mechanism(
+    name="fit",
+    title="recompute_scan.fit",
+    keep=97,
+    why_keep="it has measured what fits in memory, and keeps all that does",
+    remove="delete the recompute_scan.fit(…) call",
+    docs=_DOCS,
+    checked="ran here (torch 2.13.0)",
+    variants=("non-reentrant only",),
+    asks=("recompute_scan/fitting/layer_switch.py:*",),
+    switches=("recompute_scan.fitting:fit",),
+    edits=(Edit("fit", "delete"), Edit("fit", "unwrap")),
+    fewer="give recompute_scan.fit(…) more memory, which then keeps {layers}",
+    selectively="leave that to recompute_scan.fit(…), which tries it where it fits",
+)
 SEQUENTIAL = Mechanism(
     name="checkpoint-sequential",
     title="torch.utils.checkpoint.checkpoint_sequential",
@@ -140,4 +155,4 @@ OWN = Mechanism(
     variants=("its own; reentrant, as every autograd function that runs its forward again",),
     caution="Other work of the function, such as moving saved tensors to the host, goes too.",
 )
-MECHANISMS = (APPLIED, COMPILER, COMPOSABLE, SEQUENTIAL, SELECTIVE, DIRECT, LIBRARY, OWN)
+MECHANISMS = (APPLIED, COMPILER, COMPOSABLE, FIT, SEQUENTIAL, SELECTIVE, DIRECT, LIBRARY, OWN)

@@ -20,6 +20,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from msgspec import Struct
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -190,24 +191,38 @@ def heavy_operators(names: Iterable[str]) -> list[Any]:
 
 
 class _Heavy(TorchDispatchMode):
-    """Notes the results of heavy operators, and drops operators that draw random numbers: a
-    recompute that leaves one out would draw others behind it than the forward did.
+    """Notes the results of heavy operators, and drops operators that cannot be left out.
+
+    Those draw random numbers, so that others behind them would be drawn anew, or their results
+    are split unsafely, as in cells of recurrent layers: torch does not see that parts of these
+    are changed in place, and a recompute would find them changed.
     """
 
     def __init__(self, saved: SavedTensors, operators: list[Any], met: dict[str, None]) -> None:
         super().__init__()
         self._saved, self._operators, self._met = saved, operators, met
+        self._made_by: dict[int, tuple[StorageWeakRef, Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func in self._operators:
             if draws(func, args, kwargs or {}):
-                self._operators.remove(func)
-                self._met.pop(str(func), None)
+                self._drop(func)
             else:
                 self._met[str(func)] = None
                 self._saved.keep_results(made)
+                for one in tensors_in(made):
+                    weak = StorageWeakRef(one.untyped_storage())
+                    self._made_by[weak.cdata] = weak, func
+        elif func._schema.name.startswith("aten::unsafe_"):
+            _, maker = self._made_by.get(args[0].untyped_storage()._cdata, (None, None))
+            if maker in self._operators:
+                self._drop(maker)
         return made
+
+    def _drop(self, func: Any) -> None:
+        self._operators.remove(func)
+        self._met.pop(str(func), None)
 
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -51,13 +52,24 @@ class Askers(Protocol):
         """Module, mechanism and site of the call with this innermost frame."""
 
 
+_INSTALLED: weakref.WeakSet[Bypass] = weakref.WeakSet()
+
+
+def rearranges() -> bool:
+    """Whether a recording takes checkpoints out, or puts others in."""
+    return any(one.of_recording for one in list(_INSTALLED))
+
+
 class Bypass:
     """Takes the chosen checkpoints out, from :meth:`install` on.
 
     Attributes:
         calls: How many checkpoint calls were taken out, those in recomputes of others included.
         active: Whether any is taken out now; to be changed between steps only.
+        of_recording: Whether it is a recording's.
     """
+
+    of_recording = True
 
     def __init__(
         self,
@@ -78,6 +90,7 @@ class Bypass:
 
     def install(self) -> None:
         """Begin; after the probe, so that its annotations show only the checkpoints that stay."""
+        _INSTALLED.add(self)
         if reentrant_function() is not None:
             self._catch_reentrant(reentrant_function())
         if generator_function() is not None:
@@ -85,6 +98,7 @@ class Bypass:
 
     def remove(self) -> None:
         """Let every checkpoint be one again."""
+        _INSTALLED.discard(self)
         self._patches.undo()
 
     def _catch_reentrant(self, function: Any) -> None:

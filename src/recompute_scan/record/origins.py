@@ -379,7 +379,8 @@ def _has_running_statistics(module: nn.Module) -> bool:
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
 _RECOMPUTING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
-_ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE)  # torch's own code that asks for checkpoints
+# torch's own code that asks for checkpoints, and ours that does so for good.
+_ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE, "recompute_scan.fitting.layer_switch")
 
 
 _Lines = MutableMapping[nn.Module, dict[tuple[CodeType, int], str]]

@@ -45,6 +45,7 @@ from recompute_scan.record.steps import (
     StepCounter,
     StepTimer,
     in_backward,
+    settling,
     wait_for_gpus,
 )
 from recompute_scan.record.torch_versions import compiled_something, stacks_crash
@@ -262,7 +263,7 @@ class Recorder:
         self._timer: StepTimer | None = None
         self._began = time.monotonic()
         self._window: ProfilerWindow | None = None
-        self._waited = False
+        self._waited, self._held = False, 0
         self.others = OtherProfilers(self._give_way, guard)
 
     @property
@@ -319,6 +320,7 @@ class Recorder:
             stacks=self.kept.stacks is not None or self.kept.phase is Phase.DONE,
             explicit=self._counter.explicit,
             waited=self._waited,
+            held=self._held,
         )
 
     def restart(self) -> None:
@@ -601,7 +603,13 @@ class Recorder:
             wait_for_gpus()
 
     def _after_warmup_step(self) -> None:
-        made, plan = self._counter.steps, self._plan
+        if len(settling):
+            self._held += 1
+            self._timer, self._began = None, time.monotonic()
+            if self._first_word is not None:
+                self._first_word.wait()
+            return
+        made, plan = self._counter.steps - self._held, self._plan
         took_s = time.monotonic() - self._began
         is_long = self._timer is not None and took_s > LONG_S
         if self._timer is not None:
@@ -612,7 +620,7 @@ class Recorder:
             self._on_kept()  # little, but who is killed has left a word
         if made >= plan.warmup or is_long:
             self._settle_device()
-            self.kept.warmup_steps = made - is_long
+            self.kept.warmup_steps = self._counter.steps - is_long
             self._on_kept()
             if plan.timing:
                 if self._memory is not None:
@@ -626,7 +634,7 @@ class Recorder:
                 self._open_window(lead=0)
         elif plan.steps and plan.timing == 0 and made == plan.warmup - 1:
             self._settle_device()
-            self.kept.warmup_steps = plan.warmup
+            self.kept.warmup_steps = plan.warmup + self._held
             self._open_window(lead=1)
         elif plan.fewest is not None:
             # A long step is timed already: it has as much behind it as the first of ten has.

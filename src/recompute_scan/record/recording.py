@@ -20,7 +20,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from recompute_scan import _step
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
 from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
@@ -47,6 +46,7 @@ from recompute_scan.record.steps import (
     StepHooks,
     Wording,
     is_capturing,
+    is_recorded,
 )
 from recompute_scan.record.watchdog import end_of
 from recompute_scan.result.run_record import RunInfo, write_run_info
@@ -231,7 +231,7 @@ class Recording:
         global _current
         if _current is not None and _current._gives_way:
             _current.end(RuntimeError("the training did not say that it ended"))
-        if _current is not None or _step.on_step is not None:
+        if _current is not None or is_recorded():
             who = "another recording"
             if _current is None:
                 who = "recompute-scan run, or a guard,"

@@ -370,6 +370,10 @@ class FirstWord:
         self.over = False
         step.count()
 
+    def wait(self) -> None:
+        """A step has ended that is like none to come: count the next one."""
+        self._step.count()
+
     def boundary(self, made: int, step_s: float) -> Counted | None:
         """So many steps have ended, and the last took so long: the counts of that step."""
         counted = self._step.counted(made)

@@ -199,8 +199,14 @@ class StepHooks:
     """
 
     def __init__(
-        self, counter: StepCounter, listener: Listener, guard: Guard | None = None
+        self,
+        counter: StepCounter,
+        listener: Listener,
+        guard: Guard | None = None,
+        *,
+        records: bool = True,
     ) -> None:
+        self.records = records
         self._guard = guard or Guard()
         self._counter = counter
         self._listener = listener
@@ -225,7 +231,10 @@ class StepHooks:
         if patch is not None:
             guarded = self._guard.around(patch, self._patch_step_function, vital=True)
             self._patches.replace(Optimizer, "_patch_step_function", guarded)
-        self._patches.replace(_step, "on_step", self._guard.aside(self._saw_explicit))
+        saw = self._guard.aside(self._saw_explicit)
+        listeners = _step.listeners
+        listeners.append(saw)
+        self._patches.add(partial(listeners.remove, saw))
 
     def adopt(self) -> None:
         """Wrap the steps of the optimizers that exist already, too.
@@ -357,6 +366,15 @@ def _give_back(alone: Callable[[], Any], own: Callable[..., Any], ours: object) 
 
 # Asking for the process's number in every step would take longer than all else that is done there.
 _LISTENING: weakref.WeakSet[StepHooks] = weakref.WeakSet()
+
+
+# Fitted models that try their checkpoints now, from step to step: recordings wait for these.
+settling: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def is_recorded() -> bool:
+    """Whether something in this process listens that may run a profiler or compare steps."""
+    return any(hooks.records and hooks._handle is not None for hooks in list(_LISTENING))
 
 
 def _forked() -> None:
@@ -499,7 +517,8 @@ class Plan(Struct, frozen=True):
 class Seen(Struct, frozen=True):
     """How far a recording came: optimizer steps made, complete ones profiled, stacks or not.
 
-    ``waited`` is whether a profiler of the script was in the way.
+    ``waited`` is whether a profiler of the script was in the way, ``held`` how many of the steps
+    :data:`settling` took.
     """
 
     made: int
@@ -507,6 +526,7 @@ class Seen(Struct, frozen=True):
     stacks: bool
     explicit: bool = False
     waited: bool = False
+    held: int = 0
 
 
 class Wording(Struct, frozen=True):
@@ -537,16 +557,19 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
     if seen.made == 0:
         return wording.no_step
     profiled = seen.profiled >= plan.steps
-    whole = seen.stacks or not plan.stacks if plan.steps else seen.made >= plan.least
+    least = plan.least + seen.held
+    whole = seen.stacks or not plan.stacks if plan.steps else seen.made >= least
     if profiled and whole:
         return None
     made = plural(seen.made, "step" if seen.explicit else "optimizer step")
-    made = f"{wording.who} made {made}; {plan.least} were wanted."
+    made = f"{wording.who} made {made}; {least} were wanted."
+    if seen.held:
+        made += f" recompute_scan.fit measured in {seen.held} of them."
     if plan.steps and profiled:
         return f"{made} Only the Python stacks of the checkpoint calls are missing."
     if seen.profiled:
         made += f" {seen.profiled} of {plan.steps} could be profiled."
-    if seen.waited and seen.made >= plan.wanted:
+    if seen.waited and seen.made - seen.held >= plan.wanted:
         return (
             f"{made} The script runs a torch profiler itself, and torch runs one at a time: "
             "too few steps in a row were left to record. Run the script without its profiler."

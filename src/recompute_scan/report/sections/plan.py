@@ -38,6 +38,7 @@ _IN_SHORT: dict[PlanOutcome, str] = {
     "not-tried": "not measured",
 }
 _AS_TODAY = "The script already does this."
+_FIT = "recompute_scan.fit"
 _PROVEN: tuple[PlanOutcome, ...] = ("helps", "fits")
 _MOST_MODULES, _MOST_CODE = 60, 4
 
@@ -159,10 +160,16 @@ def _gain(plan: ActivationPlan) -> str:
     return f"{time}, {memory}, {'measured' if measured else 'predicted'}"
 
 
+def _as_today(plan: ActivationPlan) -> str:
+    # It changes nothing while plans are tried.
+    fitted = any(_FIT in step for step in plan.setting)
+    return f"Without {_FIT} the script does this." if fitted else _AS_TODAY
+
+
 def _proof_words(plan: ActivationPlan) -> str:
     proof = plan.proof
     if plan.as_today:
-        return _AS_TODAY
+        return _as_today(plan)
     if proof.step_ms is None or proof.predicted_step_ms is None:
         return _outcome(plan)
     return (
@@ -235,7 +242,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
     """The plan in groups of lines: what came of it, what it changes, and the setting."""
     plan = _beside(_plan_of(result))
     page.prose(_lead(plan), "", most=2, bold=True)
-    page.prose(_AS_TODAY if plan.as_today else _outcome(plan), most=3)
+    page.prose(_as_today(plan) if plan.as_today else _outcome(plan), most=3)
     groups = [page.taken()]
     _table(page, plan, _points(plan)[:2])
     groups.append(page.taken())
