@@ -102,6 +102,7 @@ def test_the_same_result_gives_the_same_bytes_and_reads_back(doubled: Result) ->
         ("[]", "E305"),
         ('{"schema": "recompute-scan/1"}', "E305"),
         (b"\xff\xfe", "E302"),
+        ('{"schema": "recompute-scan/1", "more": ' + "9" * 400 + "}", "E305"),
     ],
 )
 def test_what_is_no_result_is_said(text: str | bytes, code: str) -> None:

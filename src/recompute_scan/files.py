@@ -239,11 +239,11 @@ _MOST_DIGITS = len(str(-(1 << 64)))
 
 
 def decoded(data: bytes, kind: type[_T]) -> _T:
-    """What the JSON says, as this class.
+    """An object of this class from its JSON.
 
     Raises:
-        msgspec.MsgspecError: It is no JSON, or another's. No number may be longer than a float
-            or an integer of 64 bits can hold, which msgspec itself does not ask.
+        msgspec.MsgspecError: It is not JSON, or not of this class, or a whole number in it needs
+            more than 64 bits: msgspec itself takes any.
     """
     import msgspec  # noqa: PLC0415 - `--help` needs none
 

@@ -166,7 +166,7 @@ def test_a_comment_behind_a_form_feed_accepts_its_line(tmp_path: Path) -> None:
 
 
 def test_a_source_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "# coding: latin-1\n" + DOUBLED + "caf\xe9 = 1\n"
+    text = "# coding: latin-1\n" + DOUBLED + "caf\xe9 = 1\rcafe = 2\n"
     (tmp_path / "train.py").write_bytes(text.encode("latin-1"))
     monkeypatch.chdir(tmp_path)
     assert [found.code for found in lint([tmp_path]).found] == ["RS601"]

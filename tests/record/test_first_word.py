@@ -91,6 +91,20 @@ def test_a_warm_up_of_one_step_is_counted_itself(tmp_path: Path) -> None:
     assert (counted.step, counted.ratios, counted.others) == (1, (2.0,) * 4, 0)
 
 
+def test_each_of_several_backward_passes_counts_alone(tmp_path: Path) -> None:
+    twice = "    loss = forward(torch.randn(2, 8, requires_grad=True)).sum()\n" + " " * 8
+    twice += "loss.backward(retain_graph=True); loss.backward()"
+    for name, ratio in (("N in R", 2.0), ("non-reentrant", 1.0)):
+        once = "    forward(torch.randn(2, 8, requires_grad=True)).sum().backward()"
+        recorded = record_script(
+            tmp_path / name, script(BODIES[name]).replace(once, twice), warmup=3, steps=1
+        )
+        assert f"ran again {2 * ratio}" in recorded.stdout
+        assert f"{WORDS[ratio]} in each of up to 2 backward passes" in said(recorded.told)
+        assert recorded.info.counted is not None
+        assert recorded.info.counted.ratios == (ratio,) * 4
+
+
 EVALUATES = """\
     with torch.no_grad():
         forward(torch.randn(2, 8, requires_grad=True))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from recompute_scan.record.profiler import ProfilerWindow
 from recompute_scan.record.steps import Plan, Seen, shortfall
 from tests.record.runs import (
     LAYERS,
@@ -220,3 +223,26 @@ def test_what_is_missing_is_named(seen: Seen, said: str | None, not_said: str | 
     assert (text is None) == (said is None)
     assert said is None or said in (text or "")
     assert not_said is None or not_said not in (text or "")
+
+
+def test_a_window_that_another_profiler_cancelled_holds_no_trace() -> None:
+    window = ProfilerWindow(lead=0, steps=1, device="cpu", stacks=False)
+    window.start()
+    other = torch.profiler.profile()
+    other.start()
+    other.stop()
+    window.stop()
+    assert not window.holds_trace
+
+
+def test_a_profile_function_that_is_set_in_a_window_stays() -> None:
+    def own(*_: object) -> None:
+        pass
+
+    window = ProfilerWindow(lead=0, steps=1, device="cpu", stacks=True)
+    window.start()
+    sys.setprofile(own)
+    window.stop()
+    found = sys.getprofile()
+    sys.setprofile(None)
+    assert found is own

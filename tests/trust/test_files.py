@@ -40,6 +40,14 @@ def filled(arguments: list[str], target: Path, result: Path) -> list[str]:
     return [a.replace("TARGET", str(target)).replace("RESULT", str(result)) for a in arguments]
 
 
+def test_what_is_no_file_stays(tmp_path: Path, result: Path, capsys: Output) -> None:
+    target = tmp_path / "pipe"
+    os.mkfifo(target)
+    assert main([*filled(WRITING[0], target, result), "--force"]) == 2
+    assert "[E208]" in capsys.readouterr().err
+    assert target.is_fifo()
+
+
 @pytest.mark.parametrize("arguments", WRITING, ids=lambda a: f"{a[0]} {a[2]}")
 def test_what_is_there_stays_unless_forced(
     arguments: list[str], tmp_path: Path, result: Path, capsys: Output

@@ -430,7 +430,7 @@ class _Following(SeeingMode):
             raise error
         if self.leaving is not None:
             self.leaving.untold = (
-                f"What left its block could not be followed ({type(error).__name__})."
+                f"Tensors that left its block could not be followed ({type(error).__name__})."
             )
         self.leaving = None
 

@@ -28,13 +28,16 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -48,7 +51,7 @@ from recompute_scan.compiled.logs import wanted_name, write_record
 from recompute_scan.files import made, make_new, opened, write_whole
 from recompute_scan.record.isolation import Call, Guard, Patches, let_forked_processes_end
 from recompute_scan.record.steps import wait_for_gpus
-from recompute_scan.record.torch_versions import PROFILER_LINE, import_ahead
+from recompute_scan.record.torch_versions import PROFILER_LINE, import_ahead, stacks_crash
 from recompute_scan.result.run_record import compiled_name
 from recompute_scan.terminal import fresh_line, unless_closed, without_lines
 
@@ -197,6 +200,59 @@ class Progress:
 _ENOUGH_BYTES = 4 << 30
 
 import_ahead()
+
+
+def no_profiler() -> str | None:
+    """Why no profiler may start any more in this process; ``None`` where one may."""
+    open_ranges = still_open()
+    if not open_ranges:
+        return None
+    names = ", ".join(open_ranges[:3])
+    return (
+        f"a profiler of torch ended while ranges were open ({names}), and another one could "
+        "make torch crash when they close"
+    )
+
+
+def no_stacks() -> str | None:
+    """Why no profiler with Python stacks may run; ``None`` where it may."""
+    if stacks_crash():
+        return (
+            f"on Python 3.13 torch {torch.__version__} crashes when it records them; torch 2.7.1 "
+            "does not"
+        )
+    if not all(map(_is_text, _names())):
+        return "the name of a file or function is no UTF-8, and torch ends the process over it"
+    if sys.getprofile() is not None or threading.getprofile() is not None:
+        return (
+            "the script has set a profile function (sys.setprofile, cProfile), which torch "
+            "would take out"
+        )
+    if getattr(torch._C, "_len_torch_function_stack", lambda: 0)():
+        return "the script has a TorchFunctionMode on, which would see torch look at gradients"
+    return None
+
+
+def _names() -> Iterator[str]:
+    """Names of the code that runs and of all functions, and paths of all modules."""
+    for frame in sys._current_frames().values():
+        yield from (one.f_code.co_filename for one, _ in traceback.walk_stack(frame))
+    for module in list(sys.modules.values()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if isinstance(file, str):
+            yield file
+    for one in gc.get_objects():
+        if type(one) is FunctionType:
+            yield one.__code__.co_filename
+            yield one.__code__.co_name
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class ProfilerWindow:

@@ -7,17 +7,13 @@ it closes.
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any, Literal, cast
 
 import torch
@@ -33,7 +29,8 @@ from recompute_scan.record.profiler import (
     OtherProfilers,
     ProfilerWindow,
     Progress,
-    still_open,
+    no_profiler,
+    no_stacks,
     without_own_warnings,
 )
 from recompute_scan.record.region_ranges import FirstWord
@@ -48,7 +45,7 @@ from recompute_scan.record.steps import (
     settling,
     wait_for_gpus,
 )
-from recompute_scan.record.torch_versions import compiled_something, stacks_crash
+from recompute_scan.record.torch_versions import compiled_something
 from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.run_record import Counted
 from recompute_scan.result.uses import WatchedStep
@@ -134,59 +131,6 @@ _OTHER_PROFILER = (
     "The script runs a torch profiler itself, and torch runs one at a time: recording "
     "waited for it to end. For a complete recording, run the script without its profiler."
 )
-
-
-def _no_profiler() -> str | None:
-    """Why no profiler may start any more in this process; ``None`` where one may."""
-    open_ranges = still_open()
-    if not open_ranges:
-        return None
-    names = ", ".join(open_ranges[:3])
-    return (
-        f"a profiler of torch ended while ranges were open ({names}), and another one could "
-        "make torch crash when they close"
-    )
-
-
-def _no_stacks() -> str | None:
-    """Why no profiler with Python stacks may run; ``None`` where it may."""
-    if stacks_crash():
-        return (
-            f"on Python 3.13 torch {torch.__version__} crashes when it records them; torch 2.7.1 "
-            "does not"
-        )
-    if not all(map(_is_text, _names())):
-        return "the name of a file or function is no UTF-8, and torch ends the process over it"
-    if sys.getprofile() is not None or threading.getprofile() is not None:
-        return (
-            "the script has set a profile function (sys.setprofile, cProfile), which torch "
-            "would take out"
-        )
-    if getattr(torch._C, "_len_torch_function_stack", lambda: 0)():
-        return "the script has a TorchFunctionMode on, which would see torch look at gradients"
-    return None
-
-
-def _names() -> Iterator[str]:
-    """Names of the code that runs and of all functions, and paths of all modules."""
-    for frame in sys._current_frames().values():
-        yield from (one.f_code.co_filename for one, _ in traceback.walk_stack(frame))
-    for module in list(sys.modules.values()):
-        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        if isinstance(file, str):
-            yield file
-    for one in gc.get_objects():
-        if type(one) is FunctionType:
-            yield one.__code__.co_filename
-            yield one.__code__.co_name
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _COMPILED = Fidelity(
@@ -452,7 +396,7 @@ class Recorder:
         if foreign:
             self._wait_for_other_profiler()
             return
-        if why := _no_profiler() or (_no_stacks() if stacks else None):
+        if why := no_profiler() or (no_stacks() if stacks else None):
             self._do_without(why)
             return
         if not lead:

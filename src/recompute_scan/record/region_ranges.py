@@ -218,9 +218,9 @@ class CountedRuns:
     runs count that no other begins in. Forward runs that no backward pass can follow, as in an
     evaluation, do not count.
 
-    Several backward passes can go through one forward pass. The outermost checkpoint of a run is
-    called in the forward pass and asked once or more in each; what it asks in turn, in passes
-    of its own, belongs to the same.
+    Several backward passes can go through one forward pass, and each asks the outermost checkpoint
+    of a run again. Checkpoints inside it, and the passes that a reentrant one starts, belong
+    to the pass that asked.
     """
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class _BlockRuns:
 class CountedRegion(Struct, frozen=True):
     """One checkpointed call, with its runs counted.
 
-    ``asked`` is that of the run in which it was called, or its own.
+    ``asked`` names the outermost checkpoint and its pass, as in :class:`_Run`.
     """
 
     counts: CountedRuns
