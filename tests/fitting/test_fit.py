@@ -19,6 +19,7 @@ from torch import nn
 import recompute_scan
 from recompute_scan.cost.arrangement import KEEP, RECOMPUTE
 from recompute_scan.errors import InputError, UsageError
+from recompute_scan.fitting import control
 from recompute_scan.fitting.control import Fitted
 from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
 from tests.plan.oracle import Saved
@@ -37,6 +38,8 @@ def _alone() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     gc.collect()  # a fitted model that is gone takes its hooks along
+    for one in list(control._FITTED):  # a traceback can hold others
+        one.stop()
 
 
 def fitted(model: Any) -> Fitted:

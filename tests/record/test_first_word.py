@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recompute_scan import analyze
 from tests.record.runs import LAYERS, record_script
 
 # Each step prints how often a layer ran again for each run in the forward pass.
@@ -103,6 +104,10 @@ def test_each_of_several_backward_passes_counts_alone(tmp_path: Path) -> None:
         assert f"{WORDS[ratio]} in each of up to 2 backward passes" in said(recorded.told)
         assert recorded.info.counted is not None
         assert recorded.info.counted.ratios == (ratio,) * 4
+        result = analyze(recorded.output).result
+        assert [one.backward_passes for one in result.regions] == [2.0] * 4
+        assert result.recompute_per_backward == ratio
+        assert ("in each of up to 2 backward passes" in result.headline) == (ratio == 1.0)
 
 
 EVALUATES = """\

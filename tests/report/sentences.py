@@ -240,6 +240,9 @@ CONDITIONS: dict[str, Condition] = {
     "It has no history": lambda r: any(not one.events for one in r.snapshots),
     # plans
     "The script already does this": lambda r: r.plan.as_today,
+    "the script does this": lambda r: (
+        r.plan.as_today and any("recompute_scan.fit" in step for step in r.plan.setting)
+    ),
     "Proven: it keeps the limit and is faster": proof("helps"),
     "Proven: it keeps the limit.": proof("fits"),
     "Rejected: it is no faster": proof("no-gain"),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from recompute_scan.intervals import too_wide
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Result, Verdict
+from recompute_scan.result.run_record import each_pass
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.health import lost_evidence, sentences
 from recompute_scan.units import ms, plural, rounded
@@ -262,6 +263,9 @@ def _headline(result: Result) -> str:
             f"The compiler runs {free} cheap operators again inside its backward graphs, for free"
             f"{rest}."
         )
+    passes = max((region.backward_passes for region in result.regions), default=1.0)
+    if result.verdict == "full" and not level and passes >= 2:
+        return f"Every block runs its forward once more in {each_pass(passes)}: checkpointed once."
     if (sentence := _SENTENCES.get((level, result.verdict))) is not None:
         return sentence.format(highest)
     if result.verdict == "partial":

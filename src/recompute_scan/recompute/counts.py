@@ -83,6 +83,11 @@ class Counts(Struct, frozen=True):
         """The same for each of several rows of operators, each with at least one."""
         return [self.highest(part) for part in parts]
 
+    def passes(self, among: slice) -> float:
+        """Most backward passes that recomputed one of these operators, at least 1."""
+        most = self.multiplicity[among].max(initial=0.0)
+        return max(1.0, float(self.runs[among].max(initial=0) / most)) if most else 1.0
+
     def mean(self, among: Bool | Int64) -> float:
         """Time-weighted mean m of these operators."""
         weight = self.weight[among]

@@ -133,7 +133,8 @@ class Region(Struct, frozen=True):
 
     ``checkpoints`` stand outermost first and are empty for a block that is not checkpointed.
     ``recomputes_by_step`` has a number for each of the result's steps, in their order: ``None``
-    where the step is not whole or the block did not run in it.
+    where the step is not whole or the block did not run in it. ``backward_passes`` is how many
+    backward passes recomputed one of its forward passes, as a mean; 1 where none did.
     """
 
     ordinal: int
@@ -148,6 +149,7 @@ class Region(Struct, frozen=True):
     redundant_ms_per_step: float
     checkpoints: tuple[Checkpoint, ...] = ()
     recomputes_by_step: tuple[float | None, ...] = ()
+    backward_passes: float = 1.0
 
 
 class ProofOp(Struct, frozen=True):
