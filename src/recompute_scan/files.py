@@ -235,20 +235,20 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 _LONG = re.compile(rb"[0-9]{19}")
-_MOST_DIGITS = len(str(-(1 << 64)))
+_MOST_DIGITS = 20
 
 
 def decoded(data: bytes, kind: type[_T]) -> _T:
     """An object of this class from its JSON.
 
     Raises:
-        msgspec.MsgspecError: It is not JSON, or not of this class, or a whole number in it needs
-            more than 64 bits: msgspec itself takes any.
+        msgspec.MsgspecError: It is not JSON, or not of this class, or a whole number in it has
+            more than 20 digits: msgspec itself takes any.
     """
     import msgspec  # noqa: PLC0415 - `--help` needs none
 
     def bounded(digits: str) -> int:
-        if len(digits) > _MOST_DIGITS or not -(1 << 63) <= int(digits) < 1 << 64:
+        if len(digits) > _MOST_DIGITS:
             raise msgspec.ValidationError(f"The number {digits[:20]}… is too large")
         return int(digits)
 

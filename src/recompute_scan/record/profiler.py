@@ -221,7 +221,7 @@ def no_stacks() -> str | None:
             f"on Python 3.13 torch {torch.__version__} crashes when it records them; torch 2.7.1 "
             "does not"
         )
-    if not all(map(_is_text, _names())):
+    if any(one != one.encode(errors="ignore").decode() for one in _names()):
         return "the name of a file or function is no UTF-8, and torch ends the process over it"
     if sys.getprofile() is not None or threading.getprofile() is not None:
         return (
@@ -245,14 +245,6 @@ def _names() -> Iterator[str]:
         if type(one) is FunctionType:
             yield one.__code__.co_filename
             yield one.__code__.co_name
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class ProfilerWindow:
