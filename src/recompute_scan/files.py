@@ -234,7 +234,7 @@ def refuse_existing(path: Path, *, force: bool) -> None:
         raise UsageError("E209", f"{path} is there already.", hint="--force writes over it")
 
 
-_LONG = re.compile(rb"[0-9]{19}")
+_LONG = re.compile(rb"[0-9]{20}")
 _MOST_DIGITS = 20
 
 

@@ -64,17 +64,17 @@ def still_open() -> tuple[str, ...]:
     return tuple(_left)
 
 
-def end_left_open(results: Any) -> None:
+def end_left_open(events: list[Any] | None) -> None:
     """A profiler has ended: end the ranges that it leaves open.
 
     Args:
-        results: The profiler's ``kineto_results``; ``None`` where there are none, as for
+        events: Those of its ``kineto_results``; ``None`` where there are none, as for
             ``emit_nvtx``: then every open range is ended.
     """
     unfinished = None
-    if results is not None:
+    if events is not None:
         # No thread has ended them: logical thread numbers begin at 1.
-        names = (event.name() for event in results.events() if not event.end_thread_id())
+        names = (event.name() for event in events if not event.end_thread_id())
         unfinished = Counter(names)
         if not unfinished:
             return
@@ -346,8 +346,8 @@ class ProfilerWindow:
             backend = self._profiler.profiler
             results = None if backend is None else backend.kineto_results  # it may not have begun
             if results is not None:
-                end_left_open(results)
-                self._holds_trace = bool(results.events())
+                end_left_open(events := results.events())
+                self._holds_trace = bool(events)
 
     def export(self, target: Path) -> None:
         """Write the closed recording, gzipped; the file appears whole or not at all.
@@ -479,7 +479,7 @@ class OtherProfilers:
         if not self._ours and profiler.enabled:
             if isinstance(profiler, autograd_profiler.profile):
                 if profiler.kineto_results is not None:
-                    end_left_open(profiler.kineto_results)
+                    end_left_open(profiler.kineto_results.events())
             else:
                 end_left_open(None)
         return result
