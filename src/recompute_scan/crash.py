@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import traceback
 from functools import partial
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -137,14 +138,18 @@ class Crash(Struct, frozen=True):
 
 def is_from_handler(error: BaseException) -> bool:
     """Has a signal handler of the script raised the exception, whatever code it interrupted?"""
-    handlers = {_code(signal.getsignal(one)) for one in signal.valid_signals()}
+    handlers = {code_of(signal.getsignal(one)) for one in signal.valid_signals()}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _code(handler: Any) -> CodeType | None:
-    while isinstance(handler, partial):
-        handler = handler.func
-    if not callable(handler):  # the system's
-        return None
-    code = getattr(handler, "__code__", getattr(type(handler).__call__, "__code__", None))
-    return code if isinstance(code, CodeType) else None
+def code_of(function: Any) -> CodeType | None:
+    """The Python code that it runs; no object is asked for an attribute, since that may run
+    anything.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    if type(function) is MethodType:
+        function = function.__func__
+    if callable(function) and type(function) is not FunctionType:
+        function = inspect.getattr_static(type(function), "__call__", None)
+    return function.__code__ if type(function) is FunctionType else None

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from recompute_scan.result.fidelity import Fidelity
 from tests.fidelity.cases import Case, D, Mlp, Net
 from tests.fidelity.compare import compare, gradients
 from tests.fidelity.truth import measure
@@ -38,6 +39,23 @@ def _function(backward_of: Backward, parts: int = 1) -> Any:
             return None, None if found[0] is None else torch.cat(found)  # type: ignore[arg-type]
 
     return Again
+
+
+class _WithWeights(torch.autograd.Function):
+    """Gets the weights as arguments and returns their gradients, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Any, x: torch.Tensor, *weights: torch.Tensor) -> Any:
+        ctx.fn = fn
+        ctx.save_for_backward(x, *weights)
+        with torch.no_grad():
+            return fn(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, *weights = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        return None, *torch.autograd.grad(_again(ctx.fn, x), (x, *weights), grads)
 
 
 def _again(fn: Any, x: torch.Tensor) -> torch.Tensor:
@@ -120,18 +138,24 @@ def _without_autograd(fn: Any, x: torch.Tensor, grad: torch.Tensor) -> torch.Ten
 def test_what_a_function_makes_of_gradients(
     backward_of: Backward, parts: int, why: str | None
 ) -> None:
-    function = _function(backward_of, parts)
-
-    def build(on: bool) -> nn.Module:
-        call = function.apply if on else lambda layer, x: layer(x)
-        return Net([Mlp() for _ in range(2)], call)
-
-    case = Case("", why is not None, build, shape=(8, D))
-    truth = measure(case)
-    assert (truth.gradients > 1e-5) == (why is not None)
-    found, model, _ = compare(case)
+    found, model = _compared(_function(backward_of, parts).apply, wrong=why is not None)
     assert {one.why for region in found.regions for one in region.lost} == ({why} if why else set())
     if why == "weights-left-out":
         without = {name for name, grad in gradients(model).items() if grad is None}
         named = {w for region in found.regions for one in region.lost for w in one.weights}
         assert named == without
+
+
+def test_weights_that_are_arguments_have_their_own_gradients() -> None:
+    found, _ = _compared(lambda fn, x: _WithWeights.apply(fn, x, *fn.parameters()), wrong=False)
+    assert not [one for region in found.regions for one in region.lost]
+
+
+def _compared(call: Callable[..., Any], *, wrong: bool) -> tuple[Fidelity, nn.Module]:
+    def build(on: bool) -> nn.Module:
+        return Net([Mlp() for _ in range(2)], call if on else lambda layer, x: layer(x))
+
+    case = Case("", wrong, build, shape=(8, D))
+    assert (measure(case).gradients > 1e-5) == wrong
+    found, model, _ = compare(case)
+    return found, model

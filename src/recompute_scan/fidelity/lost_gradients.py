@@ -500,6 +500,9 @@ class Passing:
         unseen(self._given.add, application.args)
         inputs = [one for one in tensors(application.args) if not isinstance(one, nn.Parameter)]
         self._asked = any(one.requires_grad for one in inputs)
+        # Backward has a gradient for each of these; weights may be among them.
+        direct = (one for one in application.args if isinstance(one, torch.Tensor))
+        self._is_input = [not isinstance(one, nn.Parameter) for one in direct]
         application.returned.append(lambda result: unseen(self._returned.add, result))
         ours = around(lambda *_: None, self._ended, named=False)
         application.node.register_hook(ours)
@@ -578,7 +581,7 @@ class Passing:
             return None
         if not any(one.same(wanted) for one in self._arrived):
             return "arrives-otherwise"
-        made.add(given)
+        made.add(tuple(itertools.compress(given, self._is_input)))
         if not (self._asked and self._left and self._block_given.same(self._given)):
             return None
         return None if any(one.same(made) for one in self._left) else "returned-otherwise"

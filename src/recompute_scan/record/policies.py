@@ -33,6 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from recompute_scan.annotations import RegionAnnotation
+from recompute_scan.crash import code_of
 from recompute_scan.files import content
 from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import Call, Guard, Patches
@@ -98,7 +99,7 @@ def named(operator: object) -> str:
 def describe_policy(policy: Any) -> EntriesOfPolicy:
     """A description of a policy, made without calling it."""
     function, given = _unwrapped(policy)
-    code = _code(function)
+    code = code_of(function)
     name = getattr(function, "__qualname__", None)
     if not isinstance(name, str):
         name = type(function).__qualname__
@@ -129,19 +130,12 @@ def _unwrapped(policy: Any) -> tuple[Any, dict[str, Any]]:
     return policy, given
 
 
-def _code(function: Any) -> CodeType | None:
-    if not hasattr(function, "__code__") and not inspect.ismethod(function):
-        function = vars(type(function)).get("__call__")
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
 def _entries(function: Any, given: dict[str, Any]) -> Iterator[ListedEntry]:
     variables = {**_variables(function), **given}
     for name, value in list(variables.items()):
         if isinstance(value, (list, tuple, set, frozenset, dict)) and len(value) <= _MOST:
             yield from _members(name, value)
-    code = _code(function)
+    code = code_of(function)
     if code is not None:
         yield from _members("the code", _spelled(code, variables))
 

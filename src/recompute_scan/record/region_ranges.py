@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from msgspec import Struct
 from torch import nn
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
+from recompute_scan.crash import code_of
 from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
 from recompute_scan.fidelity.lost_gradients import Application, hook_classes
 from recompute_scan.fidelity.operators import tensors
@@ -238,7 +239,7 @@ class CountedRuns:
         """
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
-        block: object = id(covered[0]) if covered else id(_code(call.function))
+        block: object = id(covered[0]) if covered else id(code_of(call.function))
         around: _Run | None = getattr(self._thread, "run", None)
         asked = around.asked if around is not None else (next(self._calls), None)
         return CountedRegion(self, block, call.differentiated, ranges, asked)
@@ -276,12 +277,6 @@ class CountedRuns:
             len(alike - self._modules.keys()),
             tuple(one.asked for one in known),
         )
-
-
-def _code(function: object) -> CodeType | None:
-    """Its code; no other object is asked for an attribute, since that may run anything."""
-    own = function.__func__ if type(function) is MethodType else function
-    return own.__code__ if type(own) is FunctionType else None
 
 
 class _Run(Struct):
