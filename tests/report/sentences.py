@@ -264,6 +264,8 @@ CONDITIONS: dict[str, Condition] = {
     # by design, policies, the same computation
     "again per step in the gradients of": lambda r: r.by_design,
     "runs its own block once more without gradients": lambda r: r.by_design,
+    "runs its own block once more in {}": lambda r: any(one.with_gradients for one in r.by_design),
+    "Record fewer steps": lambda r: r.evidence_level == "hooks",
     "as chunked losses and fused activations do": lambda r: r.by_design,
     "was asked {} in {}": lambda r: r.policies.policies,
     "Named in the policy, but matching no call": lambda r: r.policies.policies,

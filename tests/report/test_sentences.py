@@ -33,6 +33,7 @@ from recompute_scan.result import (
     Gradients,
     MemorySnapshot,
     PlainCount,
+    Region,
     Result,
 )
 from recompute_scan.result.compare import Comparison, compare
@@ -51,7 +52,20 @@ def compiled(why: str) -> CompiledCode:
 
 
 DESIGN = (ByDesign("Own", ("Other",), 4.0, 4.0, 0.0, 1.0),)
+OWN_DESIGN = (ByDesign("Own", ("Own",), 4.0, 4.0, 0.0, 1.0, with_gradients=True),)
 SNAPSHOT = MemorySnapshot("s.pickle", 0, 1 << 30, 0, 2 << 30, 9, 0, {"other": 1 << 30}, ())
+
+
+def several_passes() -> tuple[Region, ...]:
+    """Blocks with two backward passes through each forward pass."""
+    regions = samples.regions(4, 1.0, samples.OUTER)
+    return tuple(structs.replace(one, backward_passes=2.0) for one in regions)
+
+
+def in_parts() -> tuple[Region, ...]:
+    """Blocks of a function that runs them again part by part."""
+    own = structs.replace(samples.OUTER, options=("in-parts",), function="Own")
+    return samples.regions(4, 1.0, own)
 
 
 def not_applied() -> Result:
@@ -82,6 +96,8 @@ def results() -> tuple[Result, ...]:
         structs.replace(samples.inconclusive(), snapshots=(SNAPSHOT,)),
         structs.replace(samples.clean(), regions=samples.regions(8, 0.0, samples.OUTER)),
         structs.replace(samples.full(), findings=samples.doubled().findings),
+        structs.replace(samples.full(), regions=several_passes()),
+        structs.replace(samples.partial(), regions=in_parts(), by_design=OWN_DESIGN),
         structs.replace(samples.doubled(), cost=samples.cost(51.0, 49.6, 49.6, 0.0)),
         *(
             structs.replace(one, evidence_level="hooks", cost=None, regions=())

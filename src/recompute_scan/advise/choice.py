@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import PurePath
 
 from msgspec import Struct, field
@@ -220,7 +221,9 @@ def advise_removal(
             docs=GENERAL_DOCS,
             reason="It is not known which line asked for which checkpoint.",
         )
-    fix = take_out(dropped, mechanism, sources, lost=switch_of(dropped) in alone, run=run)
+    lost = switch_of(dropped) in alone
+    dropped, *others = _with_parts(dropped, checkpoints)
+    fix = take_out(dropped, mechanism, sources, others, lost=lost, run=run)
     alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
     if alike and (fix.diff is None or _together(kept, dropped)):
         fix = _applied_once(kept, dropped, mechanism, run)
@@ -228,6 +231,16 @@ def advise_removal(
     summary = f"Keep {title_of(kept)}; {fix.summary}"
     fix = replace(fix, summary=summary, keep=_keep(kept, checkpoints, run))
     return _with_memory(fix, kept, dropped, run.levels)
+
+
+def _with_parts(dropped: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """It and its like around other parts of the block, in order of lines."""
+    found = {dropped.call_site: dropped}
+    for one in checkpoints if dropped.around == "part" and dropped.call_site else ():
+        same = (one.around, one.variant) == (dropped.around, dropped.variant)
+        if same and one.mechanism == dropped.mechanism and one.function == dropped.function:
+            found.setdefault(one.call_site, one)
+    return sorted(found.values(), key=lambda one: (len(one.call_site or ""), one.call_site or ""))
 
 
 def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels | None) -> Fix:
@@ -306,6 +319,7 @@ def take_out(
     dropped: Checkpoint,
     mechanism: Mechanism,
     sources: Mapping[str, Source],
+    others: Sequence[Checkpoint] = (),
     *,
     lost: bool = False,
     run: RunFacts = UNKNOWN_RUN,
@@ -316,26 +330,38 @@ def take_out(
         dropped: The checkpoint.
         mechanism: What switched it on.
         sources: Source statements by call site.
+        others: Checkpoints around other parts of the same block, which it removes as well.
         lost: Whether other blocks have only this checkpoint.
         run: What else is known of the run.
     """
     site = dropped.call_site
     source = sources.get(site) if site else None
     settings = _in_configuration(site)
-    new = (turned_off if settings else edited)(source, mechanism.edits) if source else None
-    diff = change_diff(site, source, new) if site and source and new is not None else None
+    changes = []
+    for one in (dropped, *others):
+        found = sources.get(one.call_site) if one.call_site else None
+        new = (turned_off if settings else edited)(found, mechanism.edits) if found else None
+        if one.call_site and found and new is not None:
+            changes.append((one.call_site, found, new))
+    files = {where.rpartition(":")[0] for where, *_ in changes}
+    whole = len(changes) == 1 + len(others) and len(files) == 1
+    diff = changes_diff(changes) if whole else None
     risk = _reason(dropped, mechanism, lost=lost)
     missing = why_no_diff(mechanism, site, source) if diff is None or settings else None
+    if others and diff is None:
+        missing = "Not all of these lines could be changed together, so there is no diff to check."
+    and_at = "".join(f" and{place(one.call_site)}" for one in others)
     reason = " ".join(dict.fromkeys(one for one in (risk, missing) if one)) or None
     return Fix(
-        summary=f"{removal(mechanism, site, source, run)}.",
+        summary=f"{removal(mechanism, site, source, run)}{and_at}.",
         disposition="review" if reason else "safe",
         diff=diff,
         keep="",
-        remove=f"{title_of(dropped)}{place(site)}",
+        remove=f"{title_of(dropped)}{place(site)}{and_at}",
         docs=mechanism.docs,
         removes=dropped,
         reason=reason,
+        removes_too=tuple(others),
     )
 
 
@@ -457,28 +483,33 @@ def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
         source: The statement there, with the lines around it.
         new: The lines that take its place; none to delete it.
     """
-    path = site.rpartition(":")[0]
-    lines = source.text.split("\n")
-    before = lines[: source.begin - source.first]
-    removed = lines[source.begin - source.first : source.end - source.first + 1]
-    after = lines[source.end - source.first + 1 :]
-    old, left = len(lines), len(lines) - len(removed) + len(new)
-    # A range of no lines is given by the line before it.
-    new_first = source.first if left else source.first - 1
-    body = (
-        [f" {line}" for line in before]
-        + [f"-{line}" for line in removed]
-        + [f"+{line}" for line in new]
-        + [f" {line}" for line in after]
-    )
+    return changes_diff([(site, source, new)])
+
+
+def changes_diff(changes: Sequence[tuple[str, Source, Sequence[str]]]) -> str:
+    """The same of several statements of one file."""
+    path = changes[0][0].rpartition(":")[0]
+    known: dict[int, str] = {}
+    for _, source, _ in changes:
+        known |= dict(enumerate(source.text.split("\n"), source.first))
+    gone = {line for _, source, _ in changes for line in range(source.begin, source.end + 1)}
+    new_after = {source.end: new for _, source, new in changes}
     # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
     old_name, new_name = (path, path) if path.startswith("/") else (f"a/{path}", f"b/{path}")
-    header = [
-        f"--- {patch_name(old_name)}",
-        f"+++ {patch_name(new_name)}",
-        f"@@ -{source.first},{old} +{new_first},{left} @@",
-    ]
-    return "\n".join([*header, *body]) + "\n"
+    written = [f"--- {patch_name(old_name)}", f"+++ {patch_name(new_name)}"]
+    shift = 0
+    for _, together in groupby(enumerate(sorted(known)), key=lambda one: one[1] - one[0]):
+        numbers = [number for _, number in together]
+        body: list[str] = []
+        for number in numbers:
+            body.append(f"{'-' if number in gone else ' '}{known[number]}")
+            body += [f"+{line}" for line in new_after.get(number, ())]
+        old, left = len(numbers), sum(line[0] != "-" for line in body)
+        # A range of no lines is given by the line before it.
+        new_first = numbers[0] + shift - (not left)
+        written += [f"@@ -{numbers[0]},{old} +{new_first},{left} @@", *body]
+        shift += left - old
+    return "\n".join(written) + "\n"
 
 
 # Keywords of `torch.utils.checkpoint.checkpoint` itself; all others go to the function.

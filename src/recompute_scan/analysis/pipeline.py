@@ -215,6 +215,7 @@ def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
             recomputed_per_step=each.again / steps,
             kernels_per_step=each.kernels / steps,
             recompute_ms_per_step=each.time / 1e6 * scale / steps,
+            with_gradients=each.graded,
         )
         for each in facts.by_design
     )

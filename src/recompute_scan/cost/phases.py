@@ -25,6 +25,7 @@ from msgspec import Struct
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.by_design import kernels_of, time_of
+from recompute_scan.recompute.counts import host_times
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import DeviceTime
@@ -93,8 +94,7 @@ def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:
     calls, again, first = facts.calls, facts.alignment.again, facts.alignment.begins
     if not len(again):
         return first, np.zeros((0, 2))
-    length = np.maximum.reduceat(calls.end[again], first)
-    length -= np.minimum.reduceat(calls.start[again], first)
+    length = host_times(calls, facts.structure.evaluations, facts.alignment)
     time = calls.duration[again]
     beyond = np.add.reduceat(np.where(redundant_of[again], time, 0), first)
     beyond = beyond / np.maximum(1, np.add.reduceat(time, first))

@@ -62,10 +62,10 @@ SILENT = Signature(
     title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
     cause="""The reentrant variant connects a block's output to its inputs only. No input needs a
         gradient here, so the block's weights get none, while later layers train on.""",
-    fix="""Use the non-reentrant variant: use_reentrant=False. Or call
-        model.enable_input_require_grads() before training. Don't checkpoint a block that should
-        stay frozen.""",
-    gradients=NON_REENTRANT,
+    fix="""Use the non-reentrant variant: use_reentrant=False. Or give the block an input that needs
+        a gradient; a model of transformers does that after enable_input_require_grads(). Don't
+        checkpoint a block that should stay frozen.""",
+    gradients="The fix changes gradients: these weights get theirs and are trained.",
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
     sources=("huggingface/peft/issues/137", _DOCS),
     checked="reproduced",
@@ -83,7 +83,7 @@ WARNED = replace(
     cause="""In training, the block's weights get no gradient. In evaluation, under no_grad and for
         frozen blocks the warning means nothing. It does not say which.""",
     fix="""Check whether the block's weights change. If they should: use the non-reentrant variant
-        (use_reentrant=False), or call model.enable_input_require_grads() before training.""",
+        (use_reentrant=False), or give the block an input that needs a gradient.""",
     checked="message",
 )
 

@@ -80,6 +80,8 @@ class Comparing:
         self._step = WatchedStep()
         self._thread = Thread(self._step)
         self._thread.leaving = self.leaving = Leaving(name_of)
+        # Numbers of the weights that no module holds.
+        self._unnamed: dict[int, int] = {}
         self._passing: list[tuple[Passing, ComparedRegion, _Sum]] = []
         self._lacking: dict[Applied, tuple[str, ...]] = {}
         self._regions: dict[ComparedRegion, _Sum] = {}
@@ -146,7 +148,11 @@ class Comparing:
         names = functools.cache(self._weights)
 
         def called(weights: Iterable[int]) -> tuple[str, ...]:
-            return tuple(names().get(one, "a weight that no module holds") for one in weights)
+            known, unnamed = names(), self._unnamed
+            return tuple(
+                known.get(one) or f"weight {unnamed.setdefault(one, len(unnamed) + 1)} in no module"
+                for one in weights
+            )
 
         passing, self._passing = self._passing, []
         for one, region, total in passing:
@@ -264,6 +270,11 @@ class RegionCall:
         self._wanted = True
         self._forwards: list[tuple[ForwardRun, Given]] = []
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether the backward of the script's autograd function around it runs."""
+        return self._passing is not None and self._passing.under_way
+
     @contextmanager
     def forward(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
         """Around a run in the forward; a function that cuts what it gets into parts makes several.
@@ -283,13 +294,13 @@ class RegionCall:
             yield None
             return
         prints = unseen(_prints_of, given)
-        run = ForwardRun(self.leave_untold, handed, look_at_state(self._reach), python_states())
+        run = ForwardRun(self.leave_untold, handed, look_at_state(self._reach), self._drawn_from())
         with self._watched(run), self._leaving() as returned:
             yield returned
         if self._wanted:
             again = any(isinstance(one, RecomputeRun) for one in self._thread.runs)
             self._sum.calls += not (again or self._forwards)
-            run.end(look_at_state(self._reach), python_states())
+            run.end(look_at_state(self._reach), self._drawn_from())
             self._forwards.append((run, prints))
 
     def _forward_of(self, given: Sequence[object]) -> ForwardRun | None:
@@ -324,7 +335,9 @@ class RegionCall:
             with self._parts_alone() if possible and self._forwards else nullcontext():
                 yield None
             return
-        run = RecomputeRun(self.leave_untold, handed, forward, self._parameters, self._around)
+        run = RecomputeRun(
+            self.leave_untold, handed, forward, self._parameters, self._around, self._drawn_from()
+        )
         began = look_at_state(self._reach)
         try:
             with self._watched(run):
@@ -364,6 +377,9 @@ class RegionCall:
             for name, module in self._modules
             for inner, parameter in named_weights(module)
         }
+
+    def _drawn_from(self) -> dict[str, int]:
+        return python_states(self._reach.generators)
 
     def _claim(self) -> HandedTensors | None:
         """The tensors seen by the checkpoint's hooks, which were put in place just before."""

@@ -482,7 +482,11 @@ class _Sums(Struct):
 
 
 class Passing:
-    """Follows the gradients of one application."""
+    """Follows the gradients of one application.
+
+    Attributes:
+        under_way: Whether the function's backward runs.
+    """
 
     def __init__(
         self, application: Application, around: Around, tell: Callable[[WhyLost], None]
@@ -504,8 +508,10 @@ class Passing:
         direct = (one for one in application.args if isinstance(one, torch.Tensor))
         self._is_input = [not isinstance(one, nn.Parameter) for one in direct]
         application.returned.append(lambda result: unseen(self._returned.add, result))
-        ours = around(lambda *_: None, self._ended, named=False)
-        application.node.register_hook(ours)
+        self.under_way = False
+        node = application.node
+        node.register_prehook(around(lambda *_: None, self._begins, named=False))
+        node.register_hook(around(lambda *_: None, self._ended, named=False))
 
     def ran(self, given: object, result: object) -> None:
         """The block has run in the forward."""
@@ -563,8 +569,13 @@ class Passing:
         hook = self._around(lambda _: None, see, named=False)
         return weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
+    def _begins(self, call: Any, _: Sequence[Any]) -> Any:
+        self.under_way = True
+        return call()
+
     def _ended(self, call: Any, given: Sequence[Any], arrived: Sequence[Any]) -> Any:
         """The function's backward has run, with the gradients ``arrived`` and ``given``."""
+        self.under_way = False
         found = unseen(self._compared, given, arrived)
         if found is not None:
             self._tell(found)

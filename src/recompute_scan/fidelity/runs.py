@@ -24,7 +24,7 @@ from recompute_scan.fidelity.lost_gradients import (
     graphs_below,
 )
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.state import ModuleState, python_states
+from recompute_scan.fidelity.state import ModuleState
 from recompute_scan.fidelity.tape import (
     Outside,
     Prints,
@@ -500,12 +500,13 @@ class RecomputeRun(RegionRun):
         forward: ForwardRun,
         parameters: Callable[[], dict[int, str]],
         around: Around,
+        drawn_from: dict[str, int],
     ) -> None:
         super().__init__(untold, handed)
         self._around = around
         self._forward = forward
         self._checker = Checker(forward.tape.entries, parameters, grad_mode=self.grad_mode)
-        self._drawn_from = python_states()
+        self._drawn_from = drawn_from
         self._first_node = nodes_so_far()
         self._differing: list[tuple[int, int | None, Fingerprint]] = []
         self._possible: list[tuple[Callable[[], bool], Difference]] | None = None

@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -175,19 +175,29 @@ class Reach:
 
     Attributes:
         parts: Modules that may keep something, with qualified names.
+        generators: Random generators of ``random`` and NumPy that the script made, by their names.
     """
 
     def __init__(self, function: object, modules: Sequence[tuple[str, nn.Module]]) -> None:
         self.parts = list(_parts_of(modules))
+        self.generators: dict[str, object] = {}
         self._met: set[int] = {id(part) for _, part in self.parts}
         self._variables: dict[tuple[int, str], tuple[str, Callable[[], object]]] = {}
         self._follow(function, 0)
-        for part in [part for _, part in self.parts]:
+        for part_name, part in list(self.parts):
             if not _is_torchs(part):
-                self._follow(getattr(type(part), "forward", None), 0, type(part))
-                for held in list(vars(part).values()):
-                    if isinstance(held, (FunctionType, functools.partial)):
+                forward = _static(type(part), "forward")
+                self._follow(forward, 0, type(part))
+                names = _named_in(forward.__code__) if isinstance(forward, FunctionType) else ()
+                for key, held in list(vars(part).items()):
+                    kind = type(held)
+                    if _is_generator(kind):
+                        self.generators[_joined(part_name, key)] = held
+                    elif isinstance(held, (FunctionType, functools.partial)):
                         self._follow(held, 1)
+                    elif not (issubclass(kind, nn.Module) or _is_others(kind)):
+                        for method in names:
+                            self._follow(_static(kind, method), 1, kind)
 
     def values(self) -> Iterator[tuple[str, object]]:
         """The present values of the variables, by their names."""
@@ -256,6 +266,9 @@ class Reach:
                     again = (id(held), inner)
                     self._add(again, f"{name}.{inner}", held[inner], depth + 1, (), held)
             return
+        elif _is_generator(kind):
+            self.generators[name] = value
+            return
         elif not _may_keep(value, kind):
             return
         for method in names:
@@ -306,6 +319,12 @@ def _may_keep(value: object, kind: type) -> bool:
 def _is_others(one: object) -> bool:
     """Is it torch's, Python's or NumPy's, and nothing that a script counts in?"""
     return _package(one) in _OTHERS
+
+
+def _is_generator(kind: type) -> bool:
+    """Is it one of Python's or NumPy's random generators?"""
+    known = ("numpy.random._generator.Generator", "numpy.random.mtrand.RandomState")
+    return kind is random.Random or f"{kind.__module__}.{kind.__name__}" in known
 
 
 def _is_array(kind: type) -> bool:
@@ -436,10 +455,11 @@ class Drawn:
         return RandomDraw(self._name, self._before)
 
 
-def python_states() -> dict[str, int]:
-    """A number for the state of ``random`` and, where the script uses it, of ``numpy.random``.
+def python_states(generators: Mapping[str, object]) -> dict[str, int]:
+    """A number for the state of ``random`` and, where the script uses it, of ``numpy.random``, and
+    for each of these generators.
 
-    A generator that the script has put in their place, and that has no state, is left out.
+    A generator that has no state is left out, also one that the script has put in their place.
     """
     found = {}
     with suppress(Exception):  # the operating system's numbers have no state
@@ -448,4 +468,7 @@ def python_states() -> dict[str, int]:
     if numpy is not None:
         state = numpy._rand.get_state(legacy=False)
         found["numpy.random"] = hash(pickle.dumps(state))
+    for name, one in generators.items():
+        with suppress(Exception):
+            found[name] = hash(pickle.dumps(one))
     return found

@@ -116,7 +116,11 @@ def check_nested_checkpoint(evidence: Evidence) -> Answer:
             "`recompute-scan run` recorded."
         )
     stacks = evidence.stacks(
-        lambda r: len(r.checkpoints) >= 2 and 0 < r.recompute_runs_per_backward < _AT_MOST_ONCE
+        lambda r: (
+            len(r.checkpoints) >= 2
+            and 0 < r.recompute_runs_per_backward < _AT_MOST_ONCE
+            and all(one.variant == "non-reentrant" for one in r.checkpoints[:2])
+        )
     )
     return [
         _nested_checkpoint_finding(evidence, stack, regions) for stack, regions in stacks.items()

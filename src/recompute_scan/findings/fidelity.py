@@ -328,8 +328,9 @@ def _why(difference: Difference) -> str:
     where = describe_operation(difference.operation)
     if difference.kind == "input":
         return (
-            f"{where} gets a tensor from outside the block that is no longer what it was in the "
-            "forward: it was written, or replaced, before the backward pass came to it."
+            f"{where} gets a tensor that no operator of the block made, and that is no longer what "
+            "it was in the forward: it was written or replaced before the backward pass came to "
+            "it, or each call makes another one."
         )
     if difference.kind == "argument":
         return (
@@ -354,7 +355,7 @@ def _what_to_do(difference: Difference) -> str:
     if difference.kind == "input":
         return (
             "Do not change the block's inputs, weights or buffers in place before the backward "
-            "pass. Update buffers outside the block."
+            "pass. Update buffers outside the block, and make there what differs from call to call."
         )
     if difference.kind in ("argument", "operators"):
         return (
@@ -448,7 +449,8 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
             detail=(
                 "A recompute counts or collects again what a module counts or collects outside of "
                 "its buffers when its forward runs. Where a result of the compared step depends "
-                "on it, RS403 says so."
+                "on it, RS403 says so; a later step can depend on it too, as on a schedule that "
+                "counts calls."
             ),
             evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
             fix=review(
@@ -457,7 +459,7 @@ def _of_attributes(evidence: RunEvidence) -> list[Finding]:
                     "counts twice."
                 ),
                 remove="the counting or collecting from the checkpointed block",
-                reason="Gradients stay the same; the counts or collections change.",
+                reason="Counts and collections change, and what later steps compute from them.",
             ),
         )
     ]

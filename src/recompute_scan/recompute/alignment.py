@@ -220,11 +220,15 @@ def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[
     """Own work of a function that repeats operators which the same node recomputes.
 
     A reversible layer gets its input back from its output so, and then runs again with gradients.
+    A few operators that both have in common are no run of the block.
     """
     if not found:
         return found
     mine = [match.original for match in matches if match.engine == found[0].engine]
     known = np.concatenate([found[0].original[:0], *mine])
+    again = np.concatenate([match.original for match in found])
+    if 2 * np.count_nonzero(np.isin(known, again)) < len(known):
+        return []
     return [match for match in found if np.isin(match.original, known).any()]
 
 
@@ -565,7 +569,7 @@ class Matcher:
         """The operators that a function ran again part by part, in any order, each once.
 
         Empty where its node ran more operators of a kind than its call, except a whole number of
-        shards of each.
+        shards of each. Operators of other kinds are its own work between the parts.
         """
         codes = self._sequence.codes[anchor.first : anchor.last + 1]
         wanted = node.codes
@@ -576,13 +580,13 @@ class Matcher:
             places = _turn_by_turn(*names, shards=True)
         if places is None:
             return []
-        places += anchor.first
+        rows, places = node.rows[places >= 0], places[places >= 0] + anchor.first
         cuts = [0, *(np.flatnonzero(places[1:] < places[:-1]) + 1).tolist(), len(places)]
         return [
             SequenceMatch(
                 engine=node.engine,
                 original=self.forward[places[begin:end]],
-                again=node.rows[begin:end],
+                again=rows[begin:end],
                 inner_function=False,
                 role=node.role,
                 piece=2 * np.isin(places[begin:end], places[:begin]).sum() > end - begin,
@@ -626,15 +630,18 @@ class Matcher:
 def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64 | None:
     """Place of each of ``wanted`` in ``codes``, the n-th of a kind as the n-th; or ``None``.
 
-    With ``shards`` the same again for each further shard.
+    With ``shards`` the same again for each further shard. A kind that ``codes`` lack has -1, and
+    those are the fewer.
     """
     places = np.full(len(wanted), -1, np.int64)
     for code in np.unique(wanted).tolist():
         here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
-        if len(here) > len(there) and (not shards or not len(there) or len(here) % len(there)):
+        if not len(there):
+            continue
+        if len(here) > len(there) and (not shards or len(here) % len(there)):
             return None
         places[here] = np.resize(there, len(here))
-    return places
+    return places if 2 * np.count_nonzero(places < 0) < len(places) else None
 
 
 def _unpacks(node: NodeSequence, part: list[Run]) -> bool:

@@ -56,7 +56,8 @@ class DesignedRun(Struct, frozen=True):
         again: Calls within the gradients of others.
         time: Device time of their kernels, or their time on the host, ns.
         kernels: How many kernels these launched.
-        rows: Rows of these calls.
+        rows: Rows of these calls; none where they stayed in the alignment.
+        graded: Whether a function ran its own block again, with gradients.
     """
 
     function: str
@@ -66,6 +67,7 @@ class DesignedRun(Struct, frozen=True):
     time: int
     kernels: int
     rows: tuple[int, ...]
+    graded: bool = False
 
 
 def find_by_design(
@@ -133,7 +135,8 @@ def find_by_design(
 def part_own_runs(
     calls: Calls, structure: Structure, work: Work, alignment: Alignment
 ) -> tuple[Alignment, tuple[DesignedRun, ...]]:
-    """The alignment without the own work of functions in their nodes, and that work.
+    """The alignment without the own work of functions in their nodes, and what functions run again
+    by design: that work, and their block in parts with gradients.
 
     Args:
         calls: The trace's calls.
@@ -141,21 +144,16 @@ def part_own_runs(
         work: Their work on the device.
         alignment: All recomputes.
     """
-    own = [
-        each
-        for each in alignment.recomputes
-        if structure.role[each.again[0]] == Role.OWN_WORK
-        and is_of_others(calls, structure, each.engine)
-    ]
-    if not own:
-        return alignment, ()
-    mine = set(map(id, own))
-    rest = tuple(each for each in alignment.recomputes if id(each) not in mine)
-    of_function: dict[str, list[Recompute]] = defaultdict(list)
-    for each in own:
-        of_function[vocabulary.function_of(calls.names[calls.name[each.engine]])].append(each)
+    of_function: dict[tuple[str, bool], list[Recompute]] = defaultdict(list)
+    own = set[int]()
+    for each in alignment.recomputes:
+        role = int(structure.role[each.again[0]])
+        if role in (Role.OWN_WORK, Role.BY_DESIGN) and is_of_others(calls, structure, each.engine):
+            name = vocabulary.function_of(calls.names[calls.name[each.engine]])
+            of_function[name, role == Role.BY_DESIGN].append(each)
+            own |= {id(each)} if role == Role.OWN_WORK else set()
     found = []
-    for name, runs in of_function.items():
+    for (name, graded), runs in of_function.items():
         rows = np.concatenate([each.again for each in runs])
         named = np.array([one == name for one in calls.names], np.bool_)[calls.name]
         found.append(
@@ -166,9 +164,11 @@ def part_own_runs(
                 again=len({each.engine for each in runs}),
                 time=int(work.time[rows].sum()),
                 kernels=int(work.kernels[rows].sum()),
-                rows=tuple(rows.tolist()),
+                rows=() if graded else tuple(rows.tolist()),
+                graded=graded,
             )
         )
+    rest = tuple(each for each in alignment.recomputes if id(each) not in own)
     return replace(alignment, recomputes=rest), tuple(found)
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.evaluations import Evaluations
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.calls import Calls, StepSpan, step_of
@@ -116,7 +117,7 @@ def count(
     """
     rows = alignment.forward
     passes = alignment.passes
-    places, shares = alignment.places, _shares(calls, work, alignment)
+    places, shares = alignment.places, _shares(calls, structure.evaluations, work, alignment)
     checkpoints = np.flatnonzero(~alignment.by_design)
     asked = places[checkpoints]
     beyond = checkpoints[_turns(asked) >= passes[asked]]
@@ -212,19 +213,43 @@ def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
     return typical
 
 
-def _shares(calls: Calls, work: Work, alignment: Alignment) -> Float64:
+def _shares(calls: Calls, table: Evaluations, work: Work, alignment: Alignment) -> Float64:
     """Time of each operator of all recomputes; on a CPU the gaps between them are shared out."""
     again, begins = alignment.again, alignment.begins
     time: Float64 = work.time[again].astype(np.float64)
     if work.on_gpu or not len(again):
         return time
-    last = np.maximum.reduceat(calls.end[again], begins)
-    span = (last - np.minimum.reduceat(calls.start[again], begins)).astype(np.float64)
     total = np.add.reduceat(time, begins)
     factor = np.ones(len(begins))
-    np.divide(span, total, out=factor, where=total > 0)
+    np.divide(host_times(calls, table, alignment), total, out=factor, where=total > 0)
     time *= np.repeat(np.maximum(factor, 1.0), np.diff(begins, append=len(again)))
     return time
+
+
+def host_times(calls: Calls, table: Evaluations, alignment: Alignment) -> Int64:
+    """Time from the first to the last operator of each recompute on the host, ns, without the
+    backward passes between: a function that runs its block in pieces runs backward through each.
+    """
+    again, begins = alignment.again, alignment.begins
+    if not len(again):
+        return begins
+    first = np.minimum.reduceat(calls.start[again], begins)
+    last = np.maximum.reduceat(calls.end[again], begins)
+    nested = np.flatnonzero(table.parent >= 0)
+    rows, around = table.row[nested], table.row[table.parent[nested]]
+    moments = np.sort(calls.start[rows])
+
+    def key(engine: Int64, moment: Int64) -> Int64:
+        found: Int64 = engine * (len(rows) + 1) + moments.searchsorted(moment)
+        return found
+
+    keys = key(around, calls.start[rows])
+    order = keys.argsort(kind="stable")
+    passed = np.concatenate(([0], calls.duration[rows[order]].cumsum()))
+    engine = np.array([each.engine for each in alignment.recomputes], np.int64)
+    from_, until = keys[order].searchsorted((key(engine, first), key(engine, last)))
+    times: Int64 = last - first - (passed[until] - passed[from_])
+    return times
 
 
 def _turns(places: Int64) -> Int64:

@@ -179,7 +179,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
                 redundant_ms_per_step=float(counts.redundant[everywhere].sum()) * per_step_ms,
                 checkpoints=_checkpoints(counts, blocks, max(recomputes)),
                 recomputes_by_step=_by_step(facts, places, recomputes),
-                backward_passes=float(np.mean([counts.passes(part) for part in places])),
+                backward_passes=max(counts.passes(part) for part in places),
             )
         )
     return tuple(regions)

@@ -324,7 +324,9 @@ def _reason(
         return "The trace holds no backward pass."
     if not counts.counted.any():
         return "No forward pass in the trace has its own backward pass in it."
-    if 2 * counts.runs[~counts.counted].sum() > counts.runs.sum():
+    # In one forward pass with operators that have a backward, the others need no gradient.
+    own = np.isin(counts.batch, counts.batch[counts.counted]) & (structure.engine[counts.rows] < 0)
+    if 2 * counts.runs[~counts.counted & ~own].sum() > counts.runs.sum():
         return NO_BACKWARD_OF_ITS_OWN
     if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
         return HIDDEN_BY_COMPILER

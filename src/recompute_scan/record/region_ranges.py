@@ -387,9 +387,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-_AMBIGUOUS = "The same module was run several times before it was recomputed."
-
-
 class ComparedRegions:
     """Regions that are annotated, and compared between :meth:`compare` and :meth:`compared`.
 
@@ -557,11 +554,12 @@ class _ModuleRuns:
 
     def __init__(self) -> None:
         self._entered: RegionCall | None = None
-        self._awaited: list[RegionCall] = []
+        self._called: list[RegionCall] = []
 
     @contextmanager
     def forward_of(self, region: RegionCall) -> Iterator[None]:
         self._entered = region
+        self._called.append(region)
         try:
             yield
         finally:
@@ -570,13 +568,6 @@ class _ModuleRuns:
     def next(self, given: Sequence[object]) -> AbstractContextManager[Returned | None]:
         """Around the run that begins now, with these arguments."""
         if self._entered is not None:
-            self._awaited.append(self._entered)  # once for each run of it, as of a part
             return self._entered.forward(given)
-        if not self._awaited:
-            return nullcontext()
-        region = self._awaited.pop()
-        if any(one is not region for one in self._awaited):
-            for one in (region, *self._awaited):
-                one.leave_untold(_AMBIGUOUS)
-            return nullcontext()
-        return region.recompute(given)
+        region = next((one for one in reversed(self._called) if one.in_backward), None)
+        return nullcontext() if region is None else region.recompute(given)

@@ -237,11 +237,10 @@ def to_remove(result: Result) -> tuple[Checkpoint, ...]:
     The cost of a doubled checkpoint around compiled code is not known, and so worth measuring.
     """
     found = [
-        finding.fix.removes
+        removed
         for finding in result.findings
-        if finding.fix
-        and finding.fix.removes
-        and (finding.saving_ms or (finding.code == DOUBLED and finding.saving_ms is None))
+        if finding.saving_ms or (finding.code == DOUBLED and finding.saving_ms is None)
+        for removed in (finding.fix.removed if finding.fix else ())
     ]
     return tuple(dict.fromkeys(found))
 
@@ -531,7 +530,9 @@ class Rehearsals:
         if len(complete) < (self._nproc_per_node or 1):
             raise RunError(
                 "E333",
-                "The script failed when recompute-scan moved its checkpoints.",
+                "The script failed when recompute-scan moved its checkpoints."
+                if status
+                else "The script is too short for a plan.",
                 why=_why(folder, status, options),
                 hint=f"{folder / 'output.txt'} has what it printed",
             )

@@ -456,6 +456,8 @@ def with_next_steps(
         text = _own_command(result, purpose) or there.get(purpose)
         if text is not None:
             what = _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
+            if purpose == "record" and result.evidence_level == "hooks":
+                what = "Record fewer steps, which shows the cost too."
             steps.append(NextCommand(purpose, text, what))
     return replace(result, next_steps=tuple(steps))
 
@@ -465,7 +467,7 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
         return ["explain"]
     if not analysed(result):
         return []
-    if result.verdict == "inconclusive":
+    if result.verdict == "inconclusive" or result.evidence_level == "hooks":
         return ["record"]
     first: list[Purpose] = []
     if gradients_are_open(result):
@@ -486,6 +488,8 @@ def _own_command(result: Result, purpose: Purpose) -> str | None:
         return f"recompute-scan explain {codes[0]}" if codes else None
     if purpose == "record" and result.verdict == "inconclusive":
         return how_to_record(result).command
+    if purpose == "record" and result.evidence_level == "hooks":  # it was too short for more
+        return run_command(result).replace("--steps 5", "--quick")
     return None
 
 

@@ -121,6 +121,16 @@ def _checkpointed(result: Result) -> bool:
     return any(region.checkpoints for region in result.regions)
 
 
+def _in_parts(result: Result) -> bool:
+    """Whether all that ran again did so in functions that go through their block in parts."""
+    found = [r.checkpoints for r in result.regions if r.recompute_runs_per_backward]
+    return bool(found) and all(stack and "in-parts" in stack[-1].options for stack in found)
+
+
+def _several_passes(result: Result) -> bool:
+    return any(region.backward_passes >= 2 for region in result.regions)
+
+
 # The meaning of the verdict: all that are true.
 MEANING = (
     Said(
@@ -141,12 +151,24 @@ MEANING = (
     Said(
         "Every checkpointed block ran again exactly once in the backward pass. That is the price "
         "of ordinary activation checkpointing, paid once.",
-        lambda r: r.verdict == "full" and _in_blocks(r),
+        lambda r: r.verdict == "full" and _in_blocks(r) and not _several_passes(r),
+    ),
+    Said(
+        "Several backward passes went through a checkpointed block, and each ran it again once. A "
+        "single backward pass over the sum of its losses runs it again once in all.",
+        lambda r: r.verdict == "full" and _in_blocks(r) and _several_passes(r),
     ),
     Said(
         "Some blocks, or some of their operators, ran again once in the backward pass. That is how "
         "selective checkpointing trades time for memory.",
-        lambda r: r.verdict == "partial" and _in_blocks(r) and by_checkpoints(r),
+        lambda r: (
+            r.verdict == "partial" and _in_blocks(r) and by_checkpoints(r) and not _in_parts(r)
+        ),
+    ),
+    Said(
+        "An autograd function of the script runs its own block again for its gradient, part by "
+        "part. That is how it is written, and no setting turned it on.",
+        lambda r: r.verdict == "partial" and _in_blocks(r) and _in_parts(r),
     ),
     Said(
         "The compiler runs these operators again by its own choice; no checkpoint asked for it.",

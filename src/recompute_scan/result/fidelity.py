@@ -346,7 +346,7 @@ class Fidelity(Struct, frozen=True):
         if self.compared:
             return None
         why = next((why for region in self.regions for why in region.untold), None)
-        return why or "No recompute ran in the step that was compared."
+        return why or "No recompute that can be compared ran in that step."
 
 
 def in_words(fidelity: Fidelity) -> str:

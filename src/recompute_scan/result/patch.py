@@ -179,9 +179,7 @@ def _apart(findings: Sequence[Finding]) -> bool:
 
 def _each_keeps_one(result: Result, findings: Sequence[Finding]) -> bool:
     gone = {
-        (removed.mechanism, removed.call_site)
-        for one in findings
-        if (removed := _fix(one).removes) is not None
+        (removed.mechanism, removed.call_site) for one in findings for removed in _fix(one).removed
     }
     return all(
         any((each.mechanism, each.call_site) not in gone for each in region.checkpoints)

@@ -78,7 +78,9 @@ class ByDesign(Struct, frozen=True):
     """A function's forward that other functions run again in their gradients: a model's design.
 
     Counts are per recorded step, over ``inside``, the functions that do so; kernels and their time
-    are of the second runs, ``kernels`` 0 and the time the host's where none is recorded.
+    are of the second runs, ``kernels`` 0 and the time the host's where none is recorded. A function
+    inside itself alone ran its own block: ``with_gradients`` for its gradient, in parts perhaps;
+    else to get its input back, as a reversible layer does.
     """
 
     function: str
@@ -87,6 +89,7 @@ class ByDesign(Struct, frozen=True):
     recomputed_per_step: float
     kernels_per_step: float
     recompute_ms_per_step: float
+    with_gradients: bool = False
 
 
 _EXTENTS = {
@@ -134,7 +137,7 @@ class Region(Struct, frozen=True):
     ``checkpoints`` stand outermost first and are empty for a block that is not checkpointed.
     ``recomputes_by_step`` has a number for each of the result's steps, in their order: ``None``
     where the step is not whole or the block did not run in it. ``backward_passes`` is how many
-    backward passes recomputed one of its forward passes, as a mean; 1 where none did.
+    backward passes recomputed one of its forward passes at most; 1 where none did.
     """
 
     ordinal: int
@@ -197,9 +200,10 @@ class Rank(Struct, frozen=True):
 class Fix(Struct, frozen=True):
     """A change to make. ``disposition`` is ``safe`` only where results cannot change.
 
-    ``removes`` is the checkpoint that the change takes out, where one is known. ``reason``
-    says why the change needs a look where it is ``review``. ``digest`` is the SHA-256 of the file
-    that ``diff`` changes, as it was recorded.
+    ``removes`` is the checkpoint that the change takes out, where one is known, and
+    ``removes_too`` those around other parts of the block. ``reason`` says why the change needs a
+    look where it is ``review``. ``digest`` is the SHA-256 of the file that ``diff`` changes, as it
+    was recorded.
     """
 
     summary: str
@@ -211,6 +215,12 @@ class Fix(Struct, frozen=True):
     removes: Checkpoint | None = None
     reason: str | None = None
     digest: str | None = None
+    removes_too: tuple[Checkpoint, ...] = ()
+
+    @property
+    def removed(self) -> tuple[Checkpoint, ...]:
+        """All that it takes out."""
+        return () if self.removes is None else (self.removes, *self.removes_too)
 
 
 class Finding(Struct, frozen=True):

@@ -324,6 +324,11 @@ def _sentence(one: ByDesign) -> str:
     took = ms(one.recompute_ms_per_step)
     if one.kernels_per_step:
         took = f"{_count(one.kernels_per_step)} kernels, {took}"
+    if one.with_gradients:
+        return (
+            f"{visible(one.function, 80)} runs its own block once more in {again} of its gradients "
+            f"per step ({took}). It is written so; checkpoints around it come on top."
+        )
     if one.inside == (one.function,):
         return (
             f"{visible(one.function, 80)} runs its own block once more without gradients in "
