@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from recompute_scan.advise.choice import change_diff, edited, turned_off
+from recompute_scan.advise.choice import edited, turned_off
 from recompute_scan.cli import main
 from recompute_scan.errors import InputError
 from recompute_scan.frameworks.base import Edit
@@ -23,6 +23,7 @@ from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.record.attribution import statement_at
 from recompute_scan.result import Checkpoint, Finding, Fix, Result, to_json
 from recompute_scan.result import patch as patches
+from recompute_scan.result.patch import change_diff
 from tests.report.sample_results import doubled
 
 ENABLE = Edit("enable", "delete")

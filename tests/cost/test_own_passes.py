@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from recompute_scan.cost.removal import Context
+from recompute_scan.recompute.counts import host_times
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from recompute_scan.trace.calls import Calls
@@ -101,3 +102,22 @@ def test_what_runs_again_in_a_pass_goes_or_stays_for_itself() -> None:
     assert not {*found} & {*nested}
     recomputed = facts.alignment.again
     assert not any(row <= one <= row + calls.size[row] for row in found for one in recomputed)
+
+
+@pytest.mark.parametrize("name", ["tiles_in_n", "tiles_in_r", "n_inside"])
+def test_a_recompute_takes_no_time_of_the_passes_between_its_pieces(name: str) -> None:
+    facts = facts_of(name)
+    calls, alignment = facts.calls, facts.alignment
+    times = host_times(calls, facts.structure.evaluations, alignment)
+    between = 0
+    for each, time in zip(alignment.recomputes, times.tolist(), strict=True):
+        first, last = int(each.again[0]), int(each.again[-1])
+        inside = [
+            row
+            for row in range(first, last)
+            if name_of(calls, row).startswith(ENGINE) and calls.parent[row] == calls.parent[first]
+        ]
+        passes = int(calls.duration[inside].sum())
+        assert time == int(calls.end[last] - calls.start[first]) - passes
+        between += passes
+    assert (between > 0) == name.startswith("tiles")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.fidelity.state import python_states
+from tests.fidelity.cases import Case, D, Net
+from tests.fidelity.compare import compare
 
 
 @pytest.mark.parametrize(
@@ -69,3 +76,37 @@ def test_another_generator_in_pythons_place(monkeypatch: pytest.MonkeyPatch) -> 
     assert python_states({})["random"] != before["random"]
     monkeypatch.setattr(random, "_inst", random.SystemRandom())
     assert "random" not in python_states({})
+
+
+class _Drawing(nn.Module):
+    """Draws from a generator that it keeps, by a helper that counts its calls in a global."""
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.lin, self.generator, self.helper = nn.Linear(D, D), generator, _Helper()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.helper.see()
+        return torch.tanh(self.lin(x)) * (1 + self.generator.random())  # type: ignore[no-any-return]
+
+
+class _Helper:
+    def see(self) -> None:
+        _CALLS["see"] += 1
+
+
+_CALLS = Counter(see=0)
+
+
+@pytest.mark.parametrize("generator", [random.Random(0), np.random.default_rng(0)])
+def test_a_generator_of_the_script_is_named_and_so_is_what_a_helper_counts(generator: Any) -> None:
+    def build(on: bool) -> nn.Module:
+        call = partial(checkpoint, use_reentrant=True) if on else (lambda layer, x: layer(x))
+        return Net([_Drawing(generator)], call)
+
+    found, _, _ = compare(Case("", True, build, shape=(8, D)))
+    (region,) = found.regions
+    assert [(one.kind, one.generator) for one in region.differences] == [
+        ("random", "layers.0.generator")
+    ]
+    assert "_CALLS['see']" in {state.name for state in region.states}

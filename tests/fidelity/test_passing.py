@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 Backward = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
-def _function(backward_of: Backward, parts: int = 1) -> Any:
+def _function(backward_of: Backward, parts: int = 1, parts_again: int | None = None) -> Any:
     class Again(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, fn: Any, x: torch.Tensor) -> Any:
@@ -33,7 +33,8 @@ def _function(backward_of: Backward, parts: int = 1) -> Any:
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
             (x,) = ctx.saved_tensors
-            pairs = zip(x.detach().chunk(parts), grads[0].chunk(parts), strict=True)
+            number = parts_again or parts
+            pairs = zip(x.detach().chunk(number), grads[0].chunk(number), strict=True)
             found = [backward_of(ctx.fn, one.requires_grad_(), grad) for one, grad in pairs]
             torch.autograd.backward([])  # what shows in its code that it runs something backward
             return None, None if found[0] is None else torch.cat(found)  # type: ignore[arg-type]
@@ -144,6 +145,12 @@ def test_what_a_function_makes_of_gradients(
         without = {name for name, grad in gradients(model).items() if grad is None}
         named = {w for region in found.regions for one in region.lost for w in one.weights}
         assert named == without
+
+
+@pytest.mark.parametrize("parts", [(1, 4), (2, 8), (4, 2)])
+def test_a_backward_in_another_number_of_parts_is_right(parts: tuple[int, int]) -> None:
+    found, _ = _compared(_function(_right, *parts).apply, wrong=False)
+    assert not [one for region in found.regions for one in region.lost]
 
 
 def test_weights_that_are_arguments_have_their_own_gradients() -> None:

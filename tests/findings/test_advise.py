@@ -6,18 +6,19 @@ import ast
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from recompute_scan.advise import RunFacts, advise_removal, keep_and_drop, switch_of, title_of
-from recompute_scan.advise.choice import change_diff, edited
+from recompute_scan.advise.choice import edited
 from recompute_scan.advise.settings import advise_fewer
 from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks.base import Edit
 from recompute_scan.frameworks.registry import MECHANISMS, find_mechanism, recognise
 from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
 from recompute_scan.result import Checkpoint, Fix
+from recompute_scan.result.patch import change_diff
 from recompute_scan.result.run_record import Source
 
 CALL = "model.enable()"
@@ -570,9 +571,10 @@ def _two_levels() -> tuple[Checkpoint, Checkpoint]:
 @pytest.mark.parametrize(
     ("levels", "removed", "said"),
     [
-        (Levels(11 << 20, 3 << 20), "train.py:1", "about 3.0 MiB more (without those inside it"),
-        (Levels(3 << 20, 11 << 20), "train.py:2", "about 3.0 MiB more (without those around them"),
+        (Levels(11 << 20, 3 << 20), "train.py:1", "less without that around them"),
+        (Levels(3 << 20, 11 << 20), "train.py:2", "less without that inside it"),
         (Levels(11 << 20, 0), "train.py:1", "no more memory"),
+        (Levels(3 << 20, 4 << 20), "train.py:2", "is not known"),
         (None, "train.py:2", "is not known"),
     ],
 )
@@ -584,6 +586,57 @@ def test_of_two_levels_the_cheaper_goes_and_its_price_is_said(
     assert fix.removes.call_site == removed
     assert fix.disposition == "review"
     assert said in f"{fix.reason} {fix.keep}"
+
+
+def _written(text: str) -> dict[str, Source]:
+    """Every line of a file as a statement, with one line around it."""
+    lines = text.split("\n")
+    return {
+        f"train.py:{n}": Source(
+            max(n - 1, 1), "\n".join(lines[max(n - 2, 0) : n + 1]), n, n, False, True
+        )
+        for n in range(1, len(lines) + 1)
+    }
+
+
+def _at(line: int, around: Literal["block", "part"] = "block") -> Checkpoint:
+    return Checkpoint(line, "reentrant", "torch-checkpoint", f"train.py:{line}", around=around)
+
+
+def test_all_but_one_go_by_one_diff(tmp_path: Path) -> None:
+    text = (
+        "def forward(x):\n    x = checkpoint(one, x, use_reentrant=True)\n    y = 1\n    z = 2\n"
+        "    w = 3\n    return checkpoint(two, x)\n\n\nx = checkpoint(forward, x)"
+    )
+    parts = [_at(line, around="part") for line in (2, 6)]
+    fix = advised((_at(9), *parts), _written(text))
+    assert fix.removed == tuple(parts)
+    (tmp_path / "train.py").write_text(text + "\n")
+    subprocess.run(["git", "apply", "-"], input=fix.diff, text=True, cwd=tmp_path, check=True)
+    changed = (tmp_path / "train.py").read_text()
+    assert (
+        changed
+        == text.replace("checkpoint(one, x, use_reentrant=True)", "one(x)").replace(
+            "checkpoint(two, x)", "two(x)"
+        )
+        + "\n"
+    )
+
+
+def test_what_one_diff_cannot_take_out_is_named() -> None:
+    fix = advised([_at(1), _at(2), _at(3)], {})
+    assert len(fix.removed) == 1
+    assert "has to go as well" in (fix.reason or "")
+
+
+def test_inputs_go_on_asking_for_gradients() -> None:
+    """A reentrant checkpoint around frozen inputs trains nothing without that switch."""
+    switch = Checkpoint(0, "reentrant", "hf-gradient-checkpointing", "train.py:1")
+    wrapper = Checkpoint(1, "reentrant", "fsdp-wrapper", "train.py:2")
+    assert advised((switch, wrapper), {}).removes == wrapper
+    sharded = advised((switch, wrapper), {}, run=RunFacts(sharded=True))
+    assert sharded.removes == switch
+    assert "enable_input_require_grads" in (sharded.reason or "")
 
 
 def test_checkpoints_around_the_same_block_cost_no_memory_to_part() -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
-from recompute_scan.advise.choice import change_diff, edited
+from recompute_scan.advise.choice import edited
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse, result_at, result_of
 from recompute_scan.analysis.ranks import result_of_snapshots, result_without_trace, snapshots_at
@@ -30,6 +30,7 @@ from recompute_scan.report.finding_words import explanation
 from recompute_scan.report.render import render_html, render_text
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.result.fidelity import read_sampled, sampled_name
+from recompute_scan.result.patch import change_diff
 from recompute_scan.result.run_record import Source, parse_run_info, read_rehearsals
 from recompute_scan.trace import Limits, Trace
 from recompute_scan.trace.nsys import load_nsys

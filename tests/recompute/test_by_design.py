@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,3 +87,58 @@ def test_a_checkpoint_around_is_told_apart(around: str, tmp_path: Path) -> None:
     assert RUNS["CountedNorm", True] == 2 * RUNS["CountedNorm", False]
     (found,) = result.by_design
     assert found.recomputed_per_step == found.forward_per_step
+
+
+class Pieces(torch.autograd.Function):
+    """Runs its block in two pieces, again in its backward, with work between that is no run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.no_grad():
+            return torch.cat([_block(piece, weight) for piece in x.chunk(2)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        found: list[Tensor] = []
+        total = torch.zeros_like(weight)
+        for piece, grad in zip(x.chunk(2), grads[0].chunk(2), strict=True):
+            with torch.enable_grad():
+                own = (piece - 0).detach().requires_grad_()
+                result = _block(own, weight)
+            to_piece, to_weight = torch.autograd.grad(result, (own, weight), grad)
+            found.append(to_piece)
+            total += to_weight
+        return torch.cat(found), total
+
+
+def _block(x: Tensor, weight: Tensor) -> Tensor:
+    RUNS["block", torch._C._current_graph_task_id() >= 0] += 1
+    return torch.tanh(x @ weight).sigmoid()
+
+
+@pytest.mark.parametrize("around", ["none", "reentrant", "non-reentrant"])
+def test_a_block_in_pieces_runs_by_design_and_for_the_checkpoint(
+    around: str, tmp_path: Path
+) -> None:
+    result = trained(Pieces.apply, tmp_path / "trace.json", around)
+    assert result.verdict == ("partial" if around == "none" else "full")
+    assert result.recompute_per_backward == 1.0
+    (found,) = result.by_design
+    assert (found.function, found.with_gradients) == ("Pieces", True)
+    again = 1 if around == "none" else 2  # by the function, and by the checkpoint around it
+    assert RUNS["block", True] == again * RUNS["block", False] == again * 2 * LAYERS * STEPS
+    assert found.recomputed_per_step * len(result.steps) == LAYERS * STEPS
+
+
+def quantized(x: Tensor, weight: Tensor) -> Tensor:
+    """Most of its operators have no gradient, as those of fake quantization."""
+    scale = x.detach().abs().amax().clamp(min=1e-3).mul(1.0).add(0.0).div(1.0)
+    rounded = x.detach().div(scale).mul(127).round().clamp(-127, 127).div(127).mul(scale)
+    return torch.tanh((x + (rounded - x).detach()) @ weight)
+
+
+def test_operators_without_a_gradient_do_not_hide_the_count(tmp_path: Path) -> None:
+    result = trained(quantized, tmp_path / "trace.json", "non-reentrant")
+    assert (result.verdict, result.recompute_per_backward) == ("full", 1.0)

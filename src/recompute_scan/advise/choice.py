@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import PurePath
 
 from msgspec import Struct, field
@@ -30,9 +29,9 @@ from recompute_scan.frameworks.base import (
 )
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix
+from recompute_scan.result.patch import changes_diff
 from recompute_scan.result.run_record import Source
-from recompute_scan.terminal import patch_name
-from recompute_scan.units import is_before, size
+from recompute_scan.units import is_before
 
 _LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
 
@@ -155,6 +154,10 @@ def _is_variable(site: str) -> bool:
     return site.isupper() and site.isidentifier()
 
 
+def _file(site: str) -> str:
+    return site.rpartition(":")[0]
+
+
 def _in_configuration(site: str | None) -> bool:
     found = _LINE.fullmatch(site or "")
     return found is not None and PurePath(found["file"]).suffix in CONFIGURATIONS
@@ -177,6 +180,10 @@ GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _NON_REENTRANT = 8
 # Which of them to keep first, by what they are around.
 _EXTENT = {"block": 2, "several": 1, "part": 0}
+_FEEDS = (
+    "The removed switch also made the model's inputs ask for gradients. Where embeddings are "
+    "frozen, the reentrant checkpoint that stays needs that: call enable_input_require_grads()."
+)
 # The identity of a switch: the mechanism and the line that set it.
 Switch = tuple[str | None, str | None]
 
@@ -222,25 +229,43 @@ def advise_removal(
             reason="It is not known which line asked for which checkpoint.",
         )
     lost = switch_of(dropped) in alone
-    dropped, *others = _with_parts(dropped, checkpoints)
+    others = _others(kept, dropped, checkpoints)
     fix = take_out(dropped, mechanism, sources, others, lost=lost, run=run)
     alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
     if alike and (fix.diff is None or _together(kept, dropped)):
         fix = _applied_once(kept, dropped, mechanism, run)
+        fix = _with_risk(fix, _go_as_well(others)) if others else fix
         return _with_memory(fix, kept, dropped, run.levels)
+    if mechanism.feeds_inputs and kept.variant == "reentrant":
+        fix = _with_risk(fix, _FEEDS)
     summary = f"Keep {title_of(kept)}; {fix.summary}"
     fix = replace(fix, summary=summary, keep=_keep(kept, checkpoints, run))
     return _with_memory(fix, kept, dropped, run.levels)
 
 
-def _with_parts(dropped: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """It and its like around other parts of the block, in order of lines."""
-    found = {dropped.call_site: dropped}
-    for one in checkpoints if dropped.around == "part" and dropped.call_site else ():
-        same = (one.around, one.variant) == (dropped.around, dropped.variant)
-        if same and one.mechanism == dropped.mechanism and one.function == dropped.function:
-            found.setdefault(one.call_site, one)
-    return sorted(found.values(), key=lambda one: (len(one.call_site or ""), one.call_site or ""))
+def _go_as_well(others: Sequence[Checkpoint]) -> str:
+    named = " and ".join(f"{title_of(one)}{place(one.call_site)}" for one in others)
+    return f"{named} {'has' if len(others) == 1 else 'have'} to go as well."
+
+
+def _with_risk(fix: Fix, risk: str) -> Fix:
+    return replace(fix, disposition="review", reason=" ".join(filter(None, (fix.reason, risk))))
+
+
+def _others(
+    kept: Checkpoint, dropped: Checkpoint, checkpoints: Sequence[Checkpoint]
+) -> list[Checkpoint]:
+    """All that has to go as well, so that each part of the block keeps one checkpoint; empty where
+    it is not known which lines asked for them, or where one line asked for several.
+    """
+    found = [
+        one
+        for one in checkpoints
+        if one not in (kept, dropped) and not one.around == kept.around == "part"
+    ]
+    sites = [one.call_site for one in (kept, dropped, *found)]
+    known = None not in sites and all(mechanism_of(one) for one in found)
+    return found if known and len(set(sites)) == len(sites) else []
 
 
 def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels | None) -> Fix:
@@ -251,25 +276,29 @@ def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels
     if kept.around == dropped.around:
         return fix
     outer = dropped.depth < kept.depth
-    if levels is None:
+    mine, other = (levels.without_inner, levels.without_outer) if levels else (0, 0)
+    if outer:
+        mine, other = other, mine
+    which, rest = ("around them", "inside it") if outer else ("inside it", "around them")
+    # The estimate is right up to a factor, and says which is less where they are far apart.
+    if other < 2 * max(mine, 1):
         memory = (
-            "One checkpoint is around several others, and how much memory either saves is not "
+            "One checkpoint is around several others, and which of them saves more memory is not "
             "known: `--verify` measures the peak with and without the fix."
         )
-    else:
-        mine, other = levels.without_inner, levels.without_outer
-        if outer:
-            mine, other = other, mine
-        which, rest = ("around them", "inside it") if outer else ("inside it", "around them")
-        more = f"about {size(mine)} more" if mine else "no more memory"
+    elif mine:
         memory = (
-            f"One checkpoint is around several others: without that {which} the peak takes {more} "
-            f"(without those {rest} about {size(other)} more), by the shapes in the trace."
+            "One checkpoint is around several others: by the shapes in the trace the peak grows "
+            f"less without that {which} than without those {rest}. `--verify` measures it."
         )
-        if not mine and fix.reason is None:
+    else:
+        memory = (
+            f"One checkpoint is around several others: without that {which} the peak takes no "
+            "more memory, by the shapes in the trace."
+        )
+        if fix.reason is None:
             return replace(fix, keep=f"{fix.keep} {memory}")
-    reason = memory if fix.reason is None else f"{fix.reason} {memory}"
-    return replace(fix, disposition="review", reason=reason)
+    return _with_risk(fix, memory)
 
 
 def keep_and_drop(
@@ -291,8 +320,9 @@ def keep_and_drop(
         around = {extent: place for place, extent in enumerate(order)}
     known = all(mechanism_of(each) is not None for each in checkpoints)
 
-    def preference(checkpoint: Checkpoint) -> tuple[int, bool, bool, bool, int, bool, int]:
+    def preference(checkpoint: Checkpoint) -> tuple[bool, int, bool, bool, bool, int, bool, int]:
         return (
+            not sharded and _feeds_inputs(checkpoint, checkpoints),
             around[checkpoint.around],
             IN_PARTS in checkpoint.options,
             switch_of(checkpoint) in alone,
@@ -330,34 +360,41 @@ def take_out(
         dropped: The checkpoint.
         mechanism: What switched it on.
         sources: Source statements by call site.
-        others: Checkpoints around other parts of the same block, which it removes as well.
+        others: Checkpoints of the same block that it takes out as well, where one diff can.
         lost: Whether other blocks have only this checkpoint.
         run: What else is known of the run.
     """
     site = dropped.call_site
     source = sources.get(site) if site else None
     settings = _in_configuration(site)
-    changes = []
-    for one in (dropped, *others):
-        found = sources.get(one.call_site) if one.call_site else None
-        new = (turned_off if settings else edited)(found, mechanism.edits) if found else None
-        if one.call_site and found and new is not None:
-            changes.append((one.call_site, found, new))
-    files = {where.rpartition(":")[0] for where, *_ in changes}
-    whole = len(changes) == 1 + len(others) and len(files) == 1
-    diff = changes_diff(changes) if whole else None
-    risk = _reason(dropped, mechanism, lost=lost)
+    changes = [
+        (one.call_site, found, new)
+        for one in (dropped, *others)
+        if one.call_site
+        and (found := sources.get(one.call_site)) is not None
+        and (how := mechanism_of(one) or mechanism)
+        and (new := (turned_off if settings else edited)(found, how.edits)) is not None
+    ]
+    if others and (len(changes) <= len(others) or len({_file(one[0]) for one in changes}) > 1):
+        fix = take_out(dropped, mechanism, sources, lost=lost, run=run)
+        return _with_risk(fix, _go_as_well(others))
+    diff = changes_diff(changes) if changes else None
+    risks = [_reason(one, mechanism_of(one) or mechanism, lost=lost) for one in (dropped, *others)]
     missing = why_no_diff(mechanism, site, source) if diff is None or settings else None
-    if others and diff is None:
-        missing = "Not all of these lines could be changed together, so there is no diff to check."
-    and_at = "".join(f" and{place(one.call_site)}" for one in others)
-    reason = " ".join(dict.fromkeys(one for one in (risk, missing) if one)) or None
+    more = "".join(
+        f" and{place(one.call_site)}"
+        if mechanism_of(one) is mechanism
+        else f", and {removal(how, one.call_site, sources.get(one.call_site or ''), run)}"
+        for one in others
+        if (how := mechanism_of(one) or mechanism)
+    )
+    reason = " ".join(dict.fromkeys(one for one in (*risks, missing) if one)) or None
     return Fix(
-        summary=f"{removal(mechanism, site, source, run)}{and_at}.",
+        summary=f"{removal(mechanism, site, source, run)}{more}.",
         disposition="review" if reason else "safe",
         diff=diff,
         keep="",
-        remove=f"{title_of(dropped)}{place(site)}{and_at}",
+        remove=" and ".join(f"{title_of(one)}{place(one.call_site)}" for one in (dropped, *others)),
         docs=mechanism.docs,
         removes=dropped,
         reason=reason,
@@ -378,6 +415,17 @@ def _worth(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: b
     if _fits_fsdp(checkpoint, checkpoints, sharded):
         return mechanism.keep_sharded
     return mechanism.keep + _NON_REENTRANT * (checkpoint.variant == "non-reentrant")
+
+
+def _feeds_inputs(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> bool:
+    """Would only reentrant ones stay without it, with no input that asks for a gradient?"""
+    mechanism = mechanism_of(checkpoint)
+    others = (one for one in checkpoints if one is not checkpoint)
+    return (
+        mechanism is not None
+        and mechanism.feeds_inputs
+        and all(one.variant == "reentrant" for one in others)
+    )
 
 
 def _fits_fsdp(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharded: bool) -> bool:
@@ -459,6 +507,11 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
     reasons = []
     if _fits_fsdp(kept, checkpoints, run.sharded):
         reasons.append("inside the FSDP unit its recompute needs no second all-gather")
+    if _feeds_inputs(kept, checkpoints):
+        reasons.append(
+            "its switch makes the model's inputs ask for gradients, which a reentrant "
+            "checkpoint around frozen parts needs"
+        )
     if IN_PARTS in kept.options:
         reasons.append("it goes through the block part by part, and holds what one of them saves")
     if COMPILED in kept.options:
@@ -473,43 +526,6 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
     if not reasons:
         reasons.append(mechanism.why_keep if mechanism else "it is enough alone")
     return f"{title_of(kept)}: {', and '.join(reasons)}."
-
-
-def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
-    """A diff that puts ``new`` lines in the place of one statement of the file of ``site``.
-
-    Args:
-        site: The call site, ``file:line``.
-        source: The statement there, with the lines around it.
-        new: The lines that take its place; none to delete it.
-    """
-    return changes_diff([(site, source, new)])
-
-
-def changes_diff(changes: Sequence[tuple[str, Source, Sequence[str]]]) -> str:
-    """The same of several statements of one file."""
-    path = changes[0][0].rpartition(":")[0]
-    known: dict[int, str] = {}
-    for _, source, _ in changes:
-        known |= dict(enumerate(source.text.split("\n"), source.first))
-    gone = {line for _, source, _ in changes for line in range(source.begin, source.end + 1)}
-    new_after = {source.end: new for _, source, new in changes}
-    # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
-    old_name, new_name = (path, path) if path.startswith("/") else (f"a/{path}", f"b/{path}")
-    written = [f"--- {patch_name(old_name)}", f"+++ {patch_name(new_name)}"]
-    shift = 0
-    for _, together in groupby(enumerate(sorted(known)), key=lambda one: one[1] - one[0]):
-        numbers = [number for _, number in together]
-        body: list[str] = []
-        for number in numbers:
-            body.append(f"{'-' if number in gone else ' '}{known[number]}")
-            body += [f"+{line}" for line in new_after.get(number, ())]
-        old, left = len(numbers), sum(line[0] != "-" for line in body)
-        # A range of no lines is given by the line before it.
-        new_first = numbers[0] + shift - (not left)
-        written += [f"@@ -{numbers[0]},{old} +{new_first},{left} @@", *body]
-        shift += left - old
-    return "\n".join(written) + "\n"
 
 
 # Keywords of `torch.utils.checkpoint.checkpoint` itself; all others go to the function.

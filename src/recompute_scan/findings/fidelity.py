@@ -24,7 +24,7 @@ from typing import Any
 from msgspec import Struct
 
 from recompute_scan.advise import place
-from recompute_scan.advise.choice import change_diff, edited
+from recompute_scan.advise.choice import edited
 from recompute_scan.annotations import CHECK_OFF
 from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity, review
 from recompute_scan.frameworks.base import Edit
@@ -38,6 +38,7 @@ from recompute_scan.result.fidelity import (
     Operation,
     WhyLost,
 )
+from recompute_scan.result.patch import change_diff
 from recompute_scan.units import ms
 
 # The command that makes sure; ``run`` offers it.
@@ -399,21 +400,30 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
     if not updated:
         return []
     buffers = [buffer for _, some in updated for buffer in some]
+    # BatchNorm reads its count of batches only where its momentum is None.
+    counts = all(buffer.name.endswith("num_batches_tracked") for buffer in buffers)
     return [
         RS404.finding(
             evidence,
+            severity="info" if counts else None,
             confidence="high",
+            wrong_gradients=not counts,
             title=(
                 f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
             ),
-            detail=(
+            detail="A recompute counts each batch again. BatchNorm reads this count where its "
+            "momentum is None, and nowhere else."
+            if counts
+            else (
                 "A recompute counts and averages again what a module counts or averages in its "
                 "forward: token counts double, and running statistics follow the latest batch "
                 "faster than momentum says. Gradients are wrong too where the block reads what it "
                 "updates, which is reported as RS403."
             ),
             evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
-            fix=review(
+            fix=None
+            if counts
+            else review(
                 summary=(
                     "Update such buffers outside the checkpointed block, or not in a recompute: "
                     "for BatchNorm leave the layer outside the checkpoint; where the model "

@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from recompute_scan.advise import advise_fewer, advise_selective, place
-from recompute_scan.advise.choice import change_diff
 from recompute_scan.cost.memory import KeptAttention
 from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted, review
 from recompute_scan.recompute import vocabulary
 from recompute_scan.result import Checkpoint, Finding, Fix, Memory, MemoryPlan, Region
 from recompute_scan.result.fidelity import DecidedOperator, PolicyEntry, WatchedPolicy
+from recompute_scan.result.patch import change_diff
 from recompute_scan.units import ms, pct, plural, size
 
 # Less of a step than this is not worth a change.

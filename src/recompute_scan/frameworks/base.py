@@ -102,6 +102,8 @@ class Mechanism(Struct, frozen=True):
             ``package:*.method`` for the method of any class in a package.
         settings: Entry points of the objects that hold its setting.
         on_by_default: Whether it is on where nothing sets it.
+        feeds_inputs: Whether its switch makes the model's inputs ask for gradients as well, which
+            reentrant checkpoints around frozen parts need.
         variables: Variables of the environment that set it too.
         edits: Changes to the statement at the call site, the first that fits is taken.
         fewer: How to leave out single layers: words with ``{layers}`` and ``{title}``.
@@ -138,6 +140,7 @@ class Mechanism(Struct, frozen=True):
     switches: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     on_by_default: bool = False
+    feeds_inputs: bool = False
     variables: tuple[str, ...] = ()
     keep_sharded: int = 0
     renames: tuple[Rename, ...] = ()

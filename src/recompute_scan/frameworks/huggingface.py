@@ -81,6 +81,7 @@ BASE = Mechanism(
         Edit("gradient_checkpointing_enable", "delete"),
         Edit("activation_checkpointing_enable", "delete"),
     ),
+    feeds_inputs=True,
 )
 OWN = replace(
     BASE,

@@ -33,7 +33,7 @@ from recompute_scan.frameworks.base import CONFIGURATIONS, opposite
 from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.result import Result
 from recompute_scan.result.recompute import DOUBLED, Finding, Fix
-from recompute_scan.result.run_record import FileName
+from recompute_scan.result.run_record import FileName, Source
 from recompute_scan.terminal import patch_name
 
 # More than a statement with its surroundings has, and more than anyone writes by hand.
@@ -222,6 +222,43 @@ def _read(diff: str, digest: str | None) -> list[Change]:
             raise _unusable("it is none that recompute-scan writes")
         found.append(change)
     return found
+
+
+def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
+    """A diff that puts ``new`` lines in the place of one statement of the file of ``site``.
+
+    Args:
+        site: The call site, ``file:line``.
+        source: The statement there, with the lines around it.
+        new: The lines that take its place; none to delete it.
+    """
+    return changes_diff([(site, source, new)])
+
+
+def changes_diff(changes: Sequence[tuple[str, Source, Sequence[str]]]) -> str:
+    """The same of several statements of one file."""
+    path = changes[0][0].rpartition(":")[0]
+    known: dict[int, str] = {}
+    for _, source, _ in changes:
+        known |= dict(enumerate(source.text.split("\n"), source.first))
+    gone = {line for _, source, _ in changes for line in range(source.begin, source.end + 1)}
+    new_after = {source.end: new for _, source, new in changes}
+    # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
+    old_name, new_name = (path, path) if path.startswith("/") else (f"a/{path}", f"b/{path}")
+    written = [f"--- {patch_name(old_name)}", f"+++ {patch_name(new_name)}"]
+    shift = 0
+    for _, together in groupby(enumerate(sorted(known)), key=lambda one: one[1] - one[0]):
+        numbers = [number for _, number in together]
+        body: list[str] = []
+        for number in numbers:
+            body.append(f"{'-' if number in gone else ' '}{known[number]}")
+            body += [f"+{line}" for line in new_after.get(number, ())]
+        old, left = len(numbers), sum(line[0] != "-" for line in body)
+        # A range of no lines is given by the line before it.
+        new_first = numbers[0] + shift - (not left)
+        written += [f"@@ -{numbers[0]},{old} +{new_first},{left} @@", *body]
+        shift += left - old
+    return "\n".join(written) + "\n"
 
 
 def file_of(diff: str) -> str:

@@ -188,7 +188,8 @@ def _first_screen_text(page: Page, result: Result) -> None:
 
 # Of the answer on a terminal: lines of 80 columns, and most of each of its parts.
 MOST_LINES = 15
-_MOST_SITES, _MOST_EDITS, _LEAST_BESIDE = 3, 3, 16
+_MOST_SITES, _MOST_EDITS, _LEAST_BESIDE, _MOST_ALIKE = 3, 3, 16, 40
+_EDIT_COLOUR = {"add": "green", "del": "red"}
 _MORE = "and {} more (-v or the page has them)"
 
 
@@ -230,9 +231,13 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
             page.prose(one.detail, most=2)
         page.prose(f"Fix: {cure.fix.summary}", most=2 if one.wrong_gradients else 3, bold=True)
         edits = [line for line in diff_lines(cure.fix.diff or "") if line.kind in ("add", "del")]
-        for line in edits[:_MOST_EDITS]:
-            text = f"{line.text[0]} {line.text[1:].strip()}"
-            page.cut(text, "    ", fg="green" if line.kind == "add" else "red")
+        texts = [line.text[1:].strip() for line in edits]
+        pairs = enumerate(zip(*texts[:2], strict=False)) if len(texts) > 1 else ()
+        alike = next((place for place, (one, other) in pairs if one != other), 0)
+        for line, text in zip(edits[:_MOST_EDITS], texts, strict=False):
+            # Of long lines, the part in which they differ.
+            shown = text if alike < _MOST_ALIKE else f"…{text[alike - _MOST_ALIKE // 2 :]}"
+            page.cut(f"{line.text[0]} {shown}", "    ", fg=_EDIT_COLOUR[line.kind])
         if len(edits) > _MOST_EDITS:
             page.prose(f"and {plural(len(edits) - _MOST_EDITS, 'more line')}", "    ")
         if cure.fix.disposition != "safe":
