@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -227,11 +228,21 @@ def _levels_of(
     blocks = {outer: [saved(*one) for one in inner] for outer, inner in several.items()}
     if not all(all(sizes) for sizes in blocks.values()) or not all(inputs.values()):
         return None
+    # What the outer call saves outside of the inner ones: its own work, and between them.
+    own = {
+        outer: sum(
+            saved(last + 1, first - 1)
+            for (_, last), (first, _) in pairwise([(0, outer[0] - 1), *inner, (outer[1] + 1, 0)])
+            if last + 1 < first
+        )
+        for outer, inner in several.items()
+    }
     most = max(max(sizes) for sizes in blocks.values())
     around = sum(taken(first) for first, _ in several)
-    both = around + max(inputs[outer] + max(blocks[outer]) for outer in several)
-    alone = around + max(sum(sizes) for sizes in blocks.values())
-    return Levels(max(0, alone - both), max(0, sum(inputs.values()) + most - both))
+    both = around + max(own[outer] + inputs[outer] + max(blocks[outer]) for outer in several)
+    alone = around + max(own[outer] + sum(sizes) for outer, sizes in blocks.items())
+    kept = sum(own.values()) + sum(inputs.values())
+    return Levels(max(0, alone - both), max(0, kept + most - both))
 
 
 def _held(facts: RecomputeFacts, block: Block, layer: int, ts: Int64, total: Int64) -> Held | None:

@@ -129,7 +129,7 @@ class RecordedSoFar(Struct):
 
 _OTHER_PROFILER = (
     "The script runs a torch profiler itself, and torch runs one at a time: recording "
-    "waited for it to end. For a complete recording, run the script without its profiler."
+    "waited for it to end. If steps are missing, run the script without its profiler."
 )
 
 
