@@ -41,7 +41,7 @@ SAME_LANES = "The same operators run in every lane."
 VERDICT_WORDS: dict[Verdict, str] = {
     "none": "none (nothing recomputed)",
     "partial": "partial (some recomputed, once)",
-    "full": "full (all recomputed, once)",
+    "full": "full (each checkpoint recomputed once)",
     "doubled": "doubled (recomputed more than once)",
     "inconclusive": "inconclusive",
 }
