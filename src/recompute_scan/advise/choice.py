@@ -228,8 +228,8 @@ def advise_removal(
             docs=GENERAL_DOCS,
             reason="It is not known which line asked for which checkpoint.",
         )
-    lost = switch_of(dropped) in alone
     others = _others(kept, dropped, checkpoints)
+    lost = any(switch_of(one) in alone for one in (dropped, *others))
     fix = take_out(dropped, mechanism, sources, others, lost=lost, run=run)
     alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
     if alike and (fix.diff is None or _together(kept, dropped)):

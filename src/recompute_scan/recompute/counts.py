@@ -248,7 +248,7 @@ def host_times(calls: Calls, table: Evaluations, alignment: Alignment) -> Int64:
     passed = np.concatenate(([0], calls.duration[rows[order]].cumsum()))
     engine = np.array([each.engine for each in alignment.recomputes], np.int64)
     from_, until = keys[order].searchsorted((key(engine, first), key(engine, last)))
-    times: Int64 = last - first - (passed[until] - passed[from_])
+    times: Int64 = np.maximum(0, last - first - (passed[until] - passed[from_]))
     return times
 
 
