@@ -89,6 +89,12 @@ def read_annotations(
         call = parse_recompute(calls.names[calls.name[row]])
         if call is not None:
             times[call] = times.get(call, 0) + 1
+    matched, original = alignment.again, alignment.original
+    # A hook, say, ran the block of a function again, and not the function's node.
+    elsewhere = calls.inside(_unmarked(calls, regions, times))[original]
+    regions = regions[~np.isin(regions, _innermost(calls, regions)[original[elsewhere]])]
+    if not len(regions):
+        return None
     marked = []
     for row in regions[structure.engine[regions] < 0]:
         annotation = parse_region(calls.names[calls.name[row]])
@@ -98,18 +104,20 @@ def read_annotations(
             marked.append(
                 AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
             )
-    matched, original = alignment.again, alignment.original
     inside = calls.inside(recomputes)
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
     beside = structure.function[original] > _innermost(calls, regions)[original]
+    # Before a marked recompute the node unpacks its own tensors, which autograd does not record.
+    node = structure.engine[matched]
+    beside |= (structure.number[matched] < 0) & np.isin(node, structure.engine[recomputes])
     unexplained = alignment.unexplained[inside[alignment.unexplained]]
     unexplained = unexplained[structure.role[unexplained] == Role.RECOMPUTE]
     unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
     return Annotations(
         calls=tuple(marked),
         forward=alignment.forward,
-        disagreeing=int((~inside[matched] & ~beside & ~alignment.by_design).sum())
+        disagreeing=int((~inside[matched] & ~beside & ~elsewhere & ~alignment.by_design).sum())
         + len(unexplained),
         recomputed=len(matched),
         mechanisms=frozenset(
@@ -119,6 +127,18 @@ def read_annotations(
         ),
         in_hooks=int(np.count_nonzero((structure.engine[regions] >= 0) & ~inside[regions])),
     )
+
+
+def _unmarked(calls: Calls, regions: Int64, times: dict[int, int]) -> Int64:
+    """The regions of the script's own functions without a marked recompute."""
+    found = [
+        row
+        for row in regions.tolist()
+        if (annotation := parse_region(calls.names[calls.name[row]])) is not None
+        and annotation.function
+        and not times.get(annotation.call)
+    ]
+    return np.array(found, np.int64)
 
 
 def recomputed_calls(
