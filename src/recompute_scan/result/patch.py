@@ -239,10 +239,14 @@ def changes_diff(changes: Sequence[tuple[str, Source, Sequence[str]]]) -> str:
     """The same of several statements of one file."""
     path = changes[0][0].rpartition(":")[0]
     known: dict[int, str] = {}
-    for _, source, _ in changes:
-        known |= dict(enumerate(source.text.split("\n"), source.first))
-    gone = {line for _, source, _ in changes for line in range(source.begin, source.end + 1)}
-    new_after = {source.end: new for _, source, new in changes}
+    gone: set[int] = set()
+    new_after: dict[int, Sequence[str]] = {}
+    for _, source, new in changes:
+        lines = dict(enumerate(source.text.split("\n"), source.first))
+        mine = [number for number in lines if source.begin <= number <= source.end]
+        known |= lines
+        gone.update(mine)
+        new_after[max(mine, default=max(lines))] = new
     # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
     old_name, new_name = (path, path) if path.startswith("/") else (f"a/{path}", f"b/{path}")
     written = [f"--- {patch_name(old_name)}", f"+++ {patch_name(new_name)}"]
