@@ -65,8 +65,8 @@ BASE = Mechanism(
         "transformers >= 5.0: non-reentrant",
     ),
     caution=(
-        "Keep use_cache=False if the model has a KV cache: the removed switch also turned that "
-        "off, and a recompute fails if the cache has grown."
+        "Keep use_cache=False if the model has a KV cache: the removed switch turned it off. A "
+        "recompute fails if it grows."
     ),
     asks=(
         "transformers/modeling_layers.py:*",
