@@ -228,7 +228,7 @@ def _levels_of(
     blocks = {outer: [saved(*one) for one in inner] for outer, inner in several.items()}
     if not all(all(sizes) for sizes in blocks.values()) or not all(inputs.values()):
         return None
-    # What the outer call saves outside of the inner ones: its own work, and between them.
+    # The outer call saves its own work outside of the inner ones as well.
     own = {
         outer: sum(
             saved(last + 1, first - 1)

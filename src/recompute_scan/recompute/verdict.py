@@ -138,7 +138,7 @@ def judge(
     recomputed = bool((counts.runs[counted] > 0).any())
     designed = not recomputed and bool((counts.designed[counted] > 0).any())
     recomputed |= designed
-    reason = _reason(calls, structure, counts, recomputed, compiled, any_kernel)
+    reason = _reason(calls, structure, counts, alignment, recomputed, compiled, any_kernel)
     if reason == NO_BACKWARD_OF_ITS_OWN and in_hooks:
         reason = (
             f"{in_hooks} checkpointed calls ran in gradient hooks, which begin other backward "
@@ -305,6 +305,7 @@ def _reason(
     calls: Calls,
     structure: Structure,
     counts: Counts,
+    alignment: Alignment,
     recomputed: bool,
     compiled: Compiled | None,
     any_kernel: bool,
@@ -324,9 +325,12 @@ def _reason(
         return "The trace holds no backward pass."
     if not counts.counted.any():
         return "No forward pass in the trace has its own backward pass in it."
-    # In one forward pass with operators that have a backward, the others need no gradient.
-    own = np.isin(counts.batch, counts.batch[counts.counted]) & (structure.engine[counts.rows] < 0)
-    if 2 * counts.runs[~counts.counted & ~own].sum() > counts.runs.sum():
+    found = [each for each in alignment.recomputes if not each.by_design]
+    sizes = np.array([len(each.again) for each in found], np.int64)
+    # Among operators that have a backward, those without need no gradient.
+    places = (counts.rows.searchsorted(each.original) for each in found)
+    alone = np.array([not counts.counted[some].any() for some in places], np.bool_)
+    if 2 * sizes[alone].sum() > sizes.sum():
         return NO_BACKWARD_OF_ITS_OWN
     if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
         return HIDDEN_BY_COMPILER
