@@ -201,7 +201,7 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
         mine = rows[first : last + 1]
         own = saves[mine + 1 + facts.calls.size[mine]] > saves[mine]
         # A result that the next operator saves as its input is there once.
-        own[:-1] &= ~(own[1:] & result[first:last])
+        own[:-1] &= ~(own[1:] & result[first:last] & ~result[first + 1 : last + 1])
         return sum(taken(place) for place in (first + np.flatnonzero(own)).tolist())
 
     found = [_levels_of(spans, taken, saved) for spans in of_pass.values()]
@@ -228,10 +228,13 @@ def _levels_of(
     blocks = {outer: [saved(*one) for one in inner] for outer, inner in several.items()}
     if not all(all(sizes) for sizes in blocks.values()) or not all(inputs.values()):
         return None
-    # The outer call saves its own work outside of the inner ones as well.
+    # The outer call saves its own work outside of the inner ones as well. A result of it that is
+    # the next one's input is there once.
     own = {
         outer: sum(
-            saved(last + 1, first - 1)
+            saved(last + 1, first) - saved(first, first)
+            if first <= outer[1]
+            else saved(last + 1, first - 1)
             for (_, last), (first, _) in pairwise([(0, outer[0] - 1), *inner, (outer[1] + 1, 0)])
             if last + 1 < first
         )
