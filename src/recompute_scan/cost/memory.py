@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -197,11 +196,13 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
             sizes[code] = next((number * width for number, width in tensors if width), 0)
         return sizes[code]
 
-    def saved(first: int, last: int) -> int:
+    def saved(first: int, last: int, without: Iterable[tuple[int, int]] = ()) -> int:
         mine = rows[first : last + 1]
         own = saves[mine + 1 + facts.calls.size[mine]] > saves[mine]
         # A result that the next operator saves as its input is there once.
         own[:-1] &= ~(own[1:] & result[first:last] & ~result[first + 1 : last + 1])
+        for begin, end in without:
+            own[begin - first : end - first + 1] = False
         return sum(taken(place) for place in (first + np.flatnonzero(own)).tolist())
 
     found = [_levels_of(spans, taken, saved) for spans in of_pass.values()]
@@ -214,7 +215,7 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
 def _levels_of(
     spans: list[tuple[int, int]],
     taken: Callable[[int], int],
-    saved: Callable[[int, int], int],
+    saved: Callable[..., int],
 ) -> Levels | None:
     """The same for the checkpointed calls of one forward pass."""
     inside = {
@@ -228,18 +229,8 @@ def _levels_of(
     blocks = {outer: [saved(*one) for one in inner] for outer, inner in several.items()}
     if not all(all(sizes) for sizes in blocks.values()) or not all(inputs.values()):
         return None
-    # The outer call saves its own work outside of the inner ones as well. A result of it that is
-    # the next one's input is there once.
-    own = {
-        outer: sum(
-            saved(last + 1, first) - saved(first, first)
-            if first <= outer[1]
-            else saved(last + 1, first - 1)
-            for (_, last), (first, _) in pairwise([(0, outer[0] - 1), *inner, (outer[1] + 1, 0)])
-            if last + 1 < first
-        )
-        for outer, inner in several.items()
-    }
+    # The outer call saves its own work outside of the inner ones as well.
+    own = {outer: saved(*outer, inner) for outer, inner in several.items()}
     most = max(max(sizes) for sizes in blocks.values())
     around = sum(taken(first) for first, _ in several)
     both = around + max(own[outer] + inputs[outer] + max(blocks[outer]) for outer in several)

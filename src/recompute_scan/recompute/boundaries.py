@@ -90,9 +90,10 @@ def read_annotations(
         if call is not None:
             times[call] = times.get(call, 0) + 1
     matched, original = alignment.again, alignment.original
+    inside, around = calls.inside(recomputes), _innermost(calls, regions)[original]
     # A hook, say, ran the block of a function again, and not the function's node.
-    elsewhere = calls.inside(_unmarked(calls, regions, times))[original]
-    regions = regions[~np.isin(regions, _innermost(calls, regions)[original[elsewhere]])]
+    elsewhere = ~inside[matched] & np.isin(around, _unmarked(calls, regions, times))
+    regions = regions[~np.isin(regions, around[elsewhere])]
     if not len(regions):
         return None
     marked = []
@@ -104,10 +105,9 @@ def read_annotations(
             marked.append(
                 AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
             )
-    inside = calls.inside(recomputes)
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
-    beside = structure.function[original] > _innermost(calls, regions)[original]
+    beside = structure.function[original] > around
     # Before a marked recompute the node unpacks its own tensors, which autograd does not record.
     node = structure.engine[matched]
     beside |= (structure.number[matched] < 0) & np.isin(node, structure.engine[recomputes])
