@@ -364,42 +364,46 @@ def take_out(
         lost: Whether other blocks have only this checkpoint.
         run: What else is known of the run.
     """
-    site = dropped.call_site
-    source = sources.get(site) if site else None
-    settings = _in_configuration(site)
-    changes = [
-        (one.call_site, found, new)
-        for one in (dropped, *others)
-        if one.call_site
-        and (found := sources.get(one.call_site)) is not None
-        and (how := mechanism_of(one) or mechanism)
-        and (new := (turned_off if settings else edited)(found, how.edits)) is not None
-    ]
-    if others and (len(changes) <= len(others) or len({_file(one[0]) for one in changes}) > 1):
+    gone = [(dropped, mechanism), *((one, mechanism_of(one) or mechanism) for one in others)]
+    changes = [change for one, how in gone if (change := _changed(one, how, sources)) is not None]
+    if others and (len(changes) < len(gone) or len({_file(site) for site, *_ in changes}) > 1):
         fix = take_out(dropped, mechanism, sources, lost=lost, run=run)
         return _with_risk(fix, _go_as_well(others))
+    site = dropped.call_site
+    source = sources.get(site or "")
     diff = changes_diff(changes) if changes else None
-    risks = [_reason(one, mechanism_of(one) or mechanism, lost=lost) for one in (dropped, *others)]
-    missing = why_no_diff(mechanism, site, source) if diff is None or settings else None
     more = "".join(
         f" and{place(one.call_site)}"
-        if mechanism_of(one) is mechanism
+        if how is mechanism
         else f", and {removal(how, one.call_site, sources.get(one.call_site or ''), run)}"
-        for one in others
-        if (how := mechanism_of(one) or mechanism)
+        for one, how in gone[1:]
     )
+    risks = [_reason(one, how, lost=lost) for one, how in gone]
+    missing = why_no_diff(mechanism, site, source) if not diff or _in_configuration(site) else None
     reason = " ".join(dict.fromkeys(one for one in (*risks, missing) if one)) or None
     return Fix(
         summary=f"{removal(mechanism, site, source, run)}{more}.",
         disposition="review" if reason else "safe",
         diff=diff,
         keep="",
-        remove=" and ".join(f"{title_of(one)}{place(one.call_site)}" for one in (dropped, *others)),
+        remove=" and ".join(f"{title_of(one)}{place(one.call_site)}" for one, _ in gone),
         docs=mechanism.docs,
         removes=dropped,
         reason=reason,
         removes_too=tuple(others),
     )
+
+
+def _changed(
+    dropped: Checkpoint, mechanism: Mechanism, sources: Mapping[str, Source]
+) -> tuple[str, Source, list[str]] | None:
+    """The statement that asked for it, with its new lines; ``None`` where none are known."""
+    site = dropped.call_site
+    source = sources.get(site or "")
+    if site is None or source is None:
+        return None
+    new = (turned_off if _in_configuration(site) else edited)(source, mechanism.edits)
+    return None if new is None else (site, source, new)
 
 
 def switch_of(checkpoint: Checkpoint) -> Switch:

@@ -151,7 +151,8 @@ def part_own_runs(
         if role in (Role.OWN_WORK, Role.BY_DESIGN) and is_of_others(calls, structure, each.engine):
             name = vocabulary.function_of(calls.names[calls.name[each.engine]])
             of_function[name, role == Role.BY_DESIGN].append(each)
-            own |= {id(each)} if role == Role.OWN_WORK else set()
+            if role == Role.OWN_WORK:
+                own.add(id(each))
     found = []
     for (name, graded), runs in of_function.items():
         rows = np.concatenate([each.again for each in runs])

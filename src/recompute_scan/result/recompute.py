@@ -201,9 +201,9 @@ class Fix(Struct, frozen=True):
     """A change to make. ``disposition`` is ``safe`` only where results cannot change.
 
     ``removes`` is the checkpoint that the change takes out, where one is known, and
-    ``removes_too`` those around other parts of the block. ``reason`` says why the change needs a
-    look where it is ``review``. ``digest`` is the SHA-256 of the file that ``diff`` changes, as it
-    was recorded.
+    ``removes_too`` the others of the block that it takes out. ``reason`` says why the change needs
+    a look where it is ``review``. ``digest`` is the SHA-256 of the file that ``diff`` changes, as
+    it was recorded.
     """
 
     summary: str

@@ -232,7 +232,7 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
         page.prose(f"Fix: {cure.fix.summary}", most=2 if one.wrong_gradients else 3, bold=True)
         edits = [line for line in diff_lines(cure.fix.diff or "") if line.kind in ("add", "del")]
         texts = [line.text[1:].strip() for line in edits]
-        pairs = enumerate(zip(*texts[:2], strict=False)) if len(texts) > 1 else ()
+        pairs = enumerate(zip(*texts, strict=False)) if len(texts) == 2 else ()
         alike = next((place for place, (one, other) in pairs if one != other), 0)
         for line, text in zip(edits[:_MOST_EDITS], texts, strict=False):
             # Of long lines, the part in which they differ.
