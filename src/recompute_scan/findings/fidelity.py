@@ -400,30 +400,37 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
     if not updated:
         return []
     buffers = [buffer for _, some in updated for buffer in some]
-    # BatchNorm reads its count of batches only where its momentum is None.
-    counts = all(buffer.name.endswith("num_batches_tracked") for buffer in buffers)
+    title = f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
+    shown = (*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated]))
+    if all(buffer.name.endswith("num_batches_tracked") for buffer in buffers):
+        return [
+            RS404.finding(
+                evidence,
+                severity="info",
+                confidence="high",
+                wrong_gradients=False,
+                title=title,
+                detail=(
+                    "A recompute counts each batch again. BatchNorm reads this count where its "
+                    "momentum is None, and nowhere else."
+                ),
+                evidence=shown,
+                fix=None,
+            )
+        ]
     return [
         RS404.finding(
             evidence,
-            severity="info" if counts else None,
             confidence="high",
-            wrong_gradients=not counts,
-            title=(
-                f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
-            ),
-            detail="A recompute counts each batch again. BatchNorm reads this count where its "
-            "momentum is None, and nowhere else."
-            if counts
-            else (
+            title=title,
+            detail=(
                 "A recompute counts and averages again what a module counts or averages in its "
                 "forward: token counts double, and running statistics follow the latest batch "
                 "faster than momentum says. Gradients are wrong too where the block reads what it "
                 "updates, which is reported as RS403."
             ),
-            evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
-            fix=None
-            if counts
-            else review(
+            evidence=shown,
+            fix=review(
                 summary=(
                     "Update such buffers outside the checkpointed block, or not in a recompute: "
                     "for BatchNorm leave the layer outside the checkpoint; where the model "
