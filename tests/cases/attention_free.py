@@ -174,6 +174,23 @@ def cells() -> tuple[nn.Module, nn.Module]:
     return Cell(), nn.Linear(WIDTH, WIDTH)
 
 
+class Rnn(nn.Module):
+    """The states of torch's GRU: one operator, with one for each place inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.cells(x)[0]
+        return result
+
+
+def rnn() -> tuple[nn.Module, nn.Module]:
+    """One operator, which early stop interrupts."""
+    return nn.Identity(), Rnn()
+
+
 class ChannelsLast(nn.Module):
     """ConvNeXt's second half: a norm and an MLP over channels."""
 
@@ -289,4 +306,9 @@ UNSEEN = (
     _hooked("yolo", conv_norm_silu, IMAGE, lambda y: y.isfinite().all()),
     _hooked("mixer", mixer, ROWS, lambda y: F.cosine_similarity(y, y.roll(1, 0), -1).mean()),
     Case("mixer_twice", "A gradient penalty.", "none", trained(mixer, ROWS, twice=True)),
+)
+# Kernels alone do not show them.
+RNNS = (
+    Case("rnn_n", "One operator.", "full", trained(rnn, ROWS, outer=N)),
+    Case("rnn_n_in_r", "One operator.", "doubled", trained(rnn, ROWS, outer=R, inner=N)),
 )

@@ -690,6 +690,15 @@ case(
     shape=(4, 6, D),
 )
 case(
+    "attention layers of torch, fused where gradients are off",
+    False,
+    net(
+        lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True).eval(),
+        use_reentrant=True,
+    ),
+    shape=(4, 6, D),
+)
+case(
     "attention layers of torch, state dropped",
     True,
     net(

@@ -1,4 +1,4 @@
-"""Layers of two kinds of which one is checkpointed, by operators and by kernels alone."""
+"""Layers of two kinds of which one is checkpointed, and of whole cells in one operator each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from recompute_scan.analysis.pipeline import analyse
 from tests.cases import device
+from tests.cases.attention_free import RNNS
 from tests.cases.case import Case, record
 from tests.cases.kinds import KINDS
 from tests.cases.kinds_short import KINDS_SHORT
@@ -16,7 +17,7 @@ from tests.recompute.test_device_thread import run
 from tests.recompute.test_shaped import rows
 
 
-@pytest.mark.parametrize("case", (*KINDS, *KINDS_SHORT), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*KINDS, *KINDS_SHORT, *RNNS), ids=lambda case: case.name)
 def test_a_part_of_the_layers_is_not_all_of_them(case: Case, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
     truth = record(case, trace)

@@ -216,6 +216,7 @@ WITHOUT_STACKS = (
         # The script's own profiler takes the blame where steps were enough.
         (Seen(80, profiled=0, stacks=False, waited=True), "torch profiler itself", "longer run"),
         (Seen(made=4, profiled=0, stacks=False, waited=True), "longer run", None),
+        (Seen(PLAN.least, profiled=0, stacks=False), f"takes up to {PLAN.wanted}.", "were wanted"),
     ],
 )
 def test_what_is_missing_is_named(seen: Seen, said: str | None, not_said: str | None) -> None:

@@ -296,7 +296,7 @@ class RegionCall:
         prints = unseen(_prints_of, given)
         run = ForwardRun(self.leave_untold, handed, look_at_state(self._reach), self._drawn_from())
         with self._watched(run), self._leaving() as returned:
-            yield returned
+            yield returned if self._non_reentrant else _both(returned, run.returned)
         if self._wanted:
             again = any(isinstance(one, RecomputeRun) for one in self._thread.runs)
             self._sum.calls += not (again or self._forwards)

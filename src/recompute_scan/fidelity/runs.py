@@ -447,6 +447,18 @@ class ForwardRun(RegionRun):
         self._random_before = random_before
         self.drew: dict[str, int] = {}
         self.prints: list[Fingerprint | None] = []
+        self.results: _Prints = ()
+
+    def returned(self, result: Any) -> None:
+        """The forward returns: its recompute has to come to the same."""
+        try:
+            unseen(self._see_results, tensors((result,)), Prints((self,)))
+        except Exception as error:
+            self.failed(error)
+
+    def _see_results(self, results: list[torch.Tensor], prints: Prints) -> None:
+        self.results = tuple(self.tape.print_of(one, prints) for one in results)
+        prints.let_go()
 
     def _saved_known(self, print_: Fingerprint, place: int) -> bool:
         self.prints.append(print_)
@@ -536,11 +548,23 @@ class RecomputeRun(RegionRun):
             # A subclass has to see its tensors pass, or it would be lost from the graph.
             with torch.no_grad(), _disable_current_modes():
                 graphs = graphs_below(outputs, self._first_node)
-            unseen(self._see_graphs, outputs, graphs)
+            same = unseen(self._comes_to_the_same, tensors((result,)), Prints((self,)))
+            unseen(self._see_graphs, outputs, graphs, same)
         except Exception as error:
             self.failed(error)
 
-    def _see_graphs(self, outputs: list[torch.Tensor], graphs: list[SavedGraph]) -> None:
+    def _comes_to_the_same(self, results: list[torch.Tensor], prints: Prints) -> bool:
+        """Whether all results are the forward's, but for rounding."""
+        before = self._forward.results
+        now = tuple(self.tape.print_of(one, prints) for one in results)
+        known = bool(now) and None not in (*before, *now)
+        same = known and apart_by(before, now) != "altogether"
+        prints.let_go()
+        return same
+
+    def _see_graphs(
+        self, outputs: list[torch.Tensor], graphs: list[SavedGraph], same: bool
+    ) -> None:
         self._possible = []
         for output, graph in zip(outputs, graphs, strict=True):
             makers = _known(map(self.tape.maker_of, graph.saved))
@@ -552,7 +576,9 @@ class RecomputeRun(RegionRun):
             cause = self._checker.cause_in_graph(makers, outside, graph.nodes)
             if graph.unknown:
                 cause = self._checker.difference
-            if cause is not None:
+            # Without a checkpoint the block runs with gradients, as this recompute does.
+            other_way = same and not self._forward.grad_mode
+            if cause is not None and not (other_way and cause.kind == "operators"):
                 arrives = Arrives(output, self._around) if len(outputs) > 1 else _always
                 self._possible.append((arrives, cause))
 

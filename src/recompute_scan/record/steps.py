@@ -562,7 +562,11 @@ def shortfall(plan: Plan, seen: Seen, wording: Wording = COMMAND) -> str | None:
     if profiled and whole:
         return None
     made = plural(seen.made, "step" if seen.explicit else "optimizer step")
-    made = f"{wording.who} made {made}; {least} were wanted."
+    # It takes more than the fewest where step times vary.
+    enough = f"{least} were wanted"
+    if seen.made >= least:
+        enough = f"a recording takes up to {plan.wanted + seen.held}"
+    made = f"{wording.who} made {made}; {enough}."
     if seen.held:
         made += f" recompute_scan.fit measured in {seen.held} of them."
     if plan.steps and profiled:
