@@ -424,10 +424,9 @@ def _beside(
             same = found[code[window].tobytes()]
             if not same or same[-1][-1] < window[0]:
                 same.append(window)
-    whole = float(counts.weight[here].sum())
-    return any(
-        len(same) > most
-        and products[same[0]].any()
-        and counts.weight[np.concatenate(same)].sum() >= _SHARE * whole
-        for same in found.values()
-    )
+    several = [one for one in found.values() if len(one) > most and products[one[0]].any()]
+    if not several:
+        return False
+    # Layers of a few shapes each, as of a DenseNet, count together.
+    rest = np.unique(np.concatenate([each for one in several for each in one]))
+    return bool(counts.weight[rest].sum() >= _SHARE * counts.weight[here].sum())
