@@ -47,6 +47,9 @@ def span(low: float | None, high: float | None, word: str = "to") -> str:
     first, last = ms(low), ms(high)
     if UNKNOWN in (first, last):
         return UNKNOWN
+    if first == last and low != high:
+        assert low is not None and high is not None
+        return f"{low:,.2f} {word} {high:,.2f} ms"
     number, _, unit = first.rpartition(" ")
     return f"{number if last.endswith(f' {unit}') else first} {word} {last}"
 

@@ -225,8 +225,13 @@ CONDITIONS: dict[str, Condition] = {
     "The graphs for {} are not here": lambda r: r.compiled.unknown and r.compiled.graphs,
     "Read from the forward and backward graphs": lambda r: r.compiled.graphs,
     # the device
-    "of its peak with all that ran (HFU)": lambda r: r.flops.hfu is not None,
-    "Peak: {}": lambda r: r.flops.peak_tflops is not None,
+    "of its peak with {} (HFU)": lambda r: r.flops.hfu is not None,
+    "Peak for the number types that ran: {}": lambda r: r.flops.peak_tflops is not None,
+    ", with no redundant recompute": lambda r: r.memory is not None and r.memory.plans,
+    "Its parts are those of the recorded step": lambda r: (
+        r.verified is not None and r.verified.outcome in MEASURED
+    ),
+    "Start it on as many processes as before": lambda r: len(r.ranks) > 1,
     "were allocated in the recorded step": lambda r: r.memory.peak_allocated_bytes is not None,
     "out of memory in each micro-batch": lambda r: r.memory.regions,
     "Not counted, because a formula or shapes are missing": lambda r: r.flops.uncounted,
@@ -271,7 +276,7 @@ CONDITIONS: dict[str, Condition] = {
     "Named in the policy, but matching no call": lambda r: r.policies.policies,
     "No policy was asked in the recorded step": lambda r: not r.policies.policies,
     "Keeping the random state takes": lambda r: r.fidelity.keeping_ms is not None,
-    "each recompute was compared with its forward: every": _compared,
+    "each recompute was compared with its forward: each": _compared,
     # cost and proof
     "median of {}": lambda r: r.cost is not None,
     "how far step times vary is not known": lambda r: r.cost.steps == 1,
@@ -300,7 +305,7 @@ CONDITIONS: dict[str, Condition] = {
     "share a row above": lambda r: len(r.ranks) > 1,
     "more groups of ranks are in the result's JSON": lambda r: len(r.ranks) > 1,
     "further ranks are only in the result's JSON": lambda r: len(r.ranks) > 1,
-    "Savings of different findings must not": lambda r: len(r.findings) > 1,
+    "Savings of different findings, and the memory": lambda r: len(r.findings) > 1,
     "The whole diff": lambda r: any(one.fix and one.fix.diff for one in r.findings),
     "The fix was tried in memory": lambda r: r.verified is not None and r.verified.after,
     "After the fix the verdict should read": lambda r: (
@@ -319,7 +324,7 @@ CONDITIONS: dict[str, Condition] = {
     "Compare gradients with and without checkpoints; nothing": lambda r: (
         r.fidelity is not None or any(f.wrong_gradients for f in r.findings)
     ),
-    "of the step to save memory. Check whether you need it": lambda r: (
+    "of the step to save memory. Check whether you need that memory": lambda r: (
         r.cost is not None and r.cost.breakdown.recompute > 0
     ),
     "If memory runs short, see which layers to checkpoint": lambda r: r.verdict == "none",

@@ -270,8 +270,8 @@ def result_without_trace(info: RunInfo) -> Result:
     """The result of a run that failed before anything could be recorded."""
     return bare_result(
         # The record says how recording ended, and not why steps are missing.
-        "The run failed before a step was recorded.",
-        "The run failed before a step was recorded: no verdict on checkpointing.",
+        "The run ended before a step was recorded.",
+        "The run ended before a step was recorded: no verdict on checkpointing.",
         environment=info.environment,
         warnings=info.warnings,
     )

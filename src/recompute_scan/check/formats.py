@@ -213,7 +213,7 @@ def _closing(outcome: Ruling) -> str:
         runs = result.recompute_per_backward
         numbers.append(f"{runs:g} {'recompute' if runs == 1 else 'recomputes'} per backward")
     if result.cost is not None and result.verdict != "inconclusive":
-        numbers.append(f"{result.cost.saving_pct:.1f} % of the step is redundant")
+        numbers.append(f"{result.cost.saving_pct:.1f} % of the step is wasted")
     counted = ", ".join(
         f"{len(found)} {word}"
         for found, word in ((outcome.refused, "refused"), (outcome.accepted, "accepted"))

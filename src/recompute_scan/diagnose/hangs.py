@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from recompute_scan.crash import Frame, RankEnd
 from recompute_scan.diagnose.tracebacks import activity, user_frame
 from recompute_scan.frameworks.detect import NOTHING, Signature
+from recompute_scan.units import plural
 
 _DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
 _ELASTIC = "https://docs.pytorch.org/docs/stable/elastic/errors.html"
@@ -481,7 +482,7 @@ def _timed_out(one: Timeout) -> str:
     return (
         f"line {one.line}, rank {one.rank}: {one.operation}"
         + (f", number {one.sequence}" if one.sequence is not None else "")
-        + (f", {one.elements} elements" if one.elements is not None else "")
+        + (f", {plural(one.elements, 'element')}" if one.elements is not None else "")
         + (f", of process group {one.group}" if one.group else "")
         + (f"; it had completed number {one.completed}" if one.completed is not None else "")
     )

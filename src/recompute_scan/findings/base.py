@@ -350,7 +350,7 @@ class NotApplicable(Struct, frozen=True):
 Answer = list[Finding] | NotApplicable
 
 NO_TRACE = "There is no trace."
-NO_GRAPHS = "Nothing is compiled, or the compiler's graphs are missing."
+NO_GRAPHS = "There are no graphs of compiled code."
 
 
 def from_code(evidence: Evidence) -> Answer:

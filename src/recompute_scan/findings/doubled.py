@@ -31,6 +31,7 @@ from recompute_scan.units import plural
 
 # A mean below this is one recompute with noise; above, some passes of a layer ran twice.
 _MORE_THAN_ONCE = 1.5
+_MOST_SHOWN = 3
 
 
 def check_doubled_checkpoint(evidence: Evidence) -> Answer:
@@ -61,7 +62,8 @@ def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[
         detail=_detail(stack),
         evidence=(
             *(describe(checkpoint) for checkpoint in stack),
-            *(_counted(region) for region in regions[:3]),
+            *(_counted(region) for region in regions[:_MOST_SHOWN]),
+            *([f"{len(regions) - _MOST_SHOWN} more"] if len(regions) > _MOST_SHOWN else []),
         ),
         fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
         saving_ms=(cost.step_ms - cost.predicted_step_ms) * share if cost else None,

@@ -71,7 +71,7 @@ def _memory_headroom_finding(
     for region in chosen:
         stacks[region.checkpoints] += 1
     stack = max(stacks, key=lambda checkpoints: stacks[checkpoints])
-    pct = 100 * gain / cost.predicted_step_ms
+    pct = 100 * gain / cost.step_ms
     freed = sum(one.saved_bytes or 0 for one in memory.regions if one.ordinal in set(plan.regions))
     now = memory.plans[0].peak_bytes
     assert memory.capacity_bytes and memory.budget_bytes
@@ -136,7 +136,7 @@ def check_selective_checkpoint(evidence: Evidence) -> Answer:
 def _selective_checkpoint_finding(evidence: Evidence, kept: KeptAttention) -> Finding:
     cost = evidence.cost
     assert cost is not None
-    share = 100 * kept.saving_ms / cost.predicted_step_ms
+    share = 100 * kept.saving_ms / cost.step_ms
     stacks = [region.checkpoints for region in evidence.regions if region.checkpoints]
     stack = max(stacks, key=stacks.count, default=())
     return RS302.finding(

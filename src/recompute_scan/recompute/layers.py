@@ -428,5 +428,5 @@ def _beside(
     if not several:
         return False
     # Layers of a few shapes each, as of a DenseNet, count together.
-    rest = np.unique(np.concatenate([each for one in several for each in one]))
-    return bool(counts.weight[rest].sum() >= _SHARE * counts.weight[here].sum())
+    layers = np.unique(np.concatenate([each for one in several for each in one]))
+    return bool(counts.weight[layers].sum() >= _SHARE * counts.weight[here].sum())

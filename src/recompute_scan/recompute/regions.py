@@ -14,11 +14,11 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.attention_kernels import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, numbered, operators_of
-from recompute_scan.recompute.roles import Role
+from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Attention, Checkpoint, Family, Proof, ProofLane, ProofOp, Region
 from recompute_scan.trace.calls import step_of
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import Bool, Int64
 
 
 class _Tally(Struct):
@@ -312,7 +312,7 @@ def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:
     for recompute in facts.alignment.recomputes:
         if recompute.original.max() < first or recompute.original.min() > last:
             continue
-        mine = np.isin(recompute.original, rows)
+        mine = np.isin(recompute.original, rows) & recompute.ran
         if mine.any():
             found.append(recompute.again[mine])
     return found
@@ -326,15 +326,9 @@ def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
     calls, structure = facts.calls, facts.structure
     engines = structure.rows(Role.BACKWARD)
     if not runs:
-        number = structure.number[rows]
-        number = number[number >= 0]
-        if not len(number):
-            return engines[:0]
-        step_end = _step_end(facts, rows)
-        mine = (structure.number[engines] >= number.min()) & (
-            structure.number[engines] <= number.max()
-        )
-        mine &= (calls.start[engines] > calls.end[rows].max()) & (calls.start[engines] < step_end)
+        mine = _of_numbers(structure, engines, rows)
+        mine &= calls.start[engines] > calls.end[rows].max()
+        mine &= calls.start[engines] < _step_end(facts, rows)
         return np.asarray(engines[mine])
     last = int(calls.end[runs[-1]].max())
     others = [
@@ -347,7 +341,19 @@ def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
     parents = structure.engine[np.maximum(calls.parent[engines], 0)]
     leaf[np.isin(engines, parents[calls.parent[engines] >= 0])] = False
     mine = (calls.start[engines] >= last) & (calls.end[engines] <= until) & leaf
-    return np.asarray(engines[mine])
+    # Blocks without a checkpoint may come before the next recompute.
+    numbered = _of_numbers(structure, engines, rows) | _of_numbers(structure, engines, runs[-1])
+    return np.asarray(engines[mine & (numbered if numbered.any() else True)])
+
+
+def _of_numbers(structure: Structure, engines: Int64, rows: Int64) -> Bool:
+    """For each engine range: has its node a number between those of these operators?"""
+    number = structure.number[rows]
+    number = number[number >= 0]
+    if not len(number):
+        return np.zeros(len(engines), np.bool_)
+    its = structure.number[engines]
+    return np.asarray((its >= number.min()) & (its <= number.max()))
 
 
 def _step_end(facts: RecomputeFacts, rows: Int64) -> int:

@@ -71,6 +71,8 @@ class CostBars(Struct, frozen=True):
     table: tuple[Row, ...]
     total_before: str
     total_after: str
+    recomputes: str
+    redundant: str
 
 
 def cost_bars(result: Result) -> CostBars | None:
@@ -112,6 +114,8 @@ def cost_bars(result: Result) -> CostBars | None:
         ),
         total_before=ms(step.now_ms),
         total_after=ms(step.after_ms) if saves else "-",
+        recomputes=ms(scale * cost.recompute_ms),
+        redundant=ms(scale * cost.redundant_recompute_ms),
     )
 
 

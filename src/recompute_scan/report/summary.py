@@ -465,7 +465,7 @@ def with_next_steps(
 def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
     if result.crash is not None:
         return ["explain"]
-    if not analysed(result):
+    if result.plan is not None or not analysed(result):
         return []
     if result.verdict == "inconclusive" or result.evidence_level == "hooks":
         return ["record"]
@@ -529,7 +529,9 @@ def _buys_memory(result: Result) -> str:
     if parts is None or whole <= 0 or not parts.recompute or not words.by_checkpoints(result):
         return _WHAT["plan"]
     taken = share(parts.recompute / whole)
-    return f"Recomputes take {taken} of the step to save memory. Check whether you need it."
+    return (
+        f"Recomputes take {taken} of the step to save memory. Check whether you need that memory."
+    )
 
 
 def how_to_record(result: Result) -> ToRecord:

@@ -26,7 +26,7 @@ COLUMNS = (
     "Outside the backward pass",
     "Inside it",
     "By gradient hooks",
-    "Recomputed, as the answer says",
+    "Matched with the forward pass",
 )
 HOW = (
     "Operators that only a forward pass has, counted over the whole trace by name and time alone. "
@@ -256,7 +256,11 @@ RECOMPUTES_NOTE = (
     Said("of operators that the compiler runs again; no checkpoint asked for it", _by_compiler),
     Said(
         "what ordinary checkpointing needs",
-        lambda r: by_checkpoints(r) and abs((r.recompute_per_backward or 0) - 1) < _ONE,
+        lambda r: (
+            r.verdict != "partial"
+            and by_checkpoints(r)
+            and abs((r.recompute_per_backward or 0) - 1) < _ONE
+        ),
     ),
     Said("at most; ordinary checkpointing needs 1", lambda r: bool(r.recompute_per_backward)),
 )
@@ -274,10 +278,9 @@ STEP_NOTE = (
 # The purpose of the commands under "How to check it".
 CHECKING = (
     Said(
-        "There is nothing to repair. The same commands watch over it after later changes.",
+        "There is nothing to repair.",
         lambda r: r.verdict in ("none", "partial", "full") and not _advised(r),
     ),
-    Said("These commands record the script again once it is changed.", _advised),
 )
 NO_CALL_SITES = (
     Said(

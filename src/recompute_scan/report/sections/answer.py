@@ -319,9 +319,11 @@ def _first_screen_markdown(result: Result) -> str:
     parts = [
         f"### Verdict: {words.VERDICT_WORDS[result.verdict]}",
         markdown_prose(result.headline[:1000]),
-        "\n".join(["| | | |", "| --- | --- | --- |", *rows]),
     ]
-    if result.verdict == "inconclusive":
+    if result.crash is not None and not result.steps:
+        return "\n\n".join(parts)
+    parts.append("\n".join(["| | | |", "| --- | --- | --- |", *rows]))
+    if result.verdict == "inconclusive" and result.crash is None:
         parts += [f"Why: {markdown_prose(result.reason)}"] if result.reason else []
         record = how_to_record(result)
         parts += [markdown_prose(record.why[:1000]), markdown_fence(record.command, "console")]
@@ -339,7 +341,8 @@ FIRST_SCREEN = Section(
     help=(
         "The first screen is the answer.",
         "Checkpointing throws away what the forward pass computed and runs a block once more in "
-        "the backward pass. One recompute is its price; every further one is waste.",
+        "the backward pass. One recompute is its price; every further one around the same block is "
+        "waste.",
     ),
 )
 

@@ -39,6 +39,15 @@ def step_time_sentences(result: Result) -> list[str]:
     if cost is None:
         return []
     head = f"Step time on {visible(device_words(result), 80)}"
+    arm = result.verified.before if result.verified is not None else None
+    if arm is not None and arm.step_low_ms is not None and not _is_predicted(result):
+        # The bars are of this step, and not of the one that was recorded.
+        likely = span(arm.step_low_ms, arm.step_high_ms, "and")
+        return [
+            f"{head}: median of {plural(arm.timed_steps, 'step')} timed without the profiler; "
+            f"likely between {likely}.",
+            "Its parts are those of the recorded step, in proportion.",
+        ]
     timed = cost.step_source == "timed"
     if not cost.steps:  # a result of a version that did not count them
         return [f"{head}, {'timed without the profiler' if timed else 'as recorded'}."]
@@ -171,7 +180,9 @@ def _plan_chart(memory: Memory) -> PlanChart | None:
         )
         for place, plan in enumerate(plans)
     )
-    summary = f"From {_plan_words(plans[0])} to {_plan_words(plans[-1])}."
+    summary = (
+        f"From {_plan_words(plans[0])} to {_plan_words(plans[-1])}, with no redundant recompute."
+    )
     if memory.chosen is not None:
         summary += f" What fits: {_plan_words(plans[memory.chosen])}."
     return PlanChart(points, across(memory.budget_bytes) if memory.budget_bytes else None, summary)
@@ -225,17 +236,22 @@ def _flops_table(flops: Flops, *, told_apart: bool) -> list[tuple[str, str, str]
     if not whole:
         return []
     rows = [(name, _operations(value), share((value or 0.0) / whole)) for name, value in parts]
-    return [*rows, ("All that ran", _operations(whole), "")]
+    every = "All that could be counted" if flops.uncounted else "All that ran"
+    return [*rows, (every, _operations(whole), "")]
 
 
 def _flops_sentences(flops: Flops) -> list[str]:
     """Sentences on the figures, and on operators that they leave out."""
     said = []
     if flops.hfu is not None and flops.peak_tflops is not None:
-        reached = f"The device reached {share(flops.hfu)} of its peak with all that ran (HFU)"
+        counted = "what could be counted" if flops.uncounted else "all that ran"
+        reached = f"The device reached {share(flops.hfu)} of its peak with {counted} (HFU)"
         if flops.mfu is not None:
             reached += f", {share(flops.mfu)} with what the model needs (MFU)"
-        said.append(f"{reached}. Peak: {flops.peak_tflops:,.1f} TFLOP/s, {flops.peak_source}.")
+        said.append(
+            f"{reached}. Peak for the number types that ran: {flops.peak_tflops:,.1f} TFLOP/s, "
+            f"{flops.peak_source}."
+        )
     elif flops.hfu_over_mfu is not None:
         said.append(
             "The device's peak is not known, so HFU and MFU are not either; their ratio needs no "
