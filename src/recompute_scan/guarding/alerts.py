@@ -80,10 +80,7 @@ class Telling:
                 trackers.Note(
                     step=change.alert_step,
                     text=change.text,
-                    scalars={
-                        "recomputes_per_forward": change.after,
-                        "changes": len(self.changes),
-                    },
+                    scalars={"recomputes_per_forward": change.after, "changes": len(self.changes)},
                     alert=f"Recomputes have changed: {change.kind}",
                     artifact="recompute-scan-guard",
                     files={"guard.html": alert_page(self.changes)},
