@@ -10,10 +10,10 @@ import os
 import re
 import signal
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import time
 from typing import Any, Literal
 
 import msgspec
@@ -329,7 +329,7 @@ def _may_append(path: str) -> bool:
 
 def _encoded(event: AnyEvent, process: int, rank: int | None, lost: int) -> bytes:
     fields = {name: _short(getattr(event, name)) for name in event.__struct_fields__}
-    fields |= {"time": round(time.time(), 6), "process": process, "rank": rank, "lost": lost}
+    fields |= {"time": round(time(), 6), "process": process, "rank": rank, "lost": lost}
     return msgspec.json.encode(type(event)(**fields)) + b"\n"
 
 

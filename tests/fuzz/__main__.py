@@ -54,8 +54,8 @@ _SEEDS = {
 # kinds none is small.
 _LARGEST = 3_000
 _LARGER = {"result": 30_000, "run_record": 10_000, "nsys": 60_000}
-# An input may take so long for each of its bytes, and so long at all.
-_SLOW_S, _SLOW_S_PER_BYTE = 2.0, 1e-3
+# An input may take so long for each megabyte that it has begun.
+_SLOW_S_PER_MB = 2.0
 # The process may grow by so much for one target, whatever it is given.
 _MOST_MEMORY = 200 << 20
 
@@ -145,7 +145,7 @@ def fuzz(
         tally.inputs += 1
         if took * 1e3 > tally.slowest_ms:
             tally.slowest_bytes, tally.slowest_ms = len(data), took * 1e3
-        if failure is None and took > _SLOW_S + _SLOW_S_PER_BYTE * len(data):
+        if failure is None and took > _SLOW_S_PER_MB * max(1, len(data) / 1e6):
             failure = "slow"
         if tally.inputs % 100 == 0:
             tally.grown_mb = max(0, peak() - at_first) / 2**20

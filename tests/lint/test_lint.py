@@ -205,6 +205,7 @@ def test_lines_of_yaml_are_those_of_an_editor(tmp_path: Path) -> None:
         ("chain.py", "a=" * 20_000 + "f(" + "b," * 20_000 + ")\n"),
         ("noqa.py", "".join(f"from x.y{i} import Z{i}  # noqa: E501\n" for i in range(4_000))),
         ("dotted.py", "import " + "a." * 100_000 + "b\n"),
+        ("values.py", "x = f'" + "{a}" * 150_000 + "'\n"),
         ("array.sh", "A=(\n" + "a\n" * 40_000),
         ("words.sh", "A=" + "a " * 40_000 + "\n" + "python $A\n" * 5_000),
         ("same.sh", "python train.py --config_file big.yaml\n" * 2_000),
@@ -212,6 +213,7 @@ def test_lines_of_yaml_are_those_of_an_editor(tmp_path: Path) -> None:
         ("quoted.toml", '"a"' + '."a"' * 60_000 + "=1\n"),
         ("deep.toml", "a = " + "[" * 50_000),
         ("blank.toml", "\n" * 200_000 + "a = 1\n"),
+        ("levels.yaml", "[" * 300 + "a," * 200_000),
         ("escape.yaml", '"\\Uffffffff"\n'),
     ],
 )

@@ -89,6 +89,7 @@ def fail(kind: str) -> None:
     if kind == "no-open":
         builtins.open = None  # type: ignore[assignment]
     if kind == "no-import":
+        sys.path_hooks.clear()
         sys.meta_path.insert(0, NoImport())
 
 

@@ -19,14 +19,7 @@ from msgspec.structs import replace
 from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN_PARTS
 from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.base import (
-    CONFIGURATIONS,
-    FEWER,
-    Edit,
-    Mechanism,
-    Rename,
-    opposite,
-)
+from recompute_scan.frameworks.base import CONFIGURATIONS, FEWER, Edit, Mechanism, Rename, opposite
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.result.patch import changes_diff

@@ -10,12 +10,12 @@ import logging
 import math
 import os
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -80,10 +80,7 @@ class Telling:
                 trackers.Note(
                     step=change.alert_step,
                     text=change.text,
-                    scalars={
-                        "recomputes_per_forward": change.after,
-                        "changes": len(self.changes),
-                    },
+                    scalars={"recomputes_per_forward": change.after, "changes": len(self.changes)},
                     alert=f"Recomputes have changed: {change.kind}",
                     artifact="recompute-scan-guard",
                     files={"guard.html": alert_page(self.changes)},
@@ -310,7 +307,7 @@ class Sampling:
         found = None
         if sample is not None:
             said = sample.end()
-            spent = time.perf_counter() - self._began
+            spent = perf_counter() - self._began
             self.due = number + self._distance(spent, pace.usual_s)
             if said is not None:
                 found = self._judged(sample.region, said)
@@ -321,7 +318,7 @@ class Sampling:
             if named:
                 self._turn += 1
                 self._sample = _Sample(named[self._turn % len(named)], self._index, self._guard)
-                self._began = time.perf_counter()
+                self._began = perf_counter()
         return found
 
     def drop(self) -> None:

@@ -305,10 +305,7 @@ def seen_step(regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
         if region.runs_again:
             mine.append(
                 WatchedPart(
-                    region.variant,
-                    bool(region.keeps_random),
-                    region.nested > 0,
-                    region.again > 0,
+                    region.variant, bool(region.keeps_random), region.nested > 0, region.again > 0
                 )
             )
             if region.site:

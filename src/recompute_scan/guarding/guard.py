@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 import msgspec
@@ -193,7 +193,7 @@ class StandingGuard:
         """
         if self._guard.failure is not None:
             return
-        self._pace.ends.append(time.perf_counter())
+        self._pace.ends.append(perf_counter())
         judge, regions = self._judge, self._tallies.regions
         if self._recount:
             self._recount = False

@@ -70,11 +70,7 @@ class TalliedRegion:
     )
 
     def __init__(
-        self,
-        variant: Variant,
-        module: nn.Module | None,
-        function: str,
-        site: str,
+        self, variant: Variant, module: nn.Module | None, function: str, site: str
     ) -> None:
         self.variant = variant
         self._module = None if module is None else weakref.ref(module)

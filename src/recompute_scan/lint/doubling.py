@@ -115,11 +115,7 @@ def _pairs(
 
 
 def _pair(
-    file: str,
-    script: Script,
-    wrapper: CheckpointSwitch,
-    model: CheckpointSwitch,
-    pinned: Pinned,
+    file: str, script: Script, wrapper: CheckpointSwitch, model: CheckpointSwitch, pinned: Pinned
 ) -> Found:
     own = pinned.default if model.variant == "default" else model.variant
     by = f" ({pinned.source})" if model.variant == "default" and pinned.source else ""

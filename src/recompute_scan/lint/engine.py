@@ -421,9 +421,7 @@ def encoding_of(path: Path, data: bytes) -> str:
     return "utf-8-sig"
 
 
-def _wrappers_from_elsewhere(
-    scripts: Mapping[Path, Script],
-) -> dict[Path, list[CheckpointSwitch]]:
+def _wrappers_from_elsewhere(scripts: Mapping[Path, Script]) -> dict[Path, list[CheckpointSwitch]]:
     """The switches of each script; a switch in an imported helper is put where that is called.
 
     A helper is known where exactly one of the scripts that were read defines it in the module, or

@@ -54,15 +54,15 @@ def read_settings(text: str, suffix: str) -> list[Setting]:
     return [Setting(path, value, text) for path, value in _flat(data, (), _budget())]
 
 
-def _budget() -> Iterator[int]:
-    return iter(range(_SETTINGS_MOST))
+def _budget(most: int = _SETTINGS_MOST) -> Iterator[int]:
+    yield from range(most)
+    raise Unreadable("it holds too much")
 
 
 def _flat(
     data: Any, path: tuple[str, ...], budget: Iterator[int]
 ) -> Iterator[tuple[tuple[str, ...], object]]:
-    if next(budget, None) is None or len(path) > _DEEPEST:
-        raise Unreadable("it holds too much")
+    next(budget if len(path) <= _DEEPEST else _budget(0))
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _flat(value, (*path, str(key)), budget)
@@ -78,12 +78,23 @@ def _yaml(text: str) -> list[Setting]:
         import yaml  # noqa: PLC0415 - an extra
     except ImportError:
         raise Unreadable(f"YAML needs PyYAML; {how_to_add('lint')}") from None
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def fetch_flow_collection_start(self, token: object) -> None:
+            # For each token PyYAML looks at all levels around it.
+            next(_budget(self.flow_level <= _DEEPEST))
+            super().fetch_flow_collection_start(token)
+
+        def compose_node(self, *around: object) -> object:
+            next(composed)
+            return super().compose_node(*around)
+
     try:
         found: list[Setting] = []
-        budget = _budget()
+        budget, composed = _budget(), _budget(2 * _SETTINGS_MOST)
         # PyYAML counts ends of lines that editors do not.
         ends = [hit.start() for hit in re.finditer("\n", text)]
-        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+        for root in yaml.compose_all(text, Loader=Loader):
             found += _nodes(root, (), budget, ends)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise Unreadable(f"it is no YAML ({type(error).__name__})") from None
@@ -94,16 +105,14 @@ def _nodes(
     node: Any, path: tuple[str, ...], budget: Iterator[int], ends: list[int]
 ) -> Iterator[Setting]:
     # Aliases are met again here, so the budget bounds what they expand to.
-    if next(budget, None) is None or len(path) > _DEEPEST:
-        raise Unreadable("it holds too much")
+    next(budget if len(path) <= _DEEPEST else _budget(0))
     if node is None:
         return
     if node.id == "mapping":
         for key, value in node.value:
             name = str(key.value) if key.id == "scalar" else "?"
             if value.id == "scalar":
-                if next(budget, None) is None:
-                    raise Unreadable("it holds too much")
+                next(budget)
                 at = bisect_left(ends, key.start_mark.index) + 1
                 yield Setting((*path, name), _scalar(value), at)
             else:

@@ -135,10 +135,7 @@ _DISABLE = {
 }
 _KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 _CHECKPOINTS = {"checkpoint", "checkpoint_sequential", "checkpoint_wrapper"}
-_TORCH = (
-    "torch.utils.checkpoint",
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-)
+_TORCH = ("torch.utils.checkpoint", "torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
 # llama-cookbook and its forks call their own helper so; the effect of an import is not known.
 HELPERS = {"apply_fsdp_checkpointing"}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -24,7 +26,8 @@ CHECKPOINTS = re.compile(
     r"\bcheckpoint(?:ing|_wrapper|_sequential)?\s*[(,]|_checkpointing\w{0,80}\s*[(=]"
 )
 _DOTTED = re.compile(r"(?<!\w)\w+(?:[\s\\]*\.[\s\\]*\w+)+")
-_MOST_PARTS = 200
+_FORMATTED = re.compile(r"r?fr?['\"]", re.IGNORECASE)
+_MOST_PARTS, _MOST_VALUES = 200, 1_000
 _DEEPEST = 3
 # No person writes so many; the number of comparisons grows with their square.
 _MOST_SWITCHES = 200
@@ -42,11 +45,20 @@ def read_script(text: str) -> Script:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if text.count("{") > _MOST_VALUES and _most_values(text) > _MOST_VALUES:
+                # Up to Python 3.11 the time to parse one grows with the square of its values.
+                raise Unreadable(f"a formatted text in it has more than {_MOST_VALUES:,} values")
             reader = _ScriptReader(ast.parse(text))
         reader.visit(reader.tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise Unreadable(f"it is no Python ({type(error).__name__})") from None
     return reader.script(text)
+
+
+def _most_values(text: str) -> int:
+    tokens = tokenize.generate_tokens(io.StringIO(text, newline=None).readline)
+    formatted = (one.string for one in tokens if _FORMATTED.match(one.string))
+    return max((one.replace("{{", "").count("{") for one in formatted), default=0)
 
 
 _EXPECT_FAILURE = frozenset({"raises", "assertRaises", "assertRaisesRegex"})

@@ -57,10 +57,7 @@ class Calls(Statements):
     _on_asyncfunctiondef = _on_functiondef
 
     def _function(
-        self,
-        node: ast.FunctionDef | ast.AsyncFunctionDef,
-        frame: Frame,
-        kind: Kind | None = None,
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame, kind: Kind | None = None
     ) -> Held:
         decorators = [self.value(each, frame) for each in node.decorator_list]
         names = {

@@ -10,10 +10,10 @@ parts of both, such as a layer's attention and its MLP.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from time import thread_time
 from typing import Any
 
 import torch
@@ -415,11 +415,11 @@ class Arranging(Bypass):
                 finally:
                     end.record()
                     self._events.append((step, place, begin, end))
-            began = time.thread_time()
+            began = thread_time()
             try:
                 return original(*args, **kwargs)
             finally:
-                self._add(step, place, (time.thread_time() - began) * 1e3)
+                self._add(step, place, (thread_time() - began) * 1e3)
 
         return run
 

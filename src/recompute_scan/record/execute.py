@@ -273,17 +273,19 @@ def _set_first_path(folder: str) -> None:
 @contextmanager
 def _interpreter_state() -> Iterator[None]:
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
-    finders, plain_open = list(sys.meta_path), builtins.open
+    hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
+    plain_open = builtins.open
     try:
         yield
     finally:
         _stop_timers()
         # The script may not refuse our imports and files from here on. Functions that it has left
         # for the interpreter's end find its hooks again.
-        if sys.meta_path != finders:
-            changed = list(sys.meta_path)
-            atexit.register(sys.meta_path.__setitem__, slice(None), changed)
-            sys.meta_path[:] = [*finders, *(one for one in changed if one not in finders)]
+        for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
+            if now != before:
+                atexit.register(now.__setitem__, slice(None), list(now))
+                now[:] = [*before, *(one for one in now if one not in before)]
+                sys.path_importer_cache.clear()  # what it holds may have found no hook
         if builtins.open is not plain_open:
             atexit.register(setattr, builtins, "open", builtins.open)
             builtins.open = plain_open

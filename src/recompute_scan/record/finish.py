@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep, time
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -289,10 +289,10 @@ def _deaf_to_sigterm() -> Iterator[None]:
 
 
 def _wait_for_report(claim: Path) -> None:
-    deadline = time.monotonic() + _REPORT_TIMEOUT_S
+    deadline = monotonic() + _REPORT_TIMEOUT_S
     with suppress(OSError):
-        while claim.stat().st_size == 0 and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        while claim.stat().st_size == 0 and monotonic() < deadline:
+            sleep(_POLL_S)
 
 
 class Way(Struct, frozen=True):
@@ -376,7 +376,7 @@ def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[st
         return info.exit_status
     handed = encode(Handed(replace(options, args=()), reporting.machine, reporting.after))
     if way.launcher is not None:
-        began = time.time()
+        began = time()
         status = launch_with([way.launcher, *options.args], handed)
         reporting.see_that_some_took_part(began, status)
     else:

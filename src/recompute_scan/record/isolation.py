@@ -280,10 +280,14 @@ def within(
         with context:
             yield
     except BaseException as error:
+        hide_own_frames(error)
         try:
             inner.throw(error)
         except StopIteration:
             return
+        except BaseException as raised:
+            hide_own_frames(raised)
+            raise
         raise
     for _ in inner:
         yield

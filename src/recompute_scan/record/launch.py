@@ -13,11 +13,11 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -157,7 +157,7 @@ def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]
     part: the variables of a launcher outlive it in some shells.
     """
     missing = set(range(world_size))
-    began = time.monotonic()
+    began = monotonic()
     while True:
         # Looked at first: it goes when the run record is there.
         records = any((folder / so_far_name(rank)).exists() for rank in missing)
@@ -167,10 +167,10 @@ def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> list[int]
                 with suppress(InputError):
                     read_run_info(path)
                     missing.discard(rank)
-        waited_s = time.monotonic() - began
+        waited_s = monotonic() - began
         if not missing or waited_s >= (timeout_s if records else min(timeout_s, _SIGN_S)):
             return sorted(set(range(world_size)) - missing)
-        time.sleep(_POLL_S)
+        sleep(_POLL_S)
 
 
 def number_in(name: str, default: int) -> int:
@@ -238,9 +238,9 @@ def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
     """
     said = []
     waited = set(range(1, world_size))
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = monotonic() + _TIMEOUT_S
     with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
-        while waited and time.monotonic() < deadline:
+        while waited and monotonic() < deadline:
             for rank in sorted(waited):
                 if (folder / run_info_name(rank)).exists():
                     waited.discard(rank)
@@ -253,7 +253,7 @@ def receive(folder: Path, store: Any, world_size: int) -> tuple[str, ...]:
                             "and run `recompute-scan analyze` on it."
                         )
             if waited:
-                time.sleep(_POLL_S)
+                sleep(_POLL_S)
     return tuple(said)
 
 

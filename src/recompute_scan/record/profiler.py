@@ -29,7 +29,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import warnings
 import weakref
@@ -37,6 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from time import strftime
 from types import FunctionType, ModuleType
 from typing import Any, Literal
 
@@ -181,7 +181,7 @@ class Progress:
         if sys.stderr.isatty():
             self.say(text)
         elif self._logs and step is not None:
-            self.say(f"{time.strftime('%H:%M:%S')} step {step}: {text}")
+            self.say(f"{strftime('%H:%M:%S')} step {step}: {text}")
         self._said = text
 
     def say(self, text: str) -> None:

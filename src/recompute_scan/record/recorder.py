@@ -8,12 +8,12 @@ it closes.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, cast
 
 import torch
@@ -205,7 +205,7 @@ class Recorder:
         self._progress = Progress(wanted=self.ranks.rank == 0, logs=reports)
         self.kept = RecordedSoFar(folder)
         self._timer: StepTimer | None = None
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._window: ProfilerWindow | None = None
         self._waited, self._held = False, 0
         self.others = OtherProfilers(self._give_way, guard)
@@ -549,12 +549,12 @@ class Recorder:
     def _after_warmup_step(self) -> None:
         if len(settling):
             self._held += 1
-            self._timer, self._began = None, time.monotonic()
+            self._timer, self._began = None, monotonic()
             if self._first_word is not None:
                 self._first_word.wait()
             return
         made, plan = self._counter.steps - self._held, self._plan
-        took_s = time.monotonic() - self._began
+        took_s = monotonic() - self._began
         is_long = self._timer is not None and took_s > LONG_S
         if self._timer is not None:
             self._timer.mark()
@@ -584,7 +584,7 @@ class Recorder:
             # A long step is timed already: it has as much behind it as the first of ten has.
             fits = made == plan.fewest[0]
             self._timer = StepTimer(self.device) if fits else None
-        self._began = time.monotonic()
+        self._began = monotonic()
 
     def _compare_alone(self) -> None:
         """Nothing is timed or profiled: the next step is compared, on the chosen ranks."""

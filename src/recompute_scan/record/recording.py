@@ -10,11 +10,11 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 import warnings
 import weakref
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Literal
 
@@ -95,9 +95,9 @@ class Home:
 
     def _follow_rank_0(self, earlier: Path) -> None:
         """Wait until it has put what was recorded in the place of an earlier result."""
-        deadline = time.monotonic() + _RANKS_TIMEOUT_S
-        while self.path.exists() and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        deadline = monotonic() + _RANKS_TIMEOUT_S
+        while self.path.exists() and monotonic() < deadline:
+            sleep(_POLL_S)
         if not self.path.exists():
             self.path = earlier
 

@@ -12,10 +12,10 @@ not lengthen, unless most steps waited for something: input, another rank, other
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from time import thread_time
 
 import torch
 from torch import nn
@@ -107,7 +107,7 @@ class Rehearsing:
         """A step has ended: let the GPU end it too, and read what it took."""
         if self._recorder.timed is not None:
             began, waits = self._began
-            self._busy.append(1e3 * (time.thread_time() - began))
+            self._busy.append(1e3 * (thread_time() - began))
             if counts(self._recorder.timed):
                 self._heap.end(self._arm, self._busy[-1])
             self._waits.append(_waits() - waits)
@@ -143,7 +143,7 @@ class Rehearsing:
         wanted = timed is not None and counts(timed) and way in _TIMED
         arranging.time_recomputes(way if wanted else None)
         self._heap.begin()
-        self._began = time.thread_time(), _waits()
+        self._began = thread_time(), _waits()
 
     def write(self, folder: Path, rank: int, *, failed: bool) -> None:
         """Leave what was measured in the run's folder, or in which arrangement it failed."""

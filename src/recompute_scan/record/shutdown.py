@@ -17,11 +17,11 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from os import _exit
 from pathlib import Path
+from time import monotonic, process_time, sleep
 from types import FrameType
 from typing import Any
 
@@ -72,7 +72,7 @@ class _Moves(Struct, frozen=True):
 
 
 def _moves(main: int) -> _Moves:
-    return _Moves(place_of(main), time.process_time(), _bytes_moved())
+    return _Moves(place_of(main), process_time(), _bytes_moved())
 
 
 def place_of(thread: int) -> tuple[tuple[int, int], ...]:
@@ -95,10 +95,10 @@ def _bytes_moved() -> int:
 def _wait_until_it_waits(main: int, over: Callable[[], bool], limit_s: Callable[[], float]) -> bool:
     """Return once a thread has not moved for so long, and say so; or once all is over."""
     last = _moves(main)
-    moved = worked = time.monotonic()
+    moved = worked = monotonic()
     while not over():
-        time.sleep(_LOOK_S)
-        now, found = time.monotonic(), _moves(main)
+        sleep(_LOOK_S)
+        now, found = monotonic(), _moves(main)
         if found.place != last.place:
             moved = worked = now
         elif found.works_since(last):
@@ -265,12 +265,12 @@ class Termination:
 
     def _signalled(self) -> bool:
         """Has the signal come? The thread that listens may not have run since."""
-        pipe, deadline = self._pipe, time.monotonic() + _HEARD_S
+        pipe, deadline = self._pipe, monotonic() + _HEARD_S
         with suppress(OSError, ValueError):
-            while pipe is not None and not self.asked and time.monotonic() < deadline:
+            while pipe is not None and not self.asked and monotonic() < deadline:
                 if not _is_readable(pipe[0], 0):
                     break
-                time.sleep(_LOOK_S)
+                sleep(_LOOK_S)
         return self.asked
 
     def _listen(self) -> None:
@@ -284,9 +284,9 @@ class Termination:
             os.close(reader)
         if not self.asked:
             return
-        deadline = time.monotonic() + _STEP_S
-        while self._may_wait() and not self._over and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        deadline = monotonic() + _STEP_S
+        while self._may_wait() and not self._over and monotonic() < deadline:
+            sleep(_LOOK_S)
         self._end(False)
 
     def _end(self, at_step: bool) -> None:
@@ -329,7 +329,7 @@ def _stop_for_forks() -> None:
 
 def _wait_for_the_end() -> None:
     while True:
-        time.sleep(_WORKS_S)
+        sleep(_WORKS_S)
 
 
 def drop_buffers() -> None:
@@ -395,9 +395,9 @@ def leave(status: int) -> None:
         children = [one for one in multiprocessing.active_children() if not one.daemon]
         for one in multiprocessing.active_children():
             one.terminate()
-        deadline = time.monotonic() + _END_S
-        while any(one.is_alive() for one in children) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S / 5)
+        deadline = monotonic() + _END_S
+        while any(one.is_alive() for one in children) and monotonic() < deadline:
+            sleep(_LOOK_S / 5)
         for one in children:
             one.kill()
     leave_now(status)

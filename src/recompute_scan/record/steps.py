@@ -12,13 +12,13 @@ import inspect
 import math
 import re
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from time import perf_counter
 from typing import Any, Literal, Protocol
 
 import torch
@@ -79,7 +79,7 @@ class StepTimer:
             event.record()
             self._events.append(event)
         else:
-            self._times.append(time.perf_counter())
+            self._times.append(perf_counter())
 
     @property
     def steps(self) -> int:

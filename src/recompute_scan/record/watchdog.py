@@ -18,11 +18,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, process_time, sleep, time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -59,7 +59,7 @@ def end_of(
     return RankEnd(
         rank=None,
         ending="exited" if isinstance(error, SystemExit) else "raised",
-        at=time.time(),
+        at=time(),
         place=user_place(stack),
         errors=errors,
         stack=stack,
@@ -306,7 +306,7 @@ class Watchdog:
         The first rank that leaves wakes the others with an error that does not show the cause.
         """
         while self._leaving.is_set():
-            time.sleep(self._limits.look_s)
+            sleep(self._limits.look_s)
 
     def stop(self) -> None:
         """The script has ended by itself: nothing is waited for any more."""
@@ -350,14 +350,14 @@ class Watchdog:
 
     def _watch(self) -> None:
         look, timeout = self._limits.look_s, self._limits.timeout_s
-        mark, moved_at = self._mark(), time.monotonic()
-        used = time.process_time()
+        mark, moved_at = self._mark(), monotonic()
+        used = process_time()
         told = False
         while not self._stopped.wait(look):
             if self._file is None:  # it may be known only now that there are several
                 self._keep_stacks_when_terminated()
             ranks = rank_facts()
-            now, mark_now, used_now = time.monotonic(), self._mark(), time.process_time()
+            now, mark_now, used_now = monotonic(), self._mark(), process_time()
             computed = ranks.world_size == 1 and used_now - used > _BUSY * look
             if mark_now != mark or computed or self._waits():
                 mark, moved_at, told = mark_now, now, False
@@ -413,7 +413,7 @@ class Watchdog:
         return RankEnd(
             rank=ranks.rank,
             ending="hung",
-            at=time.time(),
+            at=time(),
             place=user_place(stack),
             stack=stack,
             steps=self._steps(),

@@ -13,11 +13,11 @@ import gc
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -598,13 +598,13 @@ class _Mode(SeeingMode):
             given = call(watch.before, kind, args, named, caller)
         except Exception as error:
             watch.fail(error)
-        begun = time.perf_counter()
+        begun = perf_counter()
         try:
             result = func(*args, **named)
         except BaseException as error:
             _hide_this_call(error)
             raise
-        took = time.perf_counter() - begun
+        took = perf_counter() - begun
         if given is not None and watch.on:
             watch.grad_mode = grad_mode
             try:

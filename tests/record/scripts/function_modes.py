@@ -15,11 +15,11 @@ class Counted(TorchFunctionMode):
 
 
 trainers = Trainer(), Trainer(reentrant=True)
-for trainer in trainers:
-    for _ in range(STEPS):
-        with Counted():
-            loss = trainer.loss()
-            loss.backward()
+for _ in range(STEPS):  # both in each step: what is looked at differs from step to step
+    with Counted():
+        losses = [trainer.loss() for trainer in trainers]
+        sum(losses).backward()
+    for trainer in trainers:
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
-        say(loss.item(), Counted.calls)
+    say(*(loss.item() for loss in losses), Counted.calls)
