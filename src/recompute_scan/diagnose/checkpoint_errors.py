@@ -503,8 +503,8 @@ CHECKPOINTING_SIGNATURES = (
         title="torch's checkpoint function does not work on this device",
         cause="""A checkpoint asks torch for the device's random state and autocast settings. This
             version has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (1.11).""",
-        fix="""On XLA call torch_xla.utils.checkpoint.checkpoint. Otherwise upgrade torch: 2.4
-            supports XPU, 2.5 meta. Training without checkpoints needs more memory.""",
+        fix="""On XLA call torch_xla.utils.checkpoint.checkpoint. Otherwise upgrade torch, which
+            supports XPU and meta by now. Training without checkpoints needs more memory.""",
         versions="MPS and XLA are open upstream.",
         sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
     ),

@@ -255,6 +255,8 @@ SIGNATURES = (
         checked="message",
         cause="""A reentrant checkpoint's own backward pass marked it again, a module or parameter
             was used twice, or DDP misjudged which are unused. Only the traceback shows which.""",
+        fix="""If checkpoints are reentrant, use the non-reentrant variant (use_reentrant=False).
+            Otherwise run each module once per step, or set find_unused_parameters=False.""",
     ),
     Signature(
         code="RS112",
