@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES
 from recompute_scan.frameworks.detect import Signature
 
-_UNTOUCHED = "Yes: no checkpoint changes"
+_UNTOUCHED = "Yes"
 _COSTS = {
     "error": "The run stops",
     "warning": "Training goes on, but slower or wrong",
@@ -25,7 +25,7 @@ _SYMPTOMS = {
     "RS125": "A library warns that checkpointing is switched on twice under FSDP",
     "RS130": "A reentrant checkpoint meets a limit of its variant",
     "RS131": "Checkpointing cannot be switched on",
-    "RS132": "torch.compile or torch.func refuses a checkpoint",
+    "RS132": "torch.compile, torch.func or an export refuses a checkpoint",
     "RS133": "A recompute of FP8 layers lacks its FP8 state",
     "RS209": "A collective or barrier timed out",
 }
@@ -53,14 +53,16 @@ def failure_page(code: str, examples: Sequence[str | None]) -> str:
         parts += [*_log(examples[0]), "## Cause", _wrapped(general.cause)]
         parts += [general.more.strip()] if general.more else []
         more = _first(general.fix)[1]
-        parts += ["## More on the fix", _wrapped(more)] if more else []
+        parts += ["## Fix", _wrapped(more)] if more else []
         parts += ["## Sources", _wrapped(_versions(general))]
     else:
         shown: set[str] = set()
+        seen: set[str] = set()
         warnings = {one.gradients for one in causes}
         for one, example in zip(causes, examples, strict=True):
             start = (example or "")[:_START]
-            parts += _cause(one, None if start in shown else example, alike=len(warnings) == 1)
+            known = None if start in shown else example
+            parts += _cause(one, known, seen, alike=len(warnings) == 1)
             shown.add(start)
         parts.append("## Sources")
     sources = dict.fromkeys(address for one in causes for address in one.sources)
@@ -85,18 +87,28 @@ def _box(causes: Sequence[Signature]) -> str:
     return "\n".join([lines[0], "| --- | --- |", *lines[1:]])
 
 
+def _once(text: str, seen: set[str]) -> str:
+    again = text in seen
+    seen.add(text)
+    return "As above." if again else text
+
+
 def _first(text: str) -> tuple[str, str]:
     """The first sentence, and the rest."""
     first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)
     return first, "".join(rest)
 
 
-def _cause(one: Signature, example: str | None, *, alike: bool) -> list[str]:
-    """One of several causes of a failure; ``alike`` if their fixes have one warning."""
+def _cause(one: Signature, example: str | None, seen: set[str], *, alike: bool) -> list[str]:
+    """One of several causes of a failure; ``alike`` if their fixes have one warning.
+
+    A fix or warning that the page has given before (``seen``) is not printed again.
+    """
     parts = [f"## {one.title}", *_log(example)]
-    parts += [_wrapped(one.cause), _wrapped(f"**Fix.** {one.fix}")]
+    parts += [_wrapped(one.cause), _wrapped(f"**Fix.** {_once(one.fix, seen)}")]
     parts += [one.more.strip()] if one.more else []
-    parts += [_wrapped(f"**Safe?** {one.gradients}")] if one.gradients and not alike else []
+    if one.gradients and not alike:
+        parts.append(_wrapped(f"**Safe?** {_once(one.gradients, seen)}"))
     return [*parts, _wrapped(f"*{_versions(one)}*")]
 
 

@@ -84,6 +84,7 @@ CASES = (
     Case("no_progress", "RS211", status=HUNG, hangs=True),
     Case("one_behind", "RS211", ranks=2, status=HUNG, hangs=True),
     Case("reentrant_outer_graph", "RS130"),
+    Case("input_changed", "RS135"),
     Case("nested_checkpoints", "RS130"),
     Case("weights_on_meta", "RS101"),
     Case("compiled_side_effect", "RS132"),

@@ -28,7 +28,9 @@ to ``last`` and collects another.
 
 ``corpus/written`` holds logs that were written after public ones of the same kind, with a name of
 their own for the thread, and labelled by what the text proves before the program saw them. The
-rules were mended on ``first``, and ``aside`` was looked at once after that.
+rules were mended on ``first``, and ``aside`` was looked at once after that. ``threads`` and
+``threads-kept`` came later, each log named after the thread whose error lines it has; the stacks
+above these were written. The rules were mended on the first, and a hash of the name split them.
 
 The excerpts are what the programs printed, cut to the telling lines. Names in paths are replaced;
 where an excerpt ended before the line that names the exception, that line is the thread's title.
@@ -82,6 +84,8 @@ _PARTS: dict[str, Half] = {
     UNSEEN.stem: "unseen",
     "first": "written",
     "aside": "written, aside",
+    "threads": "written",
+    "threads-kept": "written, aside",
 }
 HALVES: tuple[Half, ...] = get_args(Half)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)

@@ -20,7 +20,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "findings").glob("RS*.md"))
 BOX = ("Symptom", "Cost", "Safe?", "Fix")
 # In this order. A failure's page has a heading for each of its causes instead of the first ones.
 HEADINGS = (
-    *("Cause", "More on the fix", "Which one to keep", "Before and after"),
+    *("Cause", "Fix", "Which one to keep", "Before and after"),
     *("When it fires", "The numbers", "Sources"),
 )
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame
-from recompute_scan.diagnose.tracebacks import evaluates
+from recompute_scan.diagnose.tracebacks import doing, evaluates
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import NON_REENTRANT, RANDOM_STATE, REENTRANT
 from recompute_scan.frameworks.detect import Signature, innermost, some
@@ -30,6 +30,8 @@ _CALLED = re.compile(
     r"checkpoint\w{0,80}\.py:(?:checkpoint\w{0,80}|apply)$|tensor_parallel/random\.py:checkpoint$"
     r"|transformer_engine/pytorch/distributed\.py:checkpoint$"
 )
+_DEVICE_MODULES = re.compile(r"torch/(?:cuda/)?__init__\.py:|torch/random\.py:|contextlib\.py:")
+_CHECKPOINTS = re.compile(r"utils/checkpoint\.py:")
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
 _DEEP = 20
 
@@ -43,6 +45,14 @@ def _walks_out(frames: Sequence[Frame]) -> int | None:
         if _OWN_BACKWARD.search(frames[index].site) and _APPLIED.search(frames[index - 1].site):
             return index if _ENGINE.search(frames[index + 1].site) else None
     return None
+
+
+def _asks_device(frames: Sequence[Frame]) -> int | None:
+    """The checkpoint function, where it asks torch for the device itself, not the block."""
+    index = len(frames) - 1
+    while index > 0 and _DEVICE_MODULES.search(frames[index].site):
+        index -= 1
+    return index if _CHECKPOINTS.search(frames[index].site) else None
 
 
 def _nested(frames: Sequence[Frame]) -> int | None:
@@ -128,9 +138,21 @@ SIGNATURES = (
     WARNED,
     Signature(
         code="RS105",
+        cause_name="old-torch",
+        message=re.compile(r"^Unexpected keyword arguments: [\w,]*\buse_reentrant\b"),
+        title="This torch is too old for the argument use_reentrant",
+        cause="A library passes use_reentrant, which torch takes from 1.11 on.",
+        fix="Upgrade torch, or install a version of the library that fits this torch.",
+        versions="torch before 1.11.",
+        sources=("huggingface/diffusers/issues/5557",),
+    ),
+    Signature(
+        code="RS105",
         cause_name="keyword-arguments",
         error="ValueError",
-        message=re.compile(r"^Unexpected keyword arguments: "),
+        message=re.compile(
+            r"^Unexpected keyword arguments: |^Passing `context_fn` or `debug` is only supported"
+        ),
         where=innermost(r"torch/utils/checkpoint\.py:checkpoint(?:_sequential)?$"),
         frameless=True,
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
@@ -145,7 +167,6 @@ SIGNATURES = (
     Signature(
         code="RS106",
         cause_name="library",
-        error="RuntimeError",
         message=re.compile(r"Checkpointing is not compatible with \.grad\(\)"),
         where=innermost(r"^(?!.*torch/utils/checkpoint\.py)"),
         title="A library's own checkpoint was asked for the gradients of chosen inputs",
@@ -159,7 +180,6 @@ SIGNATURES = (
     Signature(
         code="RS106",
         cause_name="grad",
-        error="RuntimeError",
         message=re.compile(
             r"incompatible with \.grad\(\) or passing an `inputs`"
             r"|Checkpointing is not compatible with \.grad\(\)"
@@ -177,7 +197,6 @@ SIGNATURES = (
     Signature(
         code="RS107",
         cause_name="frozen",
-        error="RuntimeError",
         message=re.compile(r"none\s+of output has requires_grad=True,\s+this checkpoint\(\)"),
         title="A reentrant checkpoint wraps a block without any output that needs a gradient",
         cause="""No output of the recompute needs a gradient. The block is frozen and cut off from
@@ -210,7 +229,6 @@ SIGNATURES = (
     Signature(
         code="RS130",
         cause_name="returned",
-        error="TypeError",
         message=re.compile(
             r"^\w{0,80}[Cc]heckpoint\w{0,80}\.forward: expected (?:Tensor|Variable) or tuple"
         ),
@@ -227,7 +245,6 @@ SIGNATURES = (
     Signature(
         code="RS130",
         cause_name="arguments",
-        error="TypeError",
         message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
         where=some(_CALLED.pattern),
         title="A checkpoint that saves its arguments was given something else than tensors",
@@ -242,7 +259,6 @@ SIGNATURES = (
     Signature(
         code="RS130",
         cause_name="depth",
-        error="RecursionError",
         message=re.compile(r"^maximum recursion depth exceeded"),
         where=_nested,
         title="Checkpoints inside each other used up Python's stack",
@@ -272,13 +288,22 @@ SIGNATURES = (
 
 
 _CHECKPOINT_FILE = r"torch/utils/checkpoint\.py:"
+_RECOMPUTES = doing("recompute")
+_READS_INPUT = innermost(rf"{_CHECKPOINT_FILE}|{registry.either('backward')}")
+_EXPORTS = some(r"torch/(?:jit|onnx)/")
 _SWITCHES = r"(?:gradient|activation)_checkpointing_enable|enable_gradient_checkpointing"
+
+
+def _changed_in_place(frames: Sequence[Frame]) -> int | None:
+    """The checkpoint that finds its input changed, or the recompute that cannot change it."""
+    found = _READS_INPUT(frames)
+    return _RECOMPUTES(frames) if found is None else found
+
 
 CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS108",
         cause_name="mutated",
-        error="RuntimeError",
         message=re.compile(
             r"Tensor cached during selective activation checkpoint has been mutated"
         ),
@@ -293,7 +318,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS108",
         cause_name="second-backward",
-        error="RuntimeError",
         message=re.compile(r"Trying to backward an extra time.{0,400}?selective", re.DOTALL),
         fits=lambda raised: not any("compiled_autograd" in one.site for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
@@ -309,7 +333,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS108",
         cause_name="other-operators",
-        error="RuntimeError",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
         title="The recompute of a selective checkpoint ran other operators than the original",
         cause="""The recompute asked for the output of an operator that the first run never called:
@@ -322,7 +345,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS109",
         cause_name="device",
-        error="RuntimeError",
         message=re.compile(
             r"device state was initialized in the forward pass\s+of a Checkpoint"
             r"|CUDA state was initialized in the forward pass\s+of a Checkpoint"
@@ -339,7 +361,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS122",
         cause_name="deallocated",
-        error="RuntimeError",
         message=re.compile(r"graph\s+recording observed an input tensor deallocate"),
         unsure=True,
         title="A CUDA graph was recorded while a checkpoint released one of its inputs",
@@ -369,7 +390,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS123",
         cause_name="offload",
-        error="TypeError",
         message=re.compile(
             r"[Cc]heckpoint_?[Ww]rapper[\w.]{0,80}\(?\)? got an unexpected keyword argument "
             r"'offload_to_cpu'"
@@ -383,7 +403,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS131",
         cause_name="signature",
-        error="TypeError|AttributeError",
         message=re.compile(
             rf"(?:_set_gradient_checkpointing|{_SWITCHES})\(\) (?:got an unexpected keyword "
             r"argument|takes (?:from )?\d+|missing \d+ required)"
@@ -404,7 +423,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS131",
         cause_name="no-function",
-        error="AttributeError",
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
         title="A model's checkpointing flag was set past its method, so it has no function to call",
         cause="""transformers sets the flag gradient_checkpointing together with the checkpoint
@@ -418,7 +436,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS131",
         cause_name="unsupported",
-        error="ValueError",
         message=re.compile(
             r"^\w+ (?:does not support (?:gradient|activation) checkpointing"
             r"|is not compatible with gradient checkpointing\. Make sure)"
@@ -437,7 +454,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS131",
         cause_name="wrong-name",
-        error="AttributeError",
         message=re.compile(rf"has no attribute '(?:{_SWITCHES}|set_grad_checkpointing)'"),
         title="The object has no method of this name that switches checkpointing on",
         cause="""Names differ: gradient_checkpointing_enable in transformers (from 5.23
@@ -445,13 +461,13 @@ CHECKPOINTING_SIGNATURES = (
             set_grad_checkpointing in timm. Wrappers such as DistributedDataParallel and
             DeepSpeed's engine hide the model's methods.""",
         fix="""Call your library's method before wrapping, or on model.module. A class that holds a
-            model needs a method that calls the inner model's.""",
+            model needs a method that calls the inner model's. If the class of this version lacks
+            it, upgrade the library.""",
         sources=("cloneofsimo/lora/issues/126", "deepspeedai/DeepSpeedExamples/issues/578"),
     ),
     Signature(
         code="RS131",
         cause_name="partial",
-        error="AttributeError",
         message=re.compile(r"'functools\.partial' object has no attribute '__self__'"),
         where=innermost(r"checkpoint"),
         title="A checkpoint function looks for a layer's method, and was handed a partial",
@@ -461,6 +477,67 @@ CHECKPOINTING_SIGNATURES = (
             newer), or use its plain checkpointing without offloading.""",
         versions="transformers 4.51 and later, with axolotl and LLaMA-Factory of before.",
         sources=("axolotl-ai-cloud/axolotl/issues/2561", "hiyouga/LlamaFactory/issues/7699"),
+    ),
+    Signature(
+        code="RS131",
+        cause_name="embeddings",
+        error="NotImplementedError",
+        message=re.compile(""),
+        where=some(r":enable_input_require_grads$"),
+        title="enable_input_require_grads() found no input embeddings in the model",
+        cause="""The class of the model, or of its vision tower, lacks get_input_embeddings(),
+            which PEFT and trainers call where checkpointing is on.""",
+        fix="Upgrade transformers (5.0 skips such parts), or define the method in the class.",
+        versions="transformers before 5.0.",
+        sources=("m87-labs/moondream/issues/91", "huggingface/transformers/pull/42558"),
+    ),
+    Signature(
+        code="RS131",
+        cause_name="device",
+        error="AttributeError|RuntimeError|AssertionError|UnboundLocalError",
+        message=re.compile(
+            r"^module 'torch[\w.]{0,80}' has no attribute|had_\w{1,20}_in_fwd"
+            r"|[Tt]orch (?:not compiled with|was compiled without) CUDA|^torch has no module of "
+        ),
+        where=_asks_device,
+        title="torch's checkpoint function does not work on this device",
+        cause="""A checkpoint asks torch for the device's random state and autocast settings. This
+            version has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (1.11).""",
+        fix="""On XLA call torch_xla.utils.checkpoint.checkpoint. Otherwise upgrade torch, which
+            supports XPU and meta by now. Training without checkpoints needs more memory.""",
+        versions="MPS and XLA are open upstream.",
+        sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
+    ),
+    Signature(
+        code="RS134",
+        cause_name="tracker",
+        message=re.compile(r"^[Bb]ackward pass should have cleared tracker of all tensors"),
+        title="Activation offloading began a forward pass with tensors left of the one before",
+        cause="""An output that no loss uses, or a forward pass without a backward pass or inside
+            one, leaves tensors behind that the offloading tracks.""",
+        fix="""Switch offloading off and keep checkpointing: activation_offloading in TRL,
+            enable_activation_offloading in torchtune. The step needs more GPU memory. axolotl has
+            activation_offloading: legacy, which is slower.""",
+        versions="TRL, torchtune and axolotl, as of 2025.",
+        sources=("meta-pytorch/torchtune/issues/2709", "axolotl-ai-cloud/axolotl/pull/2928"),
+    ),
+    Signature(
+        code="RS135",
+        cause_name="in-place",
+        error="RuntimeError",
+        message=re.compile(
+            r"^a (?:view of a )?leaf Variable that requires grad is being used in an in-place"
+            r"|has been modified by an inplace operation"
+        ),
+        where=_changed_in_place,
+        title="The input of a checkpointed block, or a weight in it, was changed in place",
+        cause="""A checkpoint keeps its input and runs the block again on it. The block (x += ..., a
+            ReLU with inplace=True) or code after it changed that tensor.""",
+        fix="""Write x = x + ..., and inplace=False in the block's first operation. Or pass
+            x.clone(), which takes the memory of one more input per block.""",
+        versions="All versions of torch.",
+        sources=("https://docs.pytorch.org/docs/stable/notes/autograd.html",),
+        checked="reproduced",
     ),
     Signature(
         code="RS132",
@@ -485,7 +562,6 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS132",
         cause_name="transform",
-        error="RuntimeError",
         message=re.compile(
             r"^torch\.func(?: transforms|\.\{[\w, ]*\}) don't yet support saved tensor hooks"
             r"|^In order to use an autograd\.Function with functorch transforms"
@@ -501,5 +577,27 @@ CHECKPOINTING_SIGNATURES = (
         versions="All versions of torch; vmap before 2.5.",
         sources=(f"{_TORCH}122729", f"{_TORCH}141845"),
         checked="reproduced",
+    ),
+    Signature(
+        code="RS132",
+        cause_name="export",
+        error="RuntimeError|NotSupportedError",
+        message=re.compile(
+            r"Couldn't export Python operator \w{0,80}Checkpoint|^(?:_Map_base|unordered_map)::at"
+            r"|^Compiled functions can't take.{0,900}?Checkpoint a model or part of",
+            re.DOTALL,
+        ),
+        fits=lambda raised: (
+            "::at" not in raised.message
+            or None not in (_EXPORTS(raised.frames), some(_CALLED.pattern)(raised.frames))
+        ),
+        title="A model with a checkpoint was traced, scripted or exported to ONNX",
+        cause="""TorchScript, and the ONNX exporter that rests on it, cannot record a checkpoint
+            function.""",
+        fix="""Switch checkpointing off for the export; the results are the same:
+            gradient_checkpointing_disable() in transformers, disable_gradient_checkpointing() in
+            diffusers.""",
+        versions="torch.export takes checkpoints (seen with 2.13).",
+        sources=(f"{_TORCH}88286", f"{_TORCH}83349"),
     ),
 )

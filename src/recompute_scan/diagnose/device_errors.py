@@ -101,6 +101,24 @@ _DEVICE = Signature(
     sources=(_CUDA_NOTES,),
 )
 
+_READY_TWICE = Signature(
+    code="RS111",
+    cause_name="reentrant",
+    error="RuntimeError",
+    message=re.compile(r"Expected to mark a variable ready only once"),
+    where=some(registry.either("backward")),
+    title="DDP saw the gradient of one parameter twice in one backward pass",
+    cause="""A reentrant checkpoint runs its own backward pass. With
+        find_unused_parameters=True, DDP has already marked its parameters as ready. Or one
+        module runs more than once per forward pass. The message does not say which.""",
+    fix="""Use the non-reentrant variant (use_reentrant=False), which helps in both cases. Or
+        set find_unused_parameters=False if every parameter is used.""",
+    gradients=NON_REENTRANT,
+    versions="All versions of torch; reentrant checkpoints.",
+    sources=("huggingface/accelerate/issues/389", "huggingface/transformers/issues/23018"),
+    checked="reproduced",
+)
+
 SIGNATURES = (
     Signature(
         code="RS129",
@@ -133,7 +151,6 @@ SIGNATURES = (
     Signature(
         code="RS128",
         cause_name="cache-blocks",
-        error="ValueError",
         message=re.compile(
             r"^No available memory for the cache blocks"
             r"|^To serve at least one request with the models?'s max seq len"
@@ -228,28 +245,22 @@ SIGNATURES = (
         sources=(f"{_TORCH}169349", _CUDA_NOTES),
     ),
     replace(_DEVICE, gradients=f"{CHECKPOINTED} {_SMALLER}"),
-    Signature(
-        code="RS111",
-        cause_name="reentrant",
-        error="RuntimeError",
-        message=re.compile(r"Expected to mark a variable ready only once"),
-        where=some(registry.either("backward")),
-        title="DDP saw the gradient of one parameter twice in one backward pass",
-        cause="""A reentrant checkpoint runs its own backward pass. With
-            find_unused_parameters=True, DDP has already marked its parameters as ready. Or one
-            checkpointed module runs more than once per forward pass. The message does not say
-            which.""",
-        fix="""Use the non-reentrant variant (use_reentrant=False), which helps in both cases. Or
-            set find_unused_parameters=False if every parameter is used.""",
-        gradients=NON_REENTRANT,
-        versions="All versions of torch; reentrant checkpoints.",
-        sources=("huggingface/accelerate/issues/389", "huggingface/transformers/issues/23018"),
-        checked="reproduced",
+    _READY_TWICE,
+    replace(
+        _READY_TWICE,
+        cause_name="unclear",
+        where=None,
+        fits=lambda raised: not raised.frames,
+        unsure=True,
+        checked="message",
+        cause="""A reentrant checkpoint's own backward pass marked it again, a module or parameter
+            was used twice, or DDP misjudged which are unused. Only the traceback shows which.""",
+        fix="""If checkpoints are reentrant, use the non-reentrant variant (use_reentrant=False).
+            Otherwise run each module once per step, or set find_unused_parameters=False.""",
     ),
     Signature(
         code="RS112",
         cause_name="unused",
-        error="RuntimeError",
         message=re.compile(
             r"Expected to have finished reduction in the prior iteration"
             r"|LightningModule has parameters that were not used in producing the loss returned by"
@@ -267,7 +278,6 @@ SIGNATURES = (
     Signature(
         code="RS113",
         cause_name="fsdp2",
-        error="RuntimeError",
         message=re.compile(r"got mixed torch\.Tensor and DTensor"),
         where=doing("recompute"),
         title="A recompute under FSDP2 met parameters that had been sharded again",
@@ -281,7 +291,6 @@ SIGNATURES = (
     Signature(
         code="RS114",
         cause_name="state",
-        error="AssertionError|ValueError|RuntimeError",
         message=re.compile(
             r"expected to be in states .{0,400}?TrainingState"
             r"|Expects `BACKWARD_PRE` or `BACKWARD_POST` state"
@@ -303,7 +312,6 @@ SIGNATURES = (
     Signature(
         code="RS114",
         cause_name="second-root",
-        error="AssertionError|RuntimeError",
         message=re.compile(r"Non-root FSDP instance's `_is_root` should not have been set yet"),
         title="An inner FSDP unit was used before the model that holds it",
         cause="""The first unit that is called, or saved, becomes the root. Here an inner unit came
@@ -317,7 +325,6 @@ SIGNATURES = (
     Signature(
         code="RS115",
         cause_name="flattening",
-        error="ValueError",
         message=re.compile(
             r"Must flatten tensors with uniform `?requires_grad`?"
             r"|FlatParameter\S{0,9} requires uniform `?requires_grad`?"
@@ -334,7 +341,6 @@ SIGNATURES = (
     Signature(
         code="RS116",
         cause_name="flattening",
-        error="ValueError",
         message=re.compile(
             r"Must flatten tensors with uniform dtype|FlatParameter\S{0,9} requires uniform dtype"
         ),
@@ -374,7 +380,6 @@ SIGNATURES = (
     Signature(
         code="RS118",
         cause_name="no-accelerator",
-        error="RuntimeError",
         message=re.compile(r"FSDP needs a non-CPU accelerator device"),
         title="FSDP found no GPU, and no device_id names the CPU",
         cause="Without device_id, FSDP looks for an accelerator.",

@@ -27,10 +27,6 @@ _SAVE_MORE = """\
 +fabric.save("checkpoint.ckpt", state)
  fabric.barrier()
 ```
-
-`recompute-scan run` names the line of every rank after `--timeout` seconds without progress
-([Hangs](../diagnoses.md#hangs)). In a log, the evidence is the traceback of a rank that was saving
-while another waited in another collective.
 """
 
 SAVE_HANG = Signature(

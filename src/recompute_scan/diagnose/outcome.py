@@ -15,29 +15,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from recompute_scan.crash import Crash, ModelState, Raised, RankEnd
-from recompute_scan.diagnose import (
-    checkpoint_errors,
-    device_errors,
-    hangs,
-    recompute_errors,
-)
-from recompute_scan.diagnose.checkpoint_errors import CHECKPOINTING_SIGNATURES
-from recompute_scan.diagnose.hangs import (
-    BUS,
-    BY_EXCEPTION,
-    COMPARED,
-    CRASHED,
-    KILLED,
-    NAMED,
-    RECOMPUTED_MESSAGE,
-    SAVE_HANG,
-    CollectiveReports,
-    Dumped,
-    Timeout,
-    is_saving,
-    of_ranks,
-    of_timeouts,
-)
+from recompute_scan.diagnose import checkpoint_errors, device_errors, hangs, recompute_errors
 from recompute_scan.diagnose.log_lines import (
     RECOMPILATION,
     Ended,
@@ -46,7 +24,6 @@ from recompute_scan.diagnose.log_lines import (
     is_warning,
     owner,
 )
-from recompute_scan.diagnose.recompute_errors import SAVING_SIGNATURES
 from recompute_scan.diagnose.tracebacks import Failure, LogStream, doing, phase, user_place
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.detect import LogLine, Match, Signature, described
@@ -68,8 +45,8 @@ SIGNATURES = _with_frameworks(
     (
         *recompute_errors.SIGNATURES,
         *checkpoint_errors.SIGNATURES,
-        *CHECKPOINTING_SIGNATURES,
-        *SAVING_SIGNATURES,
+        *checkpoint_errors.CHECKPOINTING_SIGNATURES,
+        *recompute_errors.SAVING_SIGNATURES,
         *device_errors.SIGNATURES,
     )
 )
@@ -113,8 +90,8 @@ class Log(Struct, frozen=True):
 
     failures: tuple[Failure, ...]
     lines: tuple[LogLine, ...] = ()
-    timeouts: tuple[Timeout, ...] = ()
-    dumped: tuple[Dumped, ...] = ()
+    timeouts: tuple[hangs.Timeout, ...] = ()
+    dumped: tuple[hangs.Dumped, ...] = ()
     first_rank: int | None = None
     ended: Ended | None = None
     read: int = 0
@@ -150,7 +127,7 @@ class _LogReader:
         self._lines: dict[str, LogLine] = {}
         # There may be any number of them, and what counts stands shortly before a failure.
         self._recompilations: deque[LogLine] = deque(maxlen=_RECOMPILATIONS)
-        self._collectives = CollectiveReports()
+        self._collectives = hangs.CollectiveReports()
         self._launcher = Launcher()
         self._number = 0
 
@@ -222,8 +199,8 @@ _CONSEQUENCE = re.compile(
     r"|remote process exited|Timed out (?:after )?waiting|Application timeout"
     r"|reached monitoredBarrier, but|^(?:Base)?ExceptionGroup\b"
 )
-_SIGNALS = {"SIGKILL": KILLED, "SIGBUS": BUS}
-_SIGNALS |= dict.fromkeys(("SIGSEGV", "SIGILL", "SIGFPE"), CRASHED)
+_SIGNALS = {"SIGKILL": hangs.KILLED, "SIGBUS": hangs.BUS}
+_SIGNALS |= dict.fromkeys(("SIGSEGV", "SIGILL", "SIGFPE"), hangs.CRASHED)
 _LONGEST_SUMMARY = 240
 _MOST_SHOWN = 8
 # Lines between two exceptions of a process that show it to have outlived the first.
@@ -296,7 +273,7 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
     """The known cause where every rank only raised a consequence."""
     if log.dumped:
         mismatches = [one for one in log.dumped if one.mismatch]
-        signature = COMPARED if mismatches else NAMED
+        signature = hangs.COMPARED if mismatches else hangs.NAMED
         shown = (f"line {one.line}: {one.text}" for one in (mismatches or log.dumped)[:_MOST_SHOWN])
         return Diagnosis(signature, "medium", (*shown, how_checked(signature)))
     ended = log.ended if log.ended is not None and log.ended.signal in _SIGNALS else None
@@ -319,16 +296,16 @@ def _recomputes(failure: Failure) -> bool:
 
 
 def _of_timeouts(log: Log, failures: Sequence[Failure]) -> Diagnosis:
-    signature, evidence = of_timeouts(log.timeouts)
+    signature, evidence = hangs.of_timeouts(log.timeouts)
     ranks = {one.rank for one in log.timeouts}
     for failure in failures:
         for n, raised in enumerate(failure.errors):
-            if is_saving(raised.frames) and len(ranks) > 1 and failure.rank in ranks:
+            if hangs.is_saving(raised.frames) and len(ranks) > 1 and failure.rank in ranks:
                 shown = _frame_line(failure, n, raised, _index(raised))
-                lines = (*evidence, f"rank {failure.rank}, {shown}", how_checked(SAVE_HANG))
+                lines = (*evidence, f"rank {failure.rank}, {shown}", how_checked(hangs.SAVE_HANG))
                 others = [one for one in failures if one.rank not in (failure.rank, None)]
-                if not any(is_saving(e.frames) for one in others for e in one.errors):
-                    return Diagnosis(SAVE_HANG, "medium", lines, failure.rank)
+                if not any(hangs.is_saving(e.frames) for one in others for e in one.errors):
+                    return Diagnosis(hangs.SAVE_HANG, "medium", lines, failure.rank)
     return Diagnosis(signature, "medium", (*evidence, how_checked(signature)))
 
 
@@ -375,7 +352,7 @@ def diagnose(
 
 def _of_hangs(raised: Raised, *, alike: bool) -> tuple[Signature, ...]:
     recomputed = raised.frames and not alike and _IN_RECOMPUTE(raised.frames) is not None
-    return (RECOMPUTED_MESSAGE, *BY_EXCEPTION) if recomputed else BY_EXCEPTION
+    return (hangs.RECOMPUTED_MESSAGE, *hangs.BY_EXCEPTION) if recomputed else hangs.BY_EXCEPTION
 
 
 def _began(failure: Failure, n: int) -> int:
@@ -481,32 +458,17 @@ def own_failure(ends: Sequence[RankEnd]) -> bool:
 
 def crash_of(ends: Sequence[RankEnd]) -> Crash:
     """The crash for the result. ``ends`` holds at least one that failed."""
-    first = _first(ends)
+    first, ranks = _first(ends), tuple(ends)
     if first is None:
-        return Crash(
-            kind="hung",
-            rank=None,
-            headline=_hung_headline(ends),
-            phase=None,
-            ranks=tuple(ends),
-        )
+        return Crash("hung", None, _hung_headline(ends), None, ranks)
     if first.ending == "killed":
-        return Crash(
-            kind="killed",
-            rank=None if first.stack else first.rank,
-            headline=_killed_headline(first, ends),
-            phase=None,
-            ranks=tuple(ends),
-        )
+        rank = None if first.stack else first.rank
+        return Crash("killed", rank, _killed_headline(first, ends), None, ranks)
     doing = phase(first.stack)
-    return Crash(
-        kind="exited" if first.ending == "exited" else "raised",
-        rank=first.rank,
-        headline=_headline(first, len(ends), doing) + _gone_before(first, ends),
-        phase=doing,
-        ranks=tuple(ends),
-        traceback=traceback_text(first.errors) if first.errors else None,
-    )
+    headline = _headline(first, len(ends), doing) + _gone_before(first, ends)
+    traceback = traceback_text(first.errors) if first.errors else None
+    exited = first.ending == "exited"
+    return Crash("exited" if exited else "raised", first.rank, headline, doing, ranks, traceback)
 
 
 def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
@@ -515,7 +477,7 @@ def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
     if first is not None and first.ending == "killed":
         return ()
     if first is None:
-        signature, evidence = of_ranks(ends)
+        signature, evidence = hangs.of_ranks(ends)
         notes = tuple(f"rank {end.rank}: {note}" for end in ends for note in end.notes)
         evidence = (*evidence, *notes, how_checked(signature))
         return (finding_of(Diagnosis(signature, "high", evidence)),)

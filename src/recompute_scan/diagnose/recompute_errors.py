@@ -105,6 +105,22 @@ def _only_devices_differ(raised: Raised) -> bool:
     )
 
 
+# An operator's complaints about types, which passed in the first run.
+_TYPES = re.compile(
+    r"^expected (?:scalar type \w+ but found|m(?:at)?1 and m(?:at)?2 to have the same dtype)"
+    r"|^\w+ and mat2 must have the same dtype|^Expected query, key, and value to have the same "
+    r"|^Input type \([\w.]+\) and (?:weight|bias) type \([\w.]+\) should be the same"
+)
+_RECOMPUTES = doing("recompute")
+
+
+def _other_precision(raised: Raised) -> bool:
+    """Do only dtypes differ, or does an operator of the recompute refuse them?"""
+    if MISMATCH.search(raised.message):
+        return _only_dtypes_differ(raised)
+    return _RECOMPUTES(raised.frames) is not None
+
+
 # A tensor that had values when it was saved is on ``meta`` in the recompute.
 _on_meta = any_tensor(
     lambda one: one.recomputed_device == "meta" and one.saved_device not in ("meta", "")
@@ -184,10 +200,6 @@ _GROWING_CACHE_MORE = """\
 +model.config.use_cache = False
  strategy = FSDPStrategy(activation_checkpointing_policy={LlamaDecoderLayer})
 ```
-
-Keys and values are exactly twice as long in the recompute: `[1, 25, 32, 128]` saved,
-`[1, 50, 32, 128]` recomputed. A row count that doubles (`[1, 5120]`, then `[2, 5120]`) is another
-fault. If you prefer the model's switch, remove the policy: see [RS001](RS001.md).
 """
 
 _GROWING_CACHE = replace(
@@ -228,15 +240,21 @@ _OTHER_MISMATCHES = (
     replace(
         _READ,
         cause_name="mixed-precision",
-        fits=_only_dtypes_differ,
+        error="CheckpointError|RuntimeError",
+        message=re.compile(f"{MISMATCH.pattern}|{_TYPES.pattern}"),
+        fits=_other_precision,
         title="The recompute ran in another precision than the original",
-        cause="""Shapes agree and dtypes differ. FSDP2's mixed precision did not cast the
-            recompute's inputs, or forward and recompute ran under different autocast states.""",
+        cause="""FSDP2's mixed precision did not cast the recompute's inputs, or forward and
+            recompute ran under different autocast states: a library's checkpoint function may not
+            restore it.""",
         fix="""With FSDP2, upgrade to torch 2.13 or apply the checkpoint wrapper before
-            fully_shard. Otherwise run everything that uses the weights under one
-            torch.autocast.""",
+            fully_shard. Otherwise enter torch.autocast inside the checkpointed block.""",
         versions="FSDP2 with a model's own checkpointing: torch 2.11 and 2.12.",
-        sources=("NVIDIA-NeMo/Automodel/pull/3513", f"{_TORCH}141896"),
+        sources=(
+            "NVIDIA-NeMo/Automodel/pull/3513",
+            f"{_TORCH}141896",
+            "NVIDIA/TransformerEngine/issues/787",
+        ),
     ),
     replace(
         _READ,
@@ -256,7 +274,6 @@ _LEFT_META = re.compile(
     rf"{MISMATCH.pattern}|^Tensor on device \S+ is not on the expected device meta"
     r"|^Cannot copy out of meta tensor"
 )
-_RECOMPUTES = doing("recompute")
 
 
 def _weights_gone(raised: Raised) -> bool:
@@ -345,7 +362,6 @@ _ANOTHER_GRAPH = (
 _UNSAVED = Signature(
     code="RS121",
     cause_name="unsaved",
-    error="AssertionError",
     message=re.compile(r"^Something went unexpectedly wrong in activation checkpoint"),
     title="torch looked for a tensor that the recompute should have saved, and did not find it",
     cause="""The recompute took another path than the first run. Known causes: an operator
@@ -366,8 +382,7 @@ def _recompiled(known: Signature) -> Signature:
         nearby=RECOMPILATION,
         title="torch.compile compiled a function anew shortly before the recompute failed",
         cause="""The quoted log line names function and reason. The recompute ran another graph, or
-            none after the limit of recompilations. It runs in an autograd thread, and torch's
-            guards also check the thread's state.""",
+            none after the limit of recompilations.""",
         fix=(
             "Remove the reason in that line. If the limit was met, raise "
             "torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
@@ -383,37 +398,41 @@ def _recompiled(known: Signature) -> Signature:
     )
 
 
+def _compiled(known: Signature, title: str, cause: str, source: str) -> Signature:
+    """The same failure in a compiled function."""
+    return replace(
+        known,
+        cause_name="compiled",
+        where=some(_COMPILED),
+        title=title,
+        cause=cause,
+        fix=_ANOTHER_GRAPH,
+        versions="torch with torch.compile inside a checkpoint; open upstream.",
+        sources=(f"{_TORCH}166926", source),
+        checked="message",
+    )
+
+
 SIGNATURES = (
     _GROWING_CACHE,
     *_OTHER_MISMATCHES,
     *_SHOWN,
     _recompiled(_MISMATCH),
-    replace(
+    _compiled(
         _MISMATCH,
-        cause_name="compiled",
-        where=some(_COMPILED),
-        title="A compiled function's recompute saved other tensors than its first run",
-        cause="""A compiled function inside the checkpoint saved other tensors in its recompute.
-            Mostly the graph cache returned another graph; an input of the block may also have
-            changed.""",
-        fix=_ANOTHER_GRAPH,
-        versions="torch with torch.compile inside a checkpoint; open upstream.",
-        sources=(f"{_TORCH}166926", "pytorch/torchtitan/issues/2771"),
-        checked="message",
+        "A compiled function's recompute saved other tensors than its first run",
+        """A compiled function inside the checkpoint saved other tensors in its recompute. Mostly
+            the graph cache returned another graph; an input of the block may also have changed.""",
+        "pytorch/torchtitan/issues/2771",
     ),
     _MISMATCH,
     _recompiled(_COUNT),
-    replace(
+    _compiled(
         _COUNT,
-        cause_name="compiled",
-        where=some(_COMPILED),
-        title="torch.compile chose another graph for the recompute than for the original run",
-        cause="""A compiled function inside the checkpoint has two valid graphs. In the recompute
-            the graph cache returns the other one, which saves other tensors.""",
-        fix=_ANOTHER_GRAPH,
-        versions="torch with torch.compile inside a checkpoint; open upstream.",
-        sources=(f"{_TORCH}166926", "pytorch/torchtitan/issues/1991"),
-        checked="message",
+        "torch.compile chose another graph for the recompute than for the original run",
+        """A compiled function inside the checkpoint has two valid graphs. In the recompute the
+            graph cache returns the other one, which saves other tensors.""",
+        "pytorch/torchtitan/issues/1991",
     ),
     _COUNT,
     _recompiled(_UNSAVED),
@@ -421,7 +440,6 @@ SIGNATURES = (
     Signature(
         code="RS103",
         cause_name="saved-tensors-read-twice",
-        error="CheckpointError",
         message=re.compile(r"that was already\s+unpacked once"),
         title="A custom autograd function read its saved tensors twice",
         cause="""Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors
@@ -454,46 +472,44 @@ SIGNATURES = (
 
 _OPTIMIZER_STATE = r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$"
 
+_STATE_DTYPES = Signature(
+    code="RS202",
+    cause_name="assertion",
+    error="AssertionError",
+    message=re.compile(r"^(?:Expected dtype == info\.dtype, got .*)?$", re.DOTALL),
+    where=innermost(r"_optim_utils\.py:_convert_all_state_info$"),
+    title="FSDP cannot gather optimizer state of different dtypes",
+    cause="""State tensors of one kind have different dtypes on different ranks or for
+        different pieces of a flat parameter. Causes: an optimizer with 8-bit or 16-bit state,
+        or one built before FSDP changed the parameters.""",
+    fix="""Build the optimizer after wrapping, on float32 parameters. Cast the state up to
+        float32 before saving, never down. Do not gather 8-bit state with FSDP1.""",
+    versions="FSDP1. The assertion has no text up to torch 2.9.",
+    sources=("hiyouga/EasyR1/issues/226", f"{_TORCH}156166", "unslothai/unsloth/issues/2767"),
+    checked="reproduced",
+)
+
 SAVING_SIGNATURES = (
-    Signature(
-        code="RS202",
-        cause_name="assertion",
-        error="AssertionError",
-        message=re.compile(r"^(?:Expected dtype == info\.dtype, got .*)?$", re.DOTALL),
-        where=innermost(r"_optim_utils\.py:_convert_all_state_info$"),
-        title="FSDP cannot gather optimizer state of different dtypes",
-        cause="""State tensors of one kind have different dtypes on different ranks or for
-            different pieces of a flat parameter. Causes: an optimizer with 8-bit or 16-bit state,
-            or one built before FSDP changed the parameters.""",
-        fix="""Build the optimizer after wrapping, on float32 parameters. Cast the state up to
-            float32 before saving, never down. Do not gather 8-bit state with FSDP1.""",
-        versions="FSDP1. The assertion has no text up to torch 2.9.",
-        sources=("hiyouga/EasyR1/issues/226", f"{_TORCH}156166", "unslothai/unsloth/issues/2767"),
-        checked="reproduced",
-    ),
-    Signature(
-        code="RS202",
+    _STATE_DTYPES,
+    replace(
+        _STATE_DTYPES,
         cause_name="gather",
         error="RuntimeError|TypeError|ValueError|DistBackendError",
         message=re.compile(r"output tensor must have the same type as input tensor"),
         where=some(_OPTIMIZER_STATE),
-        title="FSDP cannot gather optimizer state of different dtypes",
         cause="""The gathering collective got a piece of state of another dtype than its buffer:
             exp_avg and exp_avg_sq differ, or the ranks do.""",
-        fix="""Build the optimizer after wrapping, on float32 parameters. Cast the state up to
-            float32 before saving, never down. Do not gather 8-bit state with FSDP1.""",
         versions="FSDP1 on NCCL.",
         sources=("hiyouga/EasyR1/issues/226", f"{_TORCH}112717"),
+        checked="message",
     ),
     Signature(
         code="RS203",
         cause_name="padding",
-        error="AssertionError",
         message=re.compile(r"Manually calculated _sharded_numel_padded is incorrect"),
         title="FSDP's pieces of optimizer state do not add up to its shard",
         cause="""A parameter counts as trainable but has no optimizer state, typically in a vision
-            tower frozen around or after wrapping. We could not reproduce the exact condition with
-            torch 2.9 and 2.13.""",
+            tower frozen around or after wrapping.""",
         fix="""Freeze before wrapping, wrap the frozen tower as its own FSDP unit, pass
             use_orig_params=True, and save with StateDictOptions(strict=False). That option skips
             what does not fit, so check that all trained state is there.""",
@@ -503,7 +519,6 @@ SAVING_SIGNATURES = (
     Signature(
         code="RS205",
         cause_name="subset",
-        error="RuntimeError",
         message=re.compile(r"is not in the optimizer state\. The FSDPParamInfo has the param keys"),
         title="The optimizer does not hold every trainable parameter of an FSDP unit",
         cause="""The optimizer holds only some parameters of a unit, or requires_grad changed after

@@ -64,6 +64,8 @@ NAMES = {
     "RS131": "checkpointing-not-switched-on",
     "RS132": "checkpoint-under-transform",
     "RS133": "fp8-state-lost",
+    "RS134": "offloading-out-of-order",
+    "RS135": "checkpoint-input-changed",
     "RS201": "weights-only-sharded-save",
     "RS202": "optimizer-state-dtype-mismatch",
     "RS203": "sharded-padding-assert",

@@ -81,7 +81,6 @@ UNSLOTH = Mechanism(
     holding=("unsloth_zoo/gradient_checkpointing.py:unsloth_checkpoint",),
     asks=("unsloth_zoo/gradient_checkpointing.py:*",),
     watched=tuple(f"{_UNSLOTH}:{name}" for name in _UNSLOTH_FUNCTIONS),
-    backward=r"gradient_checkpointing\.py:backward$",
     edits=(Edit("get_peft_model", "keyword", "use_gradient_checkpointing"),),
 )
 LLAMA_FACTORY = replace(
