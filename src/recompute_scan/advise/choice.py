@@ -441,26 +441,24 @@ def _applied_once(
     kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism, run: RunFacts
 ) -> Fix:
     """The fix for one mechanism that is applied twice: to switch it off would take out both."""
-    name, site = title_of(dropped), dropped.call_site
+    name, site, together = title_of(dropped), dropped.call_site, _together(kept, dropped)
     remove = f"the second application of {name}{place(site)}"
+    reason = "The line may also do other work that must stay."
     if dropped.module_class and mechanism.fewer != FEWER:
         layers = f"each {dropped.module_class}"
         how = leave_out(mechanism, run).format(layers=layers, title=name)
         summary = f"Apply {name} once, {kept.extent}: {how}{place(site)}"
         remove = f"its checkpoints {dropped.extent}"
-        reason = "That line switches both on, and stays."
+        reason = "That line switches both on, and stays." if together else reason
     elif kept.around != dropped.around:
         keep = f"keep it {kept.extent}{place(kept.call_site)}"
         summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"
-        together = _together(kept, dropped)
-        both = "A change of that line may remove both."
-        reason = both if together else "The line may also do other work that must stay."
-    elif _together(kept, dropped):
+        reason = "A change of that line may remove both." if together else reason
+    elif together:
         summary = f"Apply {name} once: both of its checkpoints come from {site or 'one place'}"
         reason = "A change of that line removes both, unless that line makes the second call."
     else:
         summary = f"Apply {name} once: keep it{place(kept.call_site)}, leave it out{place(site)}"
-        reason = "The line may also do other work that must stay."
     return Fix(
         summary=f"{summary}.",
         disposition="review",
