@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure
+from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure, table
 from recompute_scan.recompute.sequences import (
     NEAR,
     SHORT_RUN,
@@ -263,6 +263,10 @@ def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
     return heights
 
 
+# What can make a node that a recompute was asked for by.
+_MAKES = AGAIN | table(Role.FORWARD, Role.RANGE)
+
+
 class Anchor(Struct, frozen=True):
     """Where a sequence is expected: places in the forward sequence.
 
@@ -283,14 +287,10 @@ class Anchors:
         self._forward = forward
         self._origin = np.full(len(calls), -1, np.int32)
         self._origin[forward] = forward
-        numbered = structure.number >= 0
-        functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
-        functions &= structure.function == np.arange(len(calls))
-        outside = structure.engine < 0
-        rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
-        self._outer_rows = rows[structure.number[rows].argsort(kind="stable")]
-        self._outer_numbers = structure.number[self._outer_rows]
-        self._askers = self._find_askers(engines)
+        self._made = self._find_made()
+        table = structure.evaluations
+        asked = self._made[table.row.searchsorted(engines)]
+        self._askers = dict(zip(engines.tolist(), asked.tolist(), strict=True))
 
     def remember(self, again: Int64, original: Int64) -> None:
         """Keep which forward operator each recomputed one repeats, for sequences inside it."""
@@ -301,31 +301,24 @@ class Anchors:
         row = self._askers[engine]
         return None if row < 0 else self._place(row, engine)
 
-    def _find_askers(self, engines: Int64) -> dict[int, int]:
-        """Row of the operator, or of the checkpoint function, that made each engine range's node.
+    def _find_made(self) -> Int64:
+        """Row of the operator, or of the checkpoint function, that made each evaluation's node.
 
-        -1 where none is known.
+        -1 where none is known. A node in a nested backward pass was made by the recompute that
+        started the pass, and by no other.
         """
-        numbers = self._structure.number[engines]
-        at, rows = self._outer(numbers)
-        askers = np.full(len(engines), -1, np.int64)
-        askers[at] = rows
-        table = self._structure.evaluations
-        evaluations = table.row.searchsorted(engines)
-        nested = np.flatnonzero(table.parent[evaluations] >= 0)
-        askers[nested] = self._find_nested(evaluations[nested])
-        askers[numbers < 0] = -1
-        return dict(zip(engines.tolist(), askers.tolist(), strict=True))
-
-    def _find_nested(self, evaluations: Int64) -> Int64:
-        """The same for nodes of nested backwards: of the recompute that started each, no other."""
         structure, table = self._structure, self._structure.evaluations
-        maker = table.maker[evaluations]
-        mine = (maker >= 0) & (table.of[maker] == table.made_in[table.parent[evaluations]])
-        top = structure.top[maker]
-        asker = np.where(AGAIN[structure.role[top]] & (top >= 0), top, maker)
-        known = AGAIN[structure.role[asker]] | (structure.role[asker] == Role.RANGE)
-        return np.where(mine & known, asker, -1)
+        maker = table.maker.copy()
+        # Before torch 2.4, operators under a dispatch mode have no numbers of their own.
+        filled = structure.filled[structure.number[structure.filled].argsort(kind="stable")]
+        numbers = structure.number[filled]
+        at = numbers.searchsorted(table.number)
+        same = (maker < 0) & (np.append(numbers, -1)[at] == table.number) & (table.number >= 0)
+        maker[same] = np.append(filled, -1)[at[same]]
+        around = np.append(table.made_in, -1)[table.parent]
+        mine = (maker >= 0) & (table.of[maker] == around)
+        made = np.where(structure.top[maker] >= 0, structure.top[maker], maker)
+        return np.where(mine & _MAKES[structure.role[made]], made, -1).astype(np.int64)
 
     def _place(self, row: int, engine: int) -> Anchor | None:
         """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
@@ -350,14 +343,14 @@ class Anchors:
         calls, structure, forward = self._calls, self._structure, self._forward
         table = structure.evaluations
         root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
-        if not len(root) or not len(self._outer_rows):
+        if not len(root) or not (structure.number[forward] >= 0).any():
             # No sequence numbers in this trace: all that ran before a backward has one.
             last = calls.start[table.row].max(initial=-1)
             backwards = np.asarray(calls.start[forward] < last, np.int64)
             return backwards, np.maximum(backwards, 1)
-        at, rows = self._outer(table.number[root])
+        root = root[self._made[root] >= 0]
         owner = self._owners()
-        pairs = rows * np.int64(len(table.row)) + table.root_pass[root[at]]
+        pairs = self._made[root] * np.int64(len(table.row)) + table.root_pass[root]
         return self._counted(np.unique(pairs), owner, recomputes)
 
     def _counted(
@@ -387,12 +380,6 @@ class Anchors:
         """For each forward operator: its row, or the row of the outermost function around it."""
         outermost = self._outermost_function(self._structure.function[self._forward])
         return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
-
-    def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
-        """Positions of the numbers that lead to the forward pass, and rows there."""
-        at = self._outer_numbers.searchsorted(numbers, side="right") - 1
-        known = np.flatnonzero(at >= 0)
-        return known, self._outer_rows[at[known]]
 
     def _outermost_function(self, function: Ints) -> Ints:
         outermost: Ints = function.copy()
