@@ -29,8 +29,6 @@ from recompute_scan.trace.columns import Int64
 SHORT_RUN = 3
 # How far from that place, in operators, a short run may end.
 NEAR = 8
-# Cost of each operator that a recompute leaves out, such as a cast that autocast cached.
-_PER_GAP = 0.5
 
 
 class Run(Struct, frozen=True):
@@ -138,7 +136,7 @@ class ForwardSequence:
         on = expected if after is None else after.place - 1
         # All recomputes of one sequence were asked for by one node, and end near it.
         again = expected if after is None else runs[0].stop - 1
-        best: tuple[float, Run] | None = None
+        best: tuple[int, Run] | None = None
         for position in self._nearest(int(wanted[end - 1]), low, high, on):
             length = self._length(wanted, end, position, low)
             if not length:
@@ -149,8 +147,9 @@ class ForwardSequence:
             if length < SHORT_RUN and (gap > NEAR or (jumps and length < end)):
                 continue
             # A recompute ends at the operator that asked for it, or a few operators later that
-            # save nothing: each operator of the distance costs as much as one that fits gains.
-            score = length - (gap if last else _PER_GAP * gap)
+            # save nothing, and may leave some out, such as a cast that autocast cached: each
+            # operator of the distance costs as much as one that fits gains.
+            score = length - gap
             if best is None or score > best[0]:
                 best = (score, Run(end - length, position - length + 1, length, last))
             if length == end and not jumps:
