@@ -445,10 +445,7 @@ def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     gather, sharding = calls.matching(vocabulary.GATHER), calls.matching(vocabulary.SHARDING)
     found: Bool = np.zeros(len(rows), np.bool_)
     for place in np.flatnonzero(gather[calls.name[rows]]):
-        above = int(calls.parent[rows[place]])
-        while above >= 0 and not sharding[calls.name[above]]:
-            above = int(calls.parent[above])
-        found[place] = above >= 0
+        found[place] = any(sharding[calls.name[above]] for above in calls.above(rows[place]))
     return found
 
 
