@@ -252,11 +252,11 @@ def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
     heights: dict[bytes, int] = {}
     for sequence in matcher.sequences:
         found = of_engine[sequence.engine]
-        anchor = matcher.anchors.find(sequence.engine)
-        if len(found) < 2 or anchor is None or matcher.structure.checkpoint_node[sequence.engine]:
+        if len(found) < 2 or matcher.structure.checkpoint_node[sequence.engine]:
             continue
         rows = np.concatenate(found)
-        if len(np.unique(rows)) < len(rows):
+        anchor = matcher.anchors.find(sequence.engine)
+        if anchor is not None and len(np.unique(rows)) < len(rows):
             height = anchor.last - int(matcher.forward.searchsorted(rows.min()))
             key = sequence.codes.tobytes()
             heights[key] = min(height, heights.get(key, height))
