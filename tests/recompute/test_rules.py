@@ -155,29 +155,18 @@ EQUAL_CASES = {case.name: case for case in EQUAL}
 
 
 @pytest.mark.parametrize(
-    ("where", "rule", "case", "without"),
+    ("case", "rule"),
     [
-        (alignment, "_heights", "n_in_n_late_2", lambda matcher, matches: {}),
-        (Matcher, "_behind_next", "n_in_n_late_in_n_stack", lambda self, place, last: -1),
-        (
-            ForwardSequence,
-            "_shared_out",
-            "n_halves_in_n_late_3",
-            lambda self, _, run, after, stop: [after, run],
-        ),
+        ("n_in_n_late_2", (alignment, "_heights", lambda *_: {})),
+        ("n_in_n_late_in_n_stack", (Matcher, "_behind_next", lambda *_: -1)),
+        ("n_halves_in_n_late_3", (ForwardSequence, "_shared_out", lambda *a: [a[3], a[2]])),
     ],
-    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_the_case_that_a_rule_of_places_names_fails_without_it(
-    where: object,
-    rule: str,
-    case: str,
-    without: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, rule: tuple[object, str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(EQUAL_CASES[case], tmp_path / "trace.json.gz")
     found = trace.load(tmp_path / "trace.json.gz")
     whole = study.study(found).counts.runs.tolist()
-    monkeypatch.setattr(where, rule, without)
+    monkeypatch.setattr(*rule)
     assert study.study(found).counts.runs.tolist() != whole
