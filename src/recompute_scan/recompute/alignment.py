@@ -263,7 +263,7 @@ def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
     return heights
 
 
-# What can make a node that a recompute was asked for by.
+# These make the nodes that ask for recomputes.
 _MAKES = AGAIN | table(Role.FORWARD, Role.RANGE)
 
 
@@ -309,7 +309,7 @@ class Anchors:
         """
         structure, table = self._structure, self._structure.evaluations
         maker = table.maker.copy()
-        # Before torch 2.4, operators under a dispatch mode have no numbers of their own.
+        # Before torch 2.4, operators under a dispatch mode have their numbers from their nodes.
         filled = structure.filled[structure.number[structure.filled].argsort(kind="stable")]
         numbers = structure.number[filled]
         at = numbers.searchsorted(table.number)
