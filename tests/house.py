@@ -36,12 +36,12 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (210, 175),
-    "lines of src": (72_805, 52_000),
+    "lines of src": (72_685, 52_000),
     "lines of tests": (66_240, 46_000),
     "lines of benchmarks": (6_400, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
-    "modules that one other imports, outside lists": (33, 15),
+    "modules that one other imports, outside lists": (32, 15),
     "modules with a name of another, outside lists": (0, 0),
     "modules with a banned name": (0, 0),
     "functions over 60 lines": (14, 0),

@@ -12,8 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan import trace
-from recompute_scan.recompute import roles, sequences, study
+from recompute_scan.recompute import alignment, roles, study
+from recompute_scan.recompute.alignment import Matcher
 from recompute_scan.recompute.roles import RULES, Rule, classify
+from recompute_scan.recompute.sequences import ForwardSequence
 from recompute_scan.trace.calls import nest
 from tests.cases.case import record
 from tests.cases.equal import EQUAL
@@ -152,24 +154,19 @@ def test_what_runs_again_is_counted_as_by_hand(
 EQUAL_CASES = {case.name: case for case in EQUAL}
 
 
-def nothing(readings: object) -> dict[bytes, object]:
-    return {}
-
-
 @pytest.mark.parametrize(
-    ("rule", "case", "without"),
+    ("case", "rule"),
     [
-        ("_by_likeness", "n_in_n_late_2", nothing),
-        ("_by_longer", "n_in_n_late_in_n_stack", nothing),
-        ("_shared_out", "n_halves_in_n_late_3", lambda self, _, run, after, stop: [after, run]),
+        ("n_in_n_late_2", (alignment, "_heights", lambda *_: {})),
+        ("n_in_n_late_in_n_stack", (Matcher, "_behind_next", lambda *_: -1)),
+        ("n_halves_in_n_late_3", (ForwardSequence, "_shared_out", lambda *a: [a[3], a[2]])),
     ],
 )
 def test_the_case_that_a_rule_of_places_names_fails_without_it(
-    rule: str, case: str, without: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, rule: tuple[object, str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(EQUAL_CASES[case], tmp_path / "trace.json.gz")
     found = trace.load(tmp_path / "trace.json.gz")
     whole = study.study(found).counts.runs.tolist()
-    where = sequences.ForwardSequence if hasattr(sequences.ForwardSequence, rule) else sequences
-    monkeypatch.setattr(where, rule, without)
+    monkeypatch.setattr(*rule)
     assert study.study(found).counts.runs.tolist() != whole

@@ -20,6 +20,7 @@ runs to its end. So where the reentrant one goes, the recompute that stays gets 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -262,13 +263,13 @@ class Context:
         """
         calls, structure = self.facts.calls, self.facts.structure
         found = []
-        above = int(calls.parent[row])
-        while above >= 0 and structure.role[above] == Role.RANGE:
+        for above in calls.above(row):
+            if structure.role[above] != Role.RANGE:
+                break
             if calls.names[calls.name[above]].startswith(REGION):
                 parent = int(calls.parent[above])
                 function = parent >= 0 and parent == structure.function[above]
                 found.append(parent if function else above)
-            above = int(calls.parent[above])
         return found
 
     def before_region(self, row: int) -> float:
@@ -309,10 +310,9 @@ class Context:
     def _below(self, row: int, function: int) -> int | None:
         """Row of the range right inside a checkpoint function that an operator is in."""
         calls, role = self.facts.calls, self.facts.structure.role
-        above = int(calls.parent[row])
-        while above > function and calls.parent[above] != function:
-            above = int(calls.parent[above])
-        return above if above > function and role[above] == Role.RANGE else None
+        inside = itertools.takewhile(lambda above: above > function, calls.above(row))
+        below = next((above for above in inside if calls.parent[above] == function), -1)
+        return below if below >= 0 and role[below] == Role.RANGE else None
 
 
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
@@ -488,9 +488,8 @@ class Removal:
         known = max(sequence.runs, sequence.run + 1) <= len(sequence.checkpoints)
         if not known or sequence.checkpoints[sequence.run].variant != "reentrant":
             return
-        node = int(calls.parent[rows[0]])
-        while node >= 0 and not self._around.checkpoint_node[node]:
-            node = int(calls.parent[node])
+        nodes = self._around.checkpoint_node
+        node = next((above for above in calls.above(rows[0]) if nodes[above]), -1)
         engine = self._facts.alignment.recomputes[sequence.recompute].engine
         if node < 0 or self._facts.structure.engine[node] != engine:
             return

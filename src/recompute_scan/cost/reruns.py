@@ -413,9 +413,9 @@ class Recordings:
 
 def _compiled_around(calls: Calls, row: int) -> int:
     """Row of the compiled graph around this call, which saves tensors at its end; or -1."""
-    while row >= 0 and not vocabulary.COMPILED_CALL.match(calls.names[calls.name[row]]):
-        row = int(calls.parent[row])
-    return row
+    around = itertools.chain((row,), calls.above(row))
+    graph = vocabulary.COMPILED_CALL.match
+    return next((one for one in around if graph(calls.names[calls.name[one]])), -1)
 
 
 def _with_all_inside(calls: Calls, values: npt.NDArray[np.integer[Any]]) -> Int64:

@@ -22,33 +22,28 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure
+from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure, table
 from recompute_scan.recompute.sequences import (
     NEAR,
     SHORT_RUN,
-    Ending,
-    Endings,
     ForwardSequence,
-    Reading,
     Run,
-    correct,
-    passes_of,
+    Walk,
     until_jump,
+    walks_of,
 )
 from recompute_scan.recompute.work import Ran, Work
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Ints
-
-# Mending some readings can show that others were wrong.
-_CORRECTIONS = 2
 
 
 class Recompute(Struct, frozen=True):
@@ -151,14 +146,10 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero(AGAIN[structure.role] & ~neutral)
     matcher = Matcher(calls, structure, forward, candidates, starts)
-    endings = Endings({})
-    matches, unexplained = _match_all(matcher, endings)
-    for _ in range(_CORRECTIONS):
-        corrected = correct(endings, _readings(matcher, matches))
-        if corrected == endings:
-            break
-        endings = corrected
-        matches, unexplained = _match_all(matcher, endings)
+    matches, unexplained = _match_all(matcher, {})
+    heights = _heights(matcher, matches)
+    if heights:
+        matches, unexplained = _match_all(matcher, heights)
     recomputes = _with_work(matches, structure, Ran(calls, work, neutral))
     recomputes = _without_looks(recomputes, structure, matcher)
     backwards, passes = matcher.anchors.count_passes(recomputes)
@@ -171,12 +162,14 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     )
 
 
-def _match_all(matcher: Matcher, endings: Endings) -> tuple[list[SequenceMatch], list[Int64]]:
+def _match_all(
+    matcher: Matcher, heights: Mapping[bytes, int]
+) -> tuple[list[Recompute], list[Int64]]:
     """Recomputes of all sequences, in order of time, and what is left of each sequence."""
-    matches: list[SequenceMatch] = []
+    matches: list[Recompute] = []
     unexplained: list[Int64] = []
-    for sequence in matcher.sequences:
-        found = matcher.match(sequence, endings)
+    for place, sequence in enumerate(matcher.sequences):
+        found = matcher.match(place, heights)
         matched = sum(len(match.again) for match in found)
         if sequence.role == Role.OWN_WORK:
             found = _repeated(found, matches)
@@ -216,7 +209,7 @@ def _without_looks(
     )
 
 
-def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[SequenceMatch]:
+def _repeated(found: list[Recompute], matches: list[Recompute]) -> list[Recompute]:
     """Own work of a function that repeats operators which the same node recomputes.
 
     A reversible layer gets its input back from its output so, and then runs again with gradients.
@@ -224,63 +217,54 @@ def _repeated(found: list[SequenceMatch], matches: list[SequenceMatch]) -> list[
     """
     if not found:
         return found
-    mine = [match.original for match in matches if match.engine == found[0].engine]
-    known = np.concatenate([found[0].original[:0], *mine])
+    engine = found[0].engine
+    mine = itertools.takewhile(lambda match: match.engine == engine, reversed(matches))
+    known = np.concatenate([found[0].original[:0], *(match.original for match in mine)])
     again = np.concatenate([match.original for match in found])
     if 2 * np.count_nonzero(np.isin(known, again)) < len(known):
         return []
     return [match for match in found if np.isin(match.original, known).any()]
 
 
-def _with_work(
-    matches: list[SequenceMatch], structure: Structure, ran: Ran
-) -> tuple[Recompute, ...]:
+def _with_work(found: list[Recompute], structure: Structure, ran: Ran) -> tuple[Recompute, ...]:
     """The recomputes, with what of each really ran."""
-    if not matches:
+    if not found:
         return ()
-    original, again = _all_rows(matches)
-    stops = np.cumsum([len(match.again) for match in matches])
-    checkpoint = structure.checkpoint_node[[match.engine for match in matches]]
+    ends = np.cumsum([len(each.again) for each in found])
+    checkpoint = structure.checkpoint_node[[each.engine for each in found]]
     # Only a non-reentrant recompute stops early, and not inside a function that it runs again.
-    whole = checkpoint | np.array([match.inner_function for match in matches], np.bool_)
-    parts = np.split(ran.of(original, again, stops - 1, whole), stops[:-1])
-    return tuple(
-        Recompute(
-            match.engine,
-            match.original,
-            match.again,
-            part,
-            match.inner_function,
-            match.role != Role.RECOMPUTE,
-            match.piece,
-        )
-        for match, part in zip(matches, parts, strict=True)
-    )
+    whole = checkpoint | np.array([each.inner_function for each in found], np.bool_)
+    original = np.concatenate([each.original for each in found])
+    again = np.concatenate([each.again for each in found])
+    parts = np.split(ran.of(original, again, ends - 1, whole), ends[:-1])
+    return tuple(replace(each, ran=part) for each, part in zip(found, parts, strict=True))
 
 
-def _all_rows(matches: list[SequenceMatch]) -> tuple[Int64, Int64]:
-    """Rows of all first runs, and of the second runs of the same operators."""
-    none = np.zeros(0, np.int64)
-    return (
-        np.concatenate([*(match.original for match in matches), none]),
-        np.concatenate([*(match.again for match in matches), none]),
-    )
+def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
+    """Of each sequence that ran operators twice: how many places lie between its beginning and end.
 
-
-def _readings(matcher: Matcher, matches: list[SequenceMatch]) -> list[Reading]:
-    """How each sequence with an expected end was read."""
-    of_engine: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    The lowest of all sequences of the same operators. With early stop there is none: an outer
+    checkpoint's recompute ends before what the inner one's begins with.
+    """
+    of_engine: dict[int, list[Int64]] = defaultdict(list)
     for match in matches:
-        places = matcher.forward.searchsorted(match.original)
-        of_engine[match.engine].append((int(places.min()), int(places.max())))
-    readings = []
+        of_engine[match.engine].append(match.original)
+    heights: dict[bytes, int] = {}
     for sequence in matcher.sequences:
-        spans = of_engine[sequence.engine]
-        anchor = matcher.anchors.find(sequence.engine) if spans else None
-        if anchor is not None:
-            asked = not matcher.structure.checkpoint_node[sequence.engine]
-            readings.append(Reading(sequence.codes, anchor.last, tuple(spans), asked))
-    return readings
+        found = of_engine[sequence.engine]
+        if len(found) < 2 or matcher.structure.checkpoint_node[sequence.engine]:
+            continue
+        rows = np.concatenate(found)
+        anchor = matcher.anchors.find(sequence.engine)
+        if anchor is not None and len(np.unique(rows)) < len(rows):
+            height = anchor.last - int(matcher.forward.searchsorted(rows.min()))
+            key = sequence.codes.tobytes()
+            heights[key] = min(height, heights.get(key, height))
+    return heights
+
+
+# These make the nodes that ask for recomputes.
+_MAKES = AGAIN | table(Role.FORWARD, Role.RANGE)
 
 
 class Anchor(Struct, frozen=True):
@@ -303,14 +287,10 @@ class Anchors:
         self._forward = forward
         self._origin = np.full(len(calls), -1, np.int32)
         self._origin[forward] = forward
-        numbered = structure.number >= 0
-        functions = (structure.role == Role.RANGE) & numbered & (structure.function >= 0)
-        functions &= structure.function == np.arange(len(calls))
-        outside = structure.engine < 0
-        rows = np.flatnonzero(numbered & outside & ((structure.role == Role.FORWARD) | functions))
-        self._outer_rows = rows[structure.number[rows].argsort(kind="stable")]
-        self._outer_numbers = structure.number[self._outer_rows]
-        self._askers = self._find_askers(engines)
+        self._made = self._find_made()
+        table = structure.evaluations
+        asked = self._made[table.row.searchsorted(engines)]
+        self._askers = dict(zip(engines.tolist(), asked.tolist(), strict=True))
 
     def remember(self, again: Int64, original: Int64) -> None:
         """Keep which forward operator each recomputed one repeats, for sequences inside it."""
@@ -321,31 +301,24 @@ class Anchors:
         row = self._askers[engine]
         return None if row < 0 else self._place(row, engine)
 
-    def _find_askers(self, engines: Int64) -> dict[int, int]:
-        """Row of the operator, or of the checkpoint function, that made each engine range's node.
+    def _find_made(self) -> Int64:
+        """Row of the operator, or of the checkpoint function, that made each evaluation's node.
 
-        -1 where none is known.
+        -1 where none is known. A node in a nested backward pass was made by the recompute that
+        started the pass, and by no other.
         """
-        numbers = self._structure.number[engines]
-        at, rows = self._outer(numbers)
-        askers = np.full(len(engines), -1, np.int64)
-        askers[at] = rows
-        table = self._structure.evaluations
-        evaluations = table.row.searchsorted(engines)
-        nested = np.flatnonzero(table.parent[evaluations] >= 0)
-        askers[nested] = self._find_nested(evaluations[nested])
-        askers[numbers < 0] = -1
-        return dict(zip(engines.tolist(), askers.tolist(), strict=True))
-
-    def _find_nested(self, evaluations: Int64) -> Int64:
-        """The same for nodes of nested backwards: of the recompute that started each, no other."""
         structure, table = self._structure, self._structure.evaluations
-        maker = table.maker[evaluations]
-        mine = (maker >= 0) & (table.of[maker] == table.made_in[table.parent[evaluations]])
-        top = structure.top[maker]
-        asker = np.where(AGAIN[structure.role[top]] & (top >= 0), top, maker)
-        known = AGAIN[structure.role[asker]] | (structure.role[asker] == Role.RANGE)
-        return np.where(mine & known, asker, -1)
+        maker = table.maker.copy()
+        # Before torch 2.4, operators under a dispatch mode have their numbers from their nodes.
+        filled = structure.filled[structure.number[structure.filled].argsort(kind="stable")]
+        numbers = structure.number[filled]
+        at = numbers.searchsorted(table.number)
+        same = (maker < 0) & (np.append(numbers, -1)[at] == table.number) & (table.number >= 0)
+        maker[same] = np.append(filled, -1)[at[same]]
+        around = np.append(table.made_in, -1)[table.parent]
+        mine = (maker >= 0) & (table.of[maker] == around)
+        made = np.where(structure.top[maker] >= 0, structure.top[maker], maker)
+        return np.where(mine & _MAKES[structure.role[made]], made, -1).astype(np.int64)
 
     def _place(self, row: int, engine: int) -> Anchor | None:
         """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
@@ -370,14 +343,14 @@ class Anchors:
         calls, structure, forward = self._calls, self._structure, self._forward
         table = structure.evaluations
         root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
-        if not len(root) or not len(self._outer_rows):
+        if not len(root) or not (structure.number[forward] >= 0).any():
             # No sequence numbers in this trace: all that ran before a backward has one.
             last = calls.start[table.row].max(initial=-1)
             backwards = np.asarray(calls.start[forward] < last, np.int64)
             return backwards, np.maximum(backwards, 1)
-        at, rows = self._outer(table.number[root])
+        root = root[self._made[root] >= 0]
         owner = self._owners()
-        pairs = rows * np.int64(len(table.row)) + table.root_pass[root[at]]
+        pairs = self._made[root] * np.int64(len(table.row)) + table.root_pass[root]
         return self._counted(np.unique(pairs), owner, recomputes)
 
     def _counted(
@@ -408,12 +381,6 @@ class Anchors:
         outermost = self._outermost_function(self._structure.function[self._forward])
         return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
 
-    def _outer(self, numbers: Ints) -> tuple[Int64, Int64]:
-        """Positions of the numbers that lead to the forward pass, and rows there."""
-        at = self._outer_numbers.searchsorted(numbers, side="right") - 1
-        known = np.flatnonzero(at >= 0)
-        return known, self._outer_rows[at[known]]
-
     def _outermost_function(self, function: Ints) -> Ints:
         outermost: Ints = function.copy()
         for _ in range(64):
@@ -423,17 +390,6 @@ class Anchors:
                 break
             outermost = np.where(above >= 0, above, outermost)
         return outermost
-
-
-class SequenceMatch(Struct, frozen=True):
-    """A recompute before it is known which operators really ran; see :class:`Recompute`."""
-
-    engine: int
-    original: Int64
-    again: Int64
-    inner_function: bool
-    role: int
-    piece: bool
 
 
 class NodeSequence(Struct, frozen=True):
@@ -487,6 +443,18 @@ class Matcher:
         self.sequences = self._list_sequences(candidates, starts, code)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
         self.anchors = Anchors(calls, structure, forward, engines)
+        self._following = self._find_following(engines)
+
+    def _find_following(self, engines: Int64) -> Int64:
+        """For each sequence: the next that a node of the same pass asked for, or -1."""
+        table = self.structure.evaluations
+        passes = table.engine_pass[table.row.searchsorted(engines)]
+        following = np.full(len(engines), -1, np.int64)
+        asked = np.flatnonzero(~self.structure.checkpoint_node[engines])
+        asked = asked[passes[asked].argsort(kind="stable")]
+        same = passes[asked[1:]] == passes[asked[:-1]]
+        following[asked[:-1][same]] = asked[1:][same]
+        return following
 
     def _list_sequences(
         self, candidates: Int64, starts: Int64, code: OperatorCodes
@@ -531,15 +499,15 @@ class Matcher:
         begin = np.concatenate(([0], starts))[starts.searchsorted(own, side="right")]
         return times.searchsorted(begin), times.searchsorted(own)
 
-    def match(self, node: NodeSequence, endings: Endings) -> list[SequenceMatch]:
+    def match(self, place: int, heights: Mapping[bytes, int]) -> list[Recompute]:
         """The recomputes that one sequence consists of, in order of time.
 
         Args:
-            node: The sequence.
-            endings: The known endings. One counts unless fewer operators fit with it.
+            place: Position of the sequence.
+            heights: By the operators of a sequence: how far below its end it may begin.
         """
-        engine, wanted = node.engine, node.codes
-        ending = endings.of(wanted)
+        node = self.sequences[place]
+        engine, lowest = node.engine, node.lowest
         anchor = self.anchors.find(engine)
         checkpoint_node = bool(self.structure.checkpoint_node[engine])
         if checkpoint_node and self._goes_in_parts(engine):
@@ -550,22 +518,24 @@ class Matcher:
             elif node.role == Role.RECOMPUTE and anchor is not None:
                 # An outer checkpoint's, asked for by the function's node.
                 checkpoint_node, anchor = False, Anchor(-1, anchor.last)
-        runs = self._runs(node, anchor, ending)
-        if ending is not None and _explained(runs) < len(wanted):
-            runs = max(runs, self._runs(node, anchor, None), key=_explained)
-        parts = passes_of(runs)
-        if checkpoint_node:
-            # The node's recompute of its function comes last. Before it, an outer checkpoint can
-            # have run the function, and a few operators the unpacking of the node's inputs.
-            own = parts[-1:]
-            parts = [part for part in parts[:-1] if not _unpacks(node, part)] + own
-        return [self._matched(node, part) for part in parts]
+        if anchor is not None and not checkpoint_node:
+            anchor = Anchor(self._behind_next(place, anchor.last), anchor.last)
+            if heights:
+                height = heights.get(node.codes.tobytes(), anchor.last)
+                lowest = max(lowest, anchor.last - height)
+        walks = self._walks(node, anchor, lowest, within=checkpoint_node)
+        own = walks[-1:] if checkpoint_node else []
+        # The node's recompute of its function comes last. Before it, an outer checkpoint can
+        # have run the function, and a few operators the unpacking of the node's inputs.
+        others = [walk for walk in walks[:-1] if not _unpacks(node, walk)] if own else walks
+        walks = [*self._sequence.in_order(node.codes, others), *own]
+        return [self._matched(node, walk) for walk in walks]
 
     def _goes_in_parts(self, engine: int) -> bool:
         name = vocabulary.function_of(self._calls.names[self._calls.name[engine]])
         return name in self.structure.functions.in_parts
 
-    def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[SequenceMatch]:
+    def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[Recompute]:
         """The operators that a function ran again part by part, in any order, each once.
 
         Empty where its node ran more operators of a kind than its call, except a whole number of
@@ -583,46 +553,56 @@ class Matcher:
         rows, places = node.rows[places >= 0], places[places >= 0] + anchor.first
         cuts = [0, *(np.flatnonzero(places[1:] < places[:-1]) + 1).tolist(), len(places)]
         return [
-            SequenceMatch(
+            Recompute(
                 engine=node.engine,
                 original=self.forward[places[begin:end]],
                 again=rows[begin:end],
+                ran=places[begin:end] >= 0,
                 inner_function=False,
-                role=node.role,
+                by_design=node.role != Role.RECOMPUTE,
                 piece=2 * np.isin(places[begin:end], places[:begin]).sum() > end - begin,
             )
             for begin, end in itertools.pairwise(cuts)
         ]
 
-    def _runs(self, node: NodeSequence, anchor: Anchor | None, ending: Ending | None) -> list[Run]:
-        """Runs of a sequence, the last first."""
-        wanted, lowest, highest = node.codes, node.lowest, node.highest
-        own: list[Run] = []
-        known: list[Run] = []
-        end = len(wanted)
-        last = anchor.last if anchor is not None else highest - 1
-        if anchor is not None and anchor.first >= 0:
-            # The checkpointed call's recompute ends the sequence and lies within the call.
-            own = until_jump(self._sequence.cut(wanted, end, anchor.first, last + 1, last))
-            end = min((run.start for run in own), default=end)
-        if anchor is not None and ending is not None:
-            ceiling = min(highest, last + ending.count + NEAR)
-            floor = max(lowest, last - ending.height)
-            begin = max(0, len(wanted) - ending.count)
-            known = self._sequence.cut(wanted, end, floor, ceiling, last, begin)
-            end = min(begin, end)
-        ceiling = min(highest, last + len(wanted) + NEAR)
-        return own + self._sequence.cut(wanted, end, lowest, ceiling, last, behind=known)
+    def _behind_next(self, place: int, last: int) -> int:
+        """Place behind the operator of the node that asks next in the same pass; -1 if unknown."""
+        following = int(self._following[place])
+        anchor = self.anchors.find(self.sequences[following].engine) if following >= 0 else None
+        return anchor.last + 1 if anchor is not None and anchor.last < last else -1
 
-    def _matched(self, node: NodeSequence, runs: list[Run]) -> SequenceMatch:
-        parts = [slice(run.start, run.start + run.length) for run in runs]
-        functions = np.concatenate([node.function[part] for part in parts])
-        return SequenceMatch(
+    def _walks(
+        self, node: NodeSequence, anchor: Anchor | None, lowest: int, *, within: bool
+    ) -> list[Walk]:
+        """The recomputes of a sequence, in order of time.
+
+        Args:
+            node: The sequence.
+            anchor: Where the last one is expected.
+            lowest: First place of all.
+            within: Whether the last one lies within the anchor, and others go to its end.
+        """
+        wanted, end = node.codes, len(node.codes)
+        last = anchor.last if anchor is not None else node.highest - 1
+        ceiling = min(node.highest, last + end + NEAR)
+        own: list[Run] = []
+        if anchor is not None and anchor.first >= 0:
+            most = last + 1 if within else ceiling
+            first = max(anchor.first, lowest)
+            own = until_jump(self._sequence.cut(wanted, end, first, most, last))
+            end = min((run.start for run in own), default=end)
+        before = [] if within else own
+        rest = self._sequence.cut(wanted, end, lowest, ceiling, last, before)
+        return walks_of([*own, *rest] if within else rest)
+
+    def _matched(self, node: NodeSequence, walk: Walk) -> Recompute:
+        functions = node.function[walk.at]
+        return Recompute(
             engine=node.engine,
-            role=node.role,
-            piece=False,
-            original=np.concatenate([self.forward[run.place : run.stop] for run in runs]),
-            again=np.concatenate([node.rows[part] for part in parts]),
+            original=self.forward[walk.places],
+            again=node.rows[walk.at],
+            ran=walk.places >= 0,
+            by_design=node.role != Role.RECOMPUTE,
             inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
         )
 
@@ -644,9 +624,5 @@ def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64
     return places if 2 * np.count_nonzero(places < 0) < len(places) else None
 
 
-def _unpacks(node: NodeSequence, part: list[Run]) -> bool:
-    return bool(node.function[part[0].start] < 0) and _explained(part) < SHORT_RUN
-
-
-def _explained(runs: list[Run]) -> int:
-    return sum(run.length for run in runs)
+def _unpacks(node: NodeSequence, walk: Walk) -> bool:
+    return bool(node.function[walk.at[0]] < 0) and len(walk.at) < SHORT_RUN

@@ -149,12 +149,8 @@ def recomputed_calls(
     by_number = {call.annotation.call: call.annotation for call in known}
     found = []
     for row in rows:
-        above = int(calls.parent[row])
-        number = None
-        while above >= 0 and number is None:
-            number = parse_recompute(calls.names[calls.name[above]])
-            above = int(calls.parent[above])
-        found.append(by_number.get(number or 0))
+        numbers = (parse_recompute(calls.names[calls.name[above]]) for above in calls.above(row))
+        found.append(by_number.get(next((number for number in numbers if number is not None), 0)))
     return found
 
 

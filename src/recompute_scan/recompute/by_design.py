@@ -10,7 +10,6 @@ one's gradient, as scattering is of gathering:
 
 * it shows nothing of the forward pass alone: all kernels of its call, or all operators where it
   launches none, are in its own gradient too (a rotation, turned back by the same kernel);
-* the gradient that calls it does nothing else, so that it is that gradient;
 * both call each other.
 
 A function that is a checkpoint by behavior may run its block twice in its node: once without
@@ -108,7 +107,6 @@ def find_by_design(
             and other != name
             and name not in inside.get(other, {})
             and structure.evaluations.in_node[rows].all()
-            and not _is_the_gradient(calls, structure, launched, rows)
         }
         if not others or not len(outside[name]):
             continue
@@ -219,18 +217,6 @@ def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
         and not vocabulary.PLUMBING.match(name)
         and not vocabulary.NEUTRAL.match(name)
     )
-
-
-def _is_the_gradient(
-    calls: Calls, structure: Structure, launched: _Launched, rows: Sequence[int]
-) -> bool:
-    """Does the node that holds these calls do nothing else?"""
-    table = structure.evaluations
-    nodes = {int(row) for row in table.node[table.of[rows]]}
-    if launched.any:
-        return launched.of(sorted(nodes))[0] <= launched.of(rows)[0]
-    own = _work(calls, sorted(nodes)) - _work(calls, rows)
-    return not own
 
 
 def _work(calls: Calls, rows: Sequence[int]) -> Counter[str]:
@@ -445,10 +431,7 @@ def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     gather, sharding = calls.matching(vocabulary.GATHER), calls.matching(vocabulary.SHARDING)
     found: Bool = np.zeros(len(rows), np.bool_)
     for place in np.flatnonzero(gather[calls.name[rows]]):
-        above = int(calls.parent[rows[place]])
-        while above >= 0 and not sharding[calls.name[above]]:
-            above = int(calls.parent[above])
-        found[place] = above >= 0
+        found[place] = any(sharding[calls.name[above]] for above in calls.above(rows[place]))
     return found
 
 

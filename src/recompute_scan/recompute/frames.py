@@ -192,11 +192,6 @@ def _outer(frames: Calls, places: list[_Place | None], row: int) -> int:
     return row
 
 
-def _above(frames: Calls, row: int) -> Iterator[int]:
-    while (row := int(frames.parent[row])) >= 0:
-        yield row
-
-
 def _asking(
     frames: Calls,
     places: list[_Place | None],
@@ -207,7 +202,7 @@ def _asking(
     asking = places[frames.name[row]]
     asks = asking is not None and asking.path != vocabulary.CHECKPOINT_FILE
     depth = 0
-    for above in _above(frames, row):
+    for above in frames.above(row):
         place = places[frames.name[above]]
         depth += bool(boundaries[frames.name[above]])
         if asks or place is None:
@@ -219,7 +214,7 @@ def _asking(
 
 def _site(frames: Calls, places: list[_Place | None], row: int) -> str | None:
     """``file:line`` of the function outside torch that asks, its own line."""
-    for above in _above(frames, row):
+    for above in frames.above(row):
         place = places[frames.name[above]]
         if place is not None and not place.path.startswith("torch/"):
             return f"{place.path}:{place.line}"

@@ -5,19 +5,18 @@ that the forward pass has in the same row. A recompute goes through the forward 
 operator to its last and may leave some out. Where the places stop rising, one recompute ends and
 another begins.
 
-Where layers are equal, a sequence can be one recompute of two layers or two recomputes of one.
-Three facts decide, once every sequence has been read:
+Where layers are equal, a sequence can be one recompute of two layers or two recomputes of one. Two
+facts decide:
 
-* sequences of the same operators come from checkpoints of the same kind. The first layer's can be
-  read in one way only, and the others are read like it. So is a sequence that ends like it, where a
-  checkpoint around all layers put its recompute before;
-* checkpoints around one operator are recomputed from the outermost to the innermost, so no
-  recompute in a sequence begins before the one that ran before it;
-* checkpointed calls nest or are disjoint, so recomputes that overlap in part cannot both be right.
+* what the innermost checkpoint recomputes is not asked for again, so the last recompute begins
+  behind the operator of the node that asks next;
+* sequences of the same operators come from checkpoints of the same kind. Without early stop, a node
+  asks for two runs of one layer, and the first layer's can be read in no other way.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -30,8 +29,6 @@ from recompute_scan.trace.columns import Int64
 SHORT_RUN = 3
 # How far from that place, in operators, a short run may end.
 NEAR = 8
-# Cost of each operator that a recompute leaves out, such as a cast that autocast cached.
-_PER_GAP = 0.5
 
 
 class Run(Struct, frozen=True):
@@ -69,10 +66,9 @@ class ForwardSequence:
         low: int,
         high: int,
         expected: int,
-        begin: int = 0,
         behind: Iterable[Run] = (),
     ) -> list[Run]:
-        """``wanted[begin:end]`` as runs of this sequence within [low, high), the last run first.
+        """``wanted[:end]`` as runs of this sequence within [low, high), the last run first.
 
         Each run is the longest that ends where the next one begins. Among runs of equal length the
         nearest to its expected place is taken. Operators that fit nowhere are passed over.
@@ -83,12 +79,11 @@ class ForwardSequence:
             low: First place allowed.
             high: Place behind the last allowed.
             expected: Where the last operator is expected.
-            begin: The first operator to cut.
             behind: Runs already cut from the same sequence; the result begins with them.
         """
         runs = list(behind)
-        while end > begin:
-            best = self._best(wanted, begin, end, low, high, expected, runs)
+        while end:
+            best = self._best(wanted, end, low, high, expected, runs)
             if best is None:
                 end -= 1
                 continue
@@ -98,6 +93,17 @@ class ForwardSequence:
                 runs.append(best)
             end = best.start
         return runs
+
+    def in_order(self, wanted: Int64, walks: list[Walk]) -> list[Walk]:
+        """The walks from the outermost checkpoint's to the innermost's, if operators fit so too."""
+        if len(walks) < 2:
+            return walks
+        at = np.concatenate([walk.at for walk in walks])
+        ordered = sorted((walk.places for walk in walks), key=lambda places: int(places[0]))
+        if not np.array_equal(wanted[at], self.codes[np.concatenate(ordered)]):
+            return walks
+        ends = np.cumsum([len(places) for places in ordered])
+        return [Walk(*both) for both in zip(np.split(at, ends[:-1]), ordered, strict=True)]
 
     def _shared_out(self, wanted: Int64, run: Run, after: Run, stop: int) -> list[Run]:
         """Two recomputes, the later first. Operators that fit both go to the end of the earlier.
@@ -120,7 +126,6 @@ class ForwardSequence:
     def _best(
         self,
         wanted: Int64,
-        begin: int,
         end: int,
         low: int,
         high: int,
@@ -131,22 +136,23 @@ class ForwardSequence:
         on = expected if after is None else after.place - 1
         # All recomputes of one sequence were asked for by one node, and end near it.
         again = expected if after is None else runs[0].stop - 1
-        best: tuple[float, Run] | None = None
+        best: tuple[int, Run] | None = None
         for position in self._nearest(int(wanted[end - 1]), low, high, on):
-            length = self._length(wanted, begin, end, position, low)
+            length = self._length(wanted, end, position, low)
             if not length:
                 continue
             last = after is None or position >= after.place
             jumps = last and after is not None
             gap = abs(position - (again if last else on))
-            if length < SHORT_RUN and (gap > NEAR or (jumps and length < end - begin)):
+            if length < SHORT_RUN and (gap > NEAR or (jumps and length < end)):
                 continue
             # A recompute ends at the operator that asked for it, or a few operators later that
-            # save nothing: each operator of the distance costs as much as one that fits gains.
-            score = length - (gap if last else _PER_GAP * gap)
+            # save nothing, and may leave some out, such as a cast that autocast cached: each
+            # operator of the distance costs as much as one that fits gains.
+            score = length - gap
             if best is None or score > best[0]:
                 best = (score, Run(end - length, position - length + 1, length, last))
-            if length == end - begin and not jumps:
+            if length == end and not jumps:
                 break  # explains the whole rest, and no nearer place does
         return None if best is None else best[1]
 
@@ -160,8 +166,8 @@ class ForwardSequence:
         nearest: list[int] = places[np.abs(places - place).argsort(kind="stable")].tolist()
         yield from nearest[bool(nearest and nearest[0] == place) :]
 
-    def _length(self, wanted: Int64, begin: int, end: int, position: int, low: int) -> int:
-        longest = min(end - begin, position - low + 1)
+    def _length(self, wanted: Int64, end: int, position: int, low: int) -> int:
+        longest = min(end, position - low + 1)
         differ = wanted[end - longest : end] != self.codes[position - longest + 1 : position + 1]
         breaks = np.flatnonzero(differ)
         return longest - 1 - int(breaks[-1]) if len(breaks) else longest
@@ -169,150 +175,27 @@ class ForwardSequence:
 
 def until_jump(runs: list[Run]) -> list[Run]:
     """The runs of one recompute, the last of a sequence. Latest first, as cut."""
-    return passes_of(runs)[-1][::-1] if runs else []
+    return list(itertools.takewhile(lambda run: run is runs[0] or not run.last, runs))
 
 
-def passes_of(runs: list[Run]) -> list[list[Run]]:
+class Walk(Struct, frozen=True):
+    """One recompute: positions in the sequence, and the same operators' places in the forward."""
+
+    at: Int64
+    places: Int64
+
+
+def walks_of(runs: list[Run]) -> list[Walk]:
     """Runs (latest first) grouped into single walks through the forward, in order of time."""
-    passes: list[list[Run]] = []
+    groups: list[list[Run]] = []
     for run in runs:
         if run.last:
-            passes.append([run])
-        else:
-            passes[-1].append(run)
-    return [walk[::-1] for walk in passes[::-1]]
-
-
-class Ending(Struct, frozen=True):
-    """How far below its expected end a sequence may reach with its last ``count`` operators.
-
-    ``longer``: so may any that ends with these operators.
-    """
-
-    count: int
-    height: int
-    longer: bool = False
-
-
-class Endings(Struct, frozen=True):
-    """Endings that are known, by the sequence (the bytes of its codes)."""
-
-    known: dict[bytes, Ending]
-
-    def of(self, operators: Int64) -> Ending | None:
-        """The ending of this sequence, or of the longest known one that it ends with."""
-        text = operators.tobytes() if self.known else b""
-        if text in self.known:
-            return self.known[text]
-        ends = [end for end, known in self.known.items() if known.longer and text.endswith(end)]
-        return self.known[max(ends, key=len)] if ends else None
-
-
-class Reading(Struct, frozen=True):
-    """How one sequence was read.
-
-    Attributes:
-        operators: Codes of its operators.
-        expected: Place in the forward pass where its recomputes are expected to end.
-        recomputes: First and last place of each, in order of time.
-        asked: A node asked for a saved tensor; else a checkpoint function's node ran it.
-    """
-
-    operators: Int64
-    expected: int
-    recomputes: tuple[tuple[int, int], ...]
-    asked: bool
-
-    @property
-    def key(self) -> bytes:
-        """Equal for equal operators."""
-        return self.operators.tobytes()
-
-    @property
-    def whole(self) -> Ending:
-        """The ending that lets all of such a sequence reach as far down as this one."""
-        return Ending(len(self.operators), self.expected - min(self.begins))
-
-    @property
-    def begins(self) -> list[int]:
-        """First place of each recompute, in order of time."""
-        return [first for first, _ in self.recomputes]
-
-    @property
-    def in_order(self) -> bool:
-        """Does every recompute begin at or behind the beginning of the one before?"""
-        return self.begins == sorted(self.begins)
-
-
-def correct(endings: Endings, readings: list[Reading]) -> Endings:
-    """Further endings, found by comparing all readings.
-
-    Only the first fact that some reading violates counts: mending it can mend the others.
-    """
-    for find in (_by_likeness, _by_order, _by_crossings):
-        found = find(readings)
-        if find is _by_likeness:
-            found |= {k: e for k, e in _by_longer(readings).items() if k not in endings.known}
-        new = {key: ending for key, ending in found.items() if endings.known.get(key) != ending}
-        if new:
-            return Endings(endings.known | new)
-    return endings
-
-
-def _surest(readings: Iterable[Reading]) -> dict[bytes, Reading]:
-    """For each kind of sequence the reading with most recomputes."""
-    surest: dict[bytes, Reading] = {}
-    for reading in readings:
-        known = surest.get(reading.key)
-        if reading.in_order and (known is None or len(reading.recomputes) > len(known.recomputes)):
-            surest[reading.key] = reading
-    return surest
-
-
-def _by_likeness(readings: list[Reading]) -> dict[bytes, Ending]:
-    surest = _surest(readings)
-    return {
-        reading.key: surest[reading.key].whole
-        for reading in readings
-        if reading.key in surest and len(reading.recomputes) < len(surest[reading.key].recomputes)
-    }
-
-
-def _by_longer(readings: list[Reading]) -> dict[bytes, Ending]:
-    keys = {reading.key for reading in readings}
-    return {
-        key: replace(reading.whole, longer=True)
-        for key, reading in _surest(readings).items()
-        if len(reading.recomputes) > 1
-        and any(len(other) > len(key) and other.endswith(key) for other in keys)
-    }
-
-
-def _by_order(readings: Iterable[Reading]) -> dict[bytes, Ending]:
-    endings = {}
-    for reading in readings:
-        count = 0
-        for at in reversed(range(1, len(reading.recomputes))):
-            first, last = reading.recomputes[at]
-            floor = max(reading.begins[:at])
-            if first < floor:
-                count += last - floor + 1
-                endings[reading.key] = Ending(count, reading.expected - floor)
-                break
-            count += last - first + 1
-    return endings
-
-
-def _by_crossings(readings: Iterable[Reading]) -> dict[bytes, Ending]:
-    spans = [(first, last, reading) for reading in readings for first, last in reading.recomputes]
-    endings: dict[bytes, Ending] = {}
-    open_ends: list[int] = []
-    for first, last, reading in sorted(spans, key=lambda span: (span[0], -span[1])):
-        while open_ends and open_ends[-1] < first:
-            open_ends.pop()
-        # A few operators fit the end of one recompute and the beginning of the next.
-        if reading.asked and open_ends and open_ends[-1] + SHORT_RUN < last:
-            height = reading.expected - open_ends[-1] - 1
-            endings[reading.key] = Ending(len(reading.operators), height)
-        open_ends.append(last)
-    return {key: ending for key, ending in endings.items() if ending.height >= 0}
+            groups.append([])
+        groups[-1].append(run)
+    return [
+        Walk(
+            np.concatenate([np.arange(run.start, run.start + run.length) for run in group[::-1]]),
+            np.concatenate([np.arange(run.place, run.stop) for run in group[::-1]]),
+        )
+        for group in groups[::-1]
+    ]

@@ -95,6 +95,11 @@ class Calls(Struct, frozen=True):
         for piece in whole_trees(self.depth == 0):
             yield from reversed(levels_of(self.depth[piece], piece.start)[1:])
 
+    def above(self, row: int) -> Iterator[int]:
+        """Rows of the calls around one, the innermost first."""
+        while (row := int(self.parent[row])) >= 0:
+            yield row
+
     def within(self, rows: Ints) -> Bool:
         """For each call: is it one of these, or inside one of them?"""
         return self._held(rows, rows)
