@@ -28,6 +28,16 @@ def test_a_function_that_only_the_recompute_calls_is_found() -> None:
     assert recompute_counts(study_step(*layers, *backward)) == [2] * 8
 
 
+def test_a_node_from_before_the_trace_repeats_nothing_in_it() -> None:
+    # Another optimizer's step ended the one in which a generator ran.
+    forward, earlier = run(20), run(5)
+    backward = [
+        *gradients(forward, recompute=run(60)),
+        *gradients(earlier, recompute=run(80)),
+    ]
+    assert recompute_counts(study_step(*forward, *backward)) == [1] * len(forward)
+
+
 def test_on_a_gpu_an_operator_that_launched_nothing_did_not_run() -> None:
     def layer(first: int, kernels: int) -> list[Call]:
         return [

@@ -228,7 +228,7 @@ CONDITIONS: dict[str, Condition] = {
     "of its peak with {} (HFU)": lambda r: r.flops.hfu is not None,
     "Peak for the number types that ran: {}": lambda r: r.flops.peak_tflops is not None,
     ", with no redundant recompute": lambda r: r.memory is not None and r.memory.plans,
-    "Its parts are those of the recorded step": lambda r: (
+    "The recorded step's parts were scaled": lambda r: (
         r.verified is not None and r.verified.outcome in MEASURED
     ),
     "Start it on as many processes as before": lambda r: len(r.ranks) > 1,
@@ -324,7 +324,7 @@ CONDITIONS: dict[str, Condition] = {
     "Compare gradients with and without checkpoints; nothing": lambda r: (
         r.fidelity is not None or any(f.wrong_gradients for f in r.findings)
     ),
-    "of the step to save memory. Check whether you need that memory": lambda r: (
+    "of the step to save memory. Do you need that memory": lambda r: (
         r.cost is not None and r.cost.breakdown.recompute > 0
     ),
     "If memory runs short, see which layers to checkpoint": lambda r: r.verdict == "none",

@@ -440,6 +440,9 @@ class Matcher:
         code = self._code = OperatorCodes(calls)
         self._sequence = ForwardSequence(code[forward])
         self._one_thread = len(np.unique(calls.thread[forward])) <= 1
+        numbers = structure.number[forward]
+        # A node with a lower number was made before the trace begins.
+        self._first_number = int(numbers[numbers >= 0].min(initial=2**31 - 1))
         self.sequences = self._list_sequences(candidates, starts, code)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
         self.anchors = Anchors(calls, structure, forward, engines)
@@ -510,6 +513,9 @@ class Matcher:
         engine, lowest = node.engine, node.lowest
         anchor = self.anchors.find(engine)
         checkpoint_node = bool(self.structure.checkpoint_node[engine])
+        before = 0 <= self.structure.number[engine] < self._first_number
+        if anchor is None and before and self._one_thread and not checkpoint_node:
+            return []
         if checkpoint_node and self._goes_in_parts(engine):
             if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
                 whole = self._once_each(node, anchor)

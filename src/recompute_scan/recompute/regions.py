@@ -347,7 +347,7 @@ def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
 
 
 def _of_numbers(structure: Structure, engines: Int64, rows: Int64) -> Bool:
-    """For each engine range: has its node a number between those of these operators?"""
+    """For each engine range: is its node's number in the range of these operators' numbers?"""
     number = structure.number[rows]
     number = number[number >= 0]
     if not len(number):

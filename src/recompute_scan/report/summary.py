@@ -529,9 +529,7 @@ def _buys_memory(result: Result) -> str:
     if parts is None or whole <= 0 or not parts.recompute or not words.by_checkpoints(result):
         return _WHAT["plan"]
     taken = share(parts.recompute / whole)
-    return (
-        f"Recomputes take {taken} of the step to save memory. Check whether you need that memory."
-    )
+    return f"Recomputes take {taken} of the step to save memory. Do you need that memory?"
 
 
 def how_to_record(result: Result) -> ToRecord:

@@ -46,7 +46,7 @@ def step_time_sentences(result: Result) -> list[str]:
         return [
             f"{head}: median of {plural(arm.timed_steps, 'step')} timed without the profiler; "
             f"likely between {likely}.",
-            "Its parts are those of the recorded step, in proportion.",
+            "The recorded step's parts were scaled to it.",
         ]
     timed = cost.step_source == "timed"
     if not cost.steps:  # a result of a version that did not count them
