@@ -198,12 +198,14 @@ def count_by_marks(
         return None
     if unmarked_functions(calls, structure, annotations):
         return None
+    inside = calls.inside(calls.named(ANY_RECOMPUTE))
+    if any(not (each.by_design or inside[each.again].any()) for each in alignment.recomputes):
+        return None
     runs = np.zeros(len(alignment.forward), np.int64)
     passes = alignment.passes.copy()
     for call in annotations.calls:
         places = slice(call.first, call.last + 1)
         runs[places], passes[places] = call.recomputes, passes[places].max()
-    inside = calls.inside(calls.named(ANY_RECOMPUTE))
     rows = alignment.unexplained
     rows = rows[inside[rows] & (structure.role[rows] == Role.RECOMPUTE)]
     names = Counter(calls.names[code] for code in calls.name[rows].tolist())
