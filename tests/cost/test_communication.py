@@ -181,7 +181,7 @@ def test_the_record_of_a_wait_is_no_collective() -> None:
 def test_an_unfinished_step_does_not_count() -> None:
     forward = run(0)
     whole = training_step(0, *forward, *gradients(forward, [*run(50), gather()]))
-    facts = studied(thread(whole, training_step(1, gather(), *run(0))))
+    facts = studied(thread(whole, training_step(1, gather(), *run(100))))
     assert facts.complete_count == 1
     assert len(facts.collectives.rows) == 1
 

@@ -55,6 +55,7 @@ def is_telling(line: bytes) -> bool:
     """
     return (
         b"Error:" in line
+        or b"Error\x1b" in line  # Python 3.13 colours the name alone
         or b"File " in line
         or b".py in " in line
         or b"Traceback (most" in line
