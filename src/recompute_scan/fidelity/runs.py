@@ -548,14 +548,13 @@ class RecomputeRun(RegionRun):
             # A subclass has to see its tensors pass, or it would be lost from the graph.
             with torch.no_grad(), _disable_current_modes():
                 graphs = graphs_below(outputs, self._first_node)
-            same = unseen(self._comes_to_the_same, tensors((result,)), Prints((self,)))
-            unseen(self._see_graphs, outputs, graphs, same)
+            unseen(self._see_graphs, outputs, graphs, tensors((result,)))
         except Exception as error:
             self.failed(error)
 
-    def _comes_to_the_same(self, results: list[torch.Tensor], prints: Prints) -> bool:
+    def _comes_to_the_same(self, results: list[torch.Tensor]) -> bool:
         """Whether all results are the forward's, but for rounding."""
-        before = self._forward.results
+        before, prints = self._forward.results, Prints((self,))
         now = tuple(self.tape.print_of(one, prints) for one in results)
         known = bool(now) and None not in (*before, *now)
         same = known and apart_by(before, now) != "altogether"
@@ -563,7 +562,7 @@ class RecomputeRun(RegionRun):
         return same
 
     def _see_graphs(
-        self, outputs: list[torch.Tensor], graphs: list[SavedGraph], same: bool
+        self, outputs: list[torch.Tensor], graphs: list[SavedGraph], results: list[torch.Tensor]
     ) -> None:
         self._possible = []
         for output, graph in zip(outputs, graphs, strict=True):
@@ -576,9 +575,10 @@ class RecomputeRun(RegionRun):
             cause = self._checker.cause_in_graph(makers, outside, graph.nodes)
             if graph.unknown:
                 cause = self._checker.difference
-            # Without a checkpoint the block runs with gradients, as this recompute does.
-            other_way = same and not self._forward.grad_mode
-            if cause is not None and not (other_way and cause.kind == "operators"):
+            if cause is not None and cause.kind == "operators" and not self._forward.grad_mode:
+                # Without a checkpoint the block runs with gradients, as this recompute does.
+                cause = None if self._comes_to_the_same(results) else cause
+            if cause is not None:
                 arrives = Arrives(output, self._around) if len(outputs) > 1 else _always
                 self._possible.append((arrives, cause))
 

@@ -61,7 +61,6 @@ class Ran:
 
     def __init__(self, calls: Calls, work: Work, neutral: Bool) -> None:
         self._calls = calls
-        self._size = calls.size
         self._work = work
         self._neutral = neutral
         self._twins_before = _twins_before(calls, neutral)
@@ -98,14 +97,16 @@ class Ran:
 
         A recompute detaches, inside its operators, what it recomputed: that does not count.
         """
-        counted = row + 1 + np.flatnonzero(~self._neutral[row + 1 : row + 1 + self._size[row]])
-        following = np.append(counted[1:], row + 1 + self._size[row])
-        return int(np.count_nonzero(following > counted + self._size[counted]))
+        counted = (
+            row + 1 + np.flatnonzero(~self._neutral[row + 1 : row + 1 + self._calls.size[row]])
+        )
+        following = np.append(counted[1:], row + 1 + self._calls.size[row])
+        return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
     def _twins(self, rows: Int64) -> Int32:
         """For each call: how many operators inside it stand directly in one of the same name."""
         before = self._twins_before
-        twins: Int32 = before[rows + self._size[rows] + 1] - before[rows + 1]
+        twins: Int32 = before[rows + self._calls.size[rows] + 1] - before[rows + 1]
         return twins
 
 
