@@ -181,7 +181,8 @@ def step_sentence(result: Result) -> str:
             with_fix = f"about {ms(step.after_ms)} (likely {span(step.low_ms, step.high_ms)})."
         said += f", with the fix {with_fix}"
     elif result.verdict == "doubled":
-        said += "." if result.verified else "; no saving is predicted."
+        within = f"{span(step.low_ms, step.high_ms)}: {words.NOT_CERTAIN}"
+        said += "." if result.verified else f", with the fix {within}."
     else:
         spent = cost.breakdown.recompute + cost.breakdown.redundant
         whole = total(cost.breakdown)
@@ -192,7 +193,7 @@ def step_sentence(result: Result) -> str:
         said += f"; {share(spent / whole)} of it is {note}." if tells else "."
     if not step.measured and cost.step_source != "timed":
         said += " The profiler slows these steps down."
-    return said + (f" {TOO_WIDE}." if _varies(result) else "")
+    return said + (f" {TOO_WIDE}." if _varies(result) and words.NOT_CERTAIN not in said else "")
 
 
 def _varies(result: Result) -> bool:
@@ -289,6 +290,9 @@ def _step_after(result: Result) -> KeyNumber:
         return KeyNumber(label, ms(step.after_ms), note)
     if result.verdict == "inconclusive":
         return KeyNumber(label, UNKNOWN, f"{ms(step.now_ms)} now")
+    if result.verdict == "doubled":
+        within = span(step.low_ms, step.high_ms)
+        return KeyNumber(label, within, f"{ms(step.now_ms)} now; {words.NOT_CERTAIN}")
     return KeyNumber(label, ms(step.now_ms), words.first_true(result, words.STEP_NOTE))
 
 
