@@ -285,7 +285,7 @@ CONDITIONS: dict[str, Condition] = {
     "on a machine that does nothing else": lambda r: r.cost is not None,
     "how much of it repeats forward work is not": lambda r: r.cost is not None and _no_verdict(r),
     "redundant among them": lambda r: r.cost is not None,
-    "Collectives that recomputes repeat": lambda r: r.cost is not None,
+    "Collectives that recomputes repeat": lambda r: r.cost.repeated_collectives_ms is not None,
     "The line under the second bar": _saves,
     "The runs of {} in step": lambda r: r.proof is not None,
     "and the backward pass ran no operator of it again": lambda r: len(_lanes(r)) < 2,
