@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from recompute_scan.files import content
 from recompute_scan.frameworks.base import CONFIGURATIONS, Mechanism
 from recompute_scan.frameworks.registry import framework_files
-from recompute_scan.record.execute import run_program
+from recompute_scan.record.execute import as_before, run_program
 from recompute_scan.result.run_record import Source, source_lines
 
 # How IPython names cells at a terminal; in Jupyter they have names of files.
@@ -95,6 +95,7 @@ def is_library(module: str, file: str) -> bool:
     return owner < Owner.COPY or _is_framework(module.partition(".")[0], file)
 
 
+@as_before()
 def _owner(module: str, file: str, main: object, start: Path) -> Owner:
     if file.startswith("<") and not file.startswith(_IPYTHON):
         return Owner.NOBODY

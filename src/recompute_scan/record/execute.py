@@ -7,20 +7,36 @@ documentation, ``Doc/using/cmdline.rst``, and ``runpy``) is set up here: a real 
 
 from __future__ import annotations
 
+import ast
 import atexit
 import builtins
+import ctypes
 import faulthandler
+import gc
+import gzip
+import importlib
 import importlib.machinery
 import importlib.util
+import inspect
+import io
+import json
 import os
+import platform
+import select
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
+import time
 import traceback
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import enumerate as threads_alive
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Literal
 
@@ -29,6 +45,23 @@ from msgspec import Struct
 from recompute_scan.errors import UsageError
 
 _OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
+# What recording calls, or torch's profiler for it, and scripts replace: with mocks, or by a library
+# that makes time or files up. Not what is there to be replaced, and what we replace ourselves.
+_LIBRARY = (
+    *(builtins, os, os.path, io, time, json, gzip, zlib, shutil, tempfile, Path, threading, gc),
+    *(ast, atexit, ctypes, faulthandler, importlib, inspect, platform, select, signal, subprocess),
+    traceback,
+)
+_OURS = {"_exit", "execv", "execve"}
+_BEFORE = tuple(
+    (owner, name, value)
+    for owner in _LIBRARY
+    for name, value in vars(owner).items()
+    if (callable(value) or isinstance(value, classmethod))
+    and not name.endswith("hook")
+    and name not in _OURS
+)
+_GONE = object()
 
 
 class StopRecording(SystemExit):
@@ -69,7 +102,7 @@ def run_program(
     Raises:
         UsageError: There is no such script (``E202``) or module (``E203``).
     """
-    threads = set(threading.enumerate())
+    threads = set(threads_alive())
     with _interpreter_state():
         ended = _run_program(target, is_module, args, on_failure)
         if ended.ending != "stopped":
@@ -84,7 +117,7 @@ def _threads_ended(ended: Exit, before: set[threading.Thread]) -> Exit:
     """
     try:
         while left := [
-            one for one in threading.enumerate() if one not in before and not one.daemon
+            one for one in threads_alive() if one not in before and not one.daemon
         ]:
             left[0].join()
     except StopRecording:
@@ -274,10 +307,12 @@ def _set_first_path(folder: str) -> None:
 def _interpreter_state() -> Iterator[None]:
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
-    plain_open = builtins.open
     try:
         yield
     finally:
+        if found := replaced():
+            _put(found, 2)
+            atexit.register(_put, found, 3)
         _stop_timers()
         # The script may not refuse our imports and files from here on. Functions that it has left
         # for the interpreter's end find its hooks again.
@@ -286,15 +321,49 @@ def _interpreter_state() -> Iterator[None]:
                 atexit.register(now.__setitem__, slice(None), list(now))
                 now[:] = [*before, *(one for one in now if one not in before)]
                 sys.path_importer_cache.clear()  # what it holds may have found no hook
-        if builtins.open is not plain_open:
-            atexit.register(setattr, builtins, "open", builtins.open)
-            builtins.open = plain_open
         if sys.modules.get("__main__") is not main:
             # Functions that the script has left for the interpreter's end are called after this.
             atexit.register(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = main
         sys.argv[:] = argv
         sys.path[:] = path
+
+
+_Replaced = tuple[Any, str, Any, Any]
+
+
+def replaced() -> list[_Replaced]:
+    """Functions of the standard library that the script has replaced: where, by which name, what
+    was there, and what is.
+    """
+    return [
+        (owner, name, was, now)
+        for owner, name, was in _BEFORE
+        if (now := vars(owner).get(name, _GONE)) is not was
+    ]
+
+
+def _put(found: list[_Replaced], which: int) -> None:
+    for one in found:
+        if one[which] is _GONE:
+            delattr(*one[:2])
+        else:
+            setattr(*one[:2], one[which])
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """The body finds the standard library as it was before the script, which finds its own again:
+    what the script has put there may fail, and may count its calls.
+    """
+    if not (found := replaced()):
+        yield
+        return
+    _put(found, 2)
+    try:
+        yield
+    finally:
+        _put(found, 3)
 
 
 def _stop_timers() -> None:

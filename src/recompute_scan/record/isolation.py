@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from recompute_scan.crash import is_from_handler
 from recompute_scan.errors import ScanError
-from recompute_scan.record.execute import StopRecording, is_own
+from recompute_scan.record.execute import StopRecording, as_before, is_own, replaced
 from recompute_scan.record.torch_versions import (
     compile_frames_by,
     is_compiling,
@@ -224,20 +224,30 @@ class Guard:
             ends(cast("Exception", error))
             return True
         if self.failure is None:
-            self.is_bug = not is_device_error(error)
+            replacing = ", ".join(f"{_named(owner)}.{name}" for owner, name, *_ in replaced()[:3])
+            with as_before():
+                self._end(error, replacing)
+        return True
+
+    def _end(self, error: BaseException, replacing: str) -> None:
+        """The recording ends with it, while the script had replaced these functions, if any."""
+        self.is_bug = not (is_device_error(error) or replacing)
+        where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
+        if self.is_bug:
             self.failure = (
                 f"A bug in recompute-scan ended {self._what}, and the script went on: "
-                f"{_in_a_line(error)}{_place(error.__traceback__)} [E702]"
-                if self.is_bug
-                else f"Recording ended when the GPU failed: {_in_a_line(error)}."
+                f"{where} [E702]"
             )
+        elif replacing:
+            self.failure = f"Recording ended while the script had replaced {replacing}: {where}."
+        else:
+            self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
+        with suppress(Exception):
+            self.on_failure()
+        if self.is_bug:
             with suppress(Exception):
-                self.on_failure()
-            if self.is_bug:
-                with suppress(Exception):
-                    # Not into what the script may have put in its place, and reads.
-                    print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
-        return True
+                # Not into what the script may have put in its place, and reads.
+                print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
 
     @staticmethod
     def is_scripts(error: BaseException) -> bool:
@@ -304,6 +314,10 @@ def hide_own_frames(error: BaseException) -> None:
     while trace is not None and is_own(trace.tb_frame):
         trace = trace.tb_next
     BaseException.with_traceback(error, trace)  # a class of the script's may refuse attributes
+
+
+def _named(owner: Any) -> str:
+    return str(getattr(owner, "__name__", ""))
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from recompute_scan.api import Scan
 from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.record.checkpoint_calls import Probe, install_self_test
+from recompute_scan.record.execute import as_before
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import wait_for_ranks
 from recompute_scan.record.options import (
@@ -322,6 +323,7 @@ class Recording:
             except ScanError as said:
                 warnings.warn(f"recompute-scan: {said}", RuntimeWarning, stacklevel=3)
 
+    @as_before()
     def _leave(self, live: _Live, error: BaseException | None = None) -> None:
         """Take everything out of the process, and write the run record."""
         global _current
