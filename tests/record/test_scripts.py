@@ -67,7 +67,7 @@ def _read(job: dict[str, Any], status: int) -> Ran:
 
 
 # What these print depends on how a process began: they are started as a person starts them.
-ALONE = {"replaced_steps", "uncaught"}
+ALONE = {"replaced_library", "replaced_steps", "uncaught"}
 # Its own profiler runs all the time, or its steps are made elsewhere or not at all.
 WITHOUT_TRACE = {
     "errors_in_threads",
@@ -132,12 +132,15 @@ def ran(
 
 
 @pytest.mark.parametrize(
-    "name", ["uncaught", pytest.param("replaced_steps", marks=pytest.mark.slow)]
+    "name",
+    ["replaced_library", "uncaught", pytest.param("replaced_steps", marks=pytest.mark.slow)],
 )
 def test_a_script_started_by_itself_does_the_same(name: str, tmp_path: Path) -> None:
     plain, recorded = run_alone(name, tmp_path)
     assert recorded[0] == plain[0]
     assert recorded[1].startswith(plain[1])  # the report comes after it
+    assert "Verdict: " in recorded[1]
+    assert "E702" not in recorded[1]
 
 
 @every_script

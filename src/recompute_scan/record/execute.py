@@ -7,32 +7,18 @@ documentation, ``Doc/using/cmdline.rst``, and ``runpy``) is set up here: a real 
 
 from __future__ import annotations
 
-import ast
 import atexit
 import builtins
-import ctypes
 import faulthandler
-import gc
-import gzip
 import importlib
 import importlib.machinery
 import importlib.util
-import inspect
-import io
-import json
 import os
-import platform
-import select
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
 import traceback
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,18 +34,16 @@ _OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 # What recording calls, or torch's profiler for it, and scripts replace: with mocks, or by a library
 # that makes time or files up. Not what is there to be replaced, and what we replace ourselves.
 _LIBRARY = (
-    *(builtins, os, os.path, io, time, json, gzip, zlib, shutil, tempfile, Path, threading, gc),
-    *(ast, atexit, ctypes, faulthandler, importlib, inspect, platform, select, signal, subprocess),
-    traceback,
+    "ast atexit builtins ctypes faulthandler gc gzip importlib inspect io json os platform "
+    "posixpath select shutil signal subprocess tempfile threading time traceback zlib"
 )
 _OURS = {"_exit", "execv", "execve"}
 _BEFORE = tuple(
     (owner, name, value)
-    for owner in _LIBRARY
+    for owner in (Path, *map(importlib.import_module, _LIBRARY.split()))
     for name, value in vars(owner).items()
     if (callable(value) or isinstance(value, classmethod))
-    and not name.endswith("hook")
-    and name not in _OURS
+    and not (name.endswith("hook") or name in _OURS)
 )
 _GONE = object()
 
@@ -116,9 +100,7 @@ def _threads_ended(ended: Exit, before: set[threading.Thread]) -> Exit:
     One of them may train.
     """
     try:
-        while left := [
-            one for one in threads_alive() if one not in before and not one.daemon
-        ]:
+        while left := [one for one in threads_alive() if one not in before and not one.daemon]:
             left[0].join()
     except StopRecording:
         return Exit("stopped", 0) if ended.ending == "finished" else ended
@@ -143,6 +125,8 @@ def _run_program(
     except SystemExit as error:
         stopped = _follows_stop(error)
         status = 0 if stopped else _exit_status(error)
+        if status and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
         if status:
             on_failure(error)
         traceback.clear_frames(error.__traceback__)
@@ -189,7 +173,7 @@ def run_call(
         return Exit("stopped", 0)
     except SystemExit as error:
         raised.append(error)
-        status = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        status = _exit_status(error)
         if status:
             on_failure(error)
         return Exit("exited", status)
@@ -310,16 +294,16 @@ def _interpreter_state() -> Iterator[None]:
     try:
         yield
     finally:
-        if found := replaced():
-            _put(found, 2)
-            atexit.register(_put, found, 3)
+        found = replaced()
+        _put(found, 0)
+        atexit.register(_put, found, 1)
         _stop_timers()
         # The script may not refuse our imports and files from here on. Functions that it has left
         # for the interpreter's end find its hooks again.
         for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
             if now != before:
                 atexit.register(now.__setitem__, slice(None), list(now))
-                now[:] = [*before, *(one for one in now if one not in before)]
+                now[:] = before
                 sys.path_importer_cache.clear()  # what it holds may have found no hook
         if sys.modules.get("__main__") is not main:
             # Functions that the script has left for the interpreter's end are called after this.
@@ -329,10 +313,7 @@ def _interpreter_state() -> Iterator[None]:
         sys.path[:] = path
 
 
-_Replaced = tuple[Any, str, Any, Any]
-
-
-def replaced() -> list[_Replaced]:
+def replaced() -> list[tuple[Any, str, Any, Any]]:
     """Functions of the standard library that the script has replaced: where, by which name, what
     was there, and what is.
     """
@@ -343,12 +324,12 @@ def replaced() -> list[_Replaced]:
     ]
 
 
-def _put(found: list[_Replaced], which: int) -> None:
-    for one in found:
-        if one[which] is _GONE:
-            delattr(*one[:2])
+def _put(found: list[tuple[Any, str, Any, Any]], which: int) -> None:
+    for owner, name, *values in found:
+        if values[which] is _GONE:
+            delattr(owner, name)
         else:
-            setattr(*one[:2], one[which])
+            setattr(owner, name, values[which])
 
 
 @contextmanager
@@ -356,14 +337,12 @@ def as_before() -> Iterator[None]:
     """The body finds the standard library as it was before the script, which finds its own again:
     what the script has put there may fail, and may count its calls.
     """
-    if not (found := replaced()):
-        yield
-        return
-    _put(found, 2)
+    found = replaced()
+    _put(found, 0)
     try:
         yield
     finally:
-        _put(found, 3)
+        _put(found, 1)
 
 
 def _stop_timers() -> None:
@@ -375,13 +354,7 @@ def _stop_timers() -> None:
 
 
 def _exit_status(error: SystemExit) -> int:
-    code = error.code
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    print(code, file=sys.stderr)
-    return 1
+    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _report(error: BaseException) -> str:

@@ -224,24 +224,21 @@ class Guard:
             ends(cast("Exception", error))
             return True
         if self.failure is None:
-            replacing = ", ".join(f"{_named(owner)}.{name}" for owner, name, *_ in replaced()[:3])
+            names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
             with as_before():
-                self._end(error, replacing)
+                self._end(error, names)
         return True
 
-    def _end(self, error: BaseException, replacing: str) -> None:
+    def _end(self, error: BaseException, replaced: str) -> None:
         """The recording ends with it, while the script had replaced these functions, if any."""
-        self.is_bug = not (is_device_error(error) or replacing)
+        self.is_bug = not (is_device_error(error) or replaced)
         where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
-        if self.is_bug:
-            self.failure = (
-                f"A bug in recompute-scan ended {self._what}, and the script went on: "
-                f"{where} [E702]"
-            )
-        elif replacing:
-            self.failure = f"Recording ended while the script had replaced {replacing}: {where}."
-        else:
-            self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
+        self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
+        if replaced:
+            self.failure = f"Recording ended while the script had replaced {replaced}: {where}."
+        elif self.is_bug:
+            went_on = f"A bug in recompute-scan ended {self._what}, and the script went on"
+            self.failure = f"{went_on}: {where} [E702]"
         with suppress(Exception):
             self.on_failure()
         if self.is_bug:
@@ -314,10 +311,6 @@ def hide_own_frames(error: BaseException) -> None:
     while trace is not None and is_own(trace.tb_frame):
         trace = trace.tb_next
     BaseException.with_traceback(error, trace)  # a class of the script's may refuse attributes
-
-
-def _named(owner: Any) -> str:
-    return str(getattr(owner, "__name__", ""))
 
 
 def _in_a_line(error: BaseException) -> str:
@@ -440,13 +433,6 @@ def let_forked_processes_end() -> None:
     """
     libc = ctypes.CDLL(None)
     if all(hasattr(libc, name) for name in ("on_exit", "_exit", "fcloseall")):  # glibc's
-        in_forked_processes(
-            functools.partial(_leave_early, libc.on_exit, libc._exit, libc.fcloseall)
-        )
-
-
-def _leave_early(on_exit: Callable[..., object], leave: object, flush: object) -> None:
-    with suppress(Exception):
         # The function that is registered last is called first; each gets the exit status.
-        on_exit(leave, None)
-        on_exit(flush, None)
+        for function in (libc._exit, libc.fcloseall):
+            in_forked_processes(functools.partial(libc.on_exit, function, None))

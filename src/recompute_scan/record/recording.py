@@ -343,7 +343,9 @@ class Recording:
             live.recorder,
             live.probe,
             live.plan,
-            _target() if self._wording is _WORDING else "a notebook's cell",
+            "a notebook's cell"
+            if self._wording is _IN_CELL
+            else (sys.argv[:1] or [""])[0] or "python",
             failure=failure,
             status=status,
             end=end,
@@ -402,8 +404,3 @@ def record(
     check_plan(plan)
     check_device(device)
     return Recording(plan, device, None if folder is None else Path(folder))
-
-
-def _target() -> str:
-    """The name of the program, as far as it has one."""
-    return sys.argv[0] if sys.argv and sys.argv[0] else "python"

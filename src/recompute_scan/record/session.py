@@ -82,7 +82,6 @@ class Unstepped:
                 self._warn()
         return result
 
-
     @as_before()
     def _warn(self) -> None:
         print(
@@ -484,7 +483,10 @@ class Session:
                 lambda: rehearsing.write(folder, info.rank, failed=failed), otherwise=None
             )
         if outcome.ending == "stopped" and not waits:
-            leave_groups()
+            gc.collect()  # data-loader workers end with the script's frames, which are gone by now
+            distributed = torch.distributed
+            if distributed.is_available() and distributed.is_initialized():
+                distributed.destroy_process_group()
             see_that_it_ends()
         store = self._recorder.store
         if store is not None and outcome.ending in ("stopped", "finished"):
@@ -514,14 +516,6 @@ def how_it_failed(outcome: Exit) -> str:
         "killed": "The process ended without a word.",
         "hung": "The script made no progress and was ended.",
     }.get(outcome.ending, f"The script ended with exit status {outcome.exit_status}.")
-
-
-def leave_groups() -> None:
-    """End the process groups that a stopped script has left open."""
-    gc.collect()  # data-loader workers end with the script's frames, which are gone by now
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def forget_parent() -> None:
