@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def project(tmp_path: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_text(FACTS)
     (tmp_path / "package" / "__init__.py").write_text("")
+    zipapp.create_archive(tmp_path / "package", tmp_path / "zipped.pyz")
     (tmp_path / "link.py").symlink_to(tmp_path / "inner" / "facts.py")
     return tmp_path
 
@@ -97,6 +99,7 @@ def run_here(
         ("{}/inner/facts.py",),
         ("link.py",),
         ("package", "folder"),
+        ("zipped.pyz", "a"),
         ("-m", "package", "a"),
         ("-m", "package.part", "--flag"),
         ("-m", "facts"),
@@ -166,14 +169,7 @@ def test_status_and_standard_error_are_pythons(
     assert (out, err) == (plain.stdout, expected)
 
 
-@pytest.mark.parametrize(
-    "handler",
-    [
-        "sys.exit(1)",
-        "raise RuntimeError('training failed')",
-        "raise RuntimeError('training failed') from None",
-    ],
-)
+@pytest.mark.parametrize("handler", ["sys.exit(1)", "raise OSError", "raise OSError from None"])
 def test_what_a_script_makes_of_our_end_of_it_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: str
 ) -> None:
