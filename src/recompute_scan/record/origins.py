@@ -105,7 +105,8 @@ class Switches:
         self._after_import(COMPOSABLE_MODULE, self._watch_composable)
         # The last that has an entry point is the least specific.
         for entry, asks in {e: m.asks for m in MECHANISMS for e in m.switches}.items():
-            self._watch_entry(entry, functools.partial(self._model_switched, asks))
+            remember = functools.partial(self._remember, self._models, asks=asks)
+            self._watch_entry(entry, remember)
         for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
             self._watch_entry(entry, functools.partial(self._set, entry))
 
@@ -237,9 +238,6 @@ class Switches:
             return call(*args, **kwargs)
 
         self._patches.replace(owner, name, self._guard.around(original, watched))
-
-    def _model_switched(self, asks: tuple[str, ...], model: object) -> None:
-        self._remember(self._models, model, asks)
 
     def _set(self, entry: str, holder: object) -> None:
         if self._active:
