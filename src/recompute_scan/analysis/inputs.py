@@ -179,8 +179,7 @@ def with_stacks(
     source = address if facts.trace.metadata.get("with_stack") else beside
     if source is None:
         return facts
-    whole = [step for step, full in zip(facts.steps, facts.complete, strict=True) if full]
-    if not whole:
+    if not (whole := facts.whole_steps):
         return facts
     # One step shows as much as all, and all steps of a long trace would not fit into memory.
     again = source == address

@@ -132,7 +132,7 @@ def events(facts: RecomputeFacts) -> Iterator[bytes]:
             track, described = tracks.number(kind, int(calls.thread[row]))
             yield from described
             span = int(calls.start[row]), int(calls.duration[row])
-            yield _slice(calls.names[calls.name[row]], track, *span, number)
+            yield _slice(calls.called(row), track, *span, number)
 
 
 def _blocks(facts: RecomputeFacts) -> Int64:

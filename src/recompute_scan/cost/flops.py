@@ -44,7 +44,6 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Flops
-from recompute_scan.trace.calls import step_of
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # Beyond any call that a machine could make: shapes of a damaged trace.
@@ -480,11 +479,10 @@ def _count(facts: RecomputeFacts) -> _Counted:
     counts. Those of a recompute that were entered but did not run do not.
     """
     calls, trace = facts.calls, facts.trace
-    costly = np.array([name in _FORMULAS or _is_heavy(name) for name in calls.names], np.bool_)
-    rows = np.flatnonzero(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
+    costly = calls.where(lambda name: name in _FORMULAS or _is_heavy(name))
+    rows = np.flatnonzero(costly & (calls.kind == Kind.OP) & ~_idle(facts))
     rows = rows[facts.structure.role[rows] != Role.BACKWARD]
-    step = step_of(list(facts.steps), calls.start[rows])
-    rows = rows[(step >= 0) & facts.complete[np.maximum(step, 0)]]
+    rows = rows[facts.in_whole_step(rows)]
     shapes = int(calls.dims.max(initial=0)) + 1
     pairs, which = np.unique(
         calls.name[rows].astype(np.int64) * shapes + calls.dims[rows], return_inverse=True

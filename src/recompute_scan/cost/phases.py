@@ -65,7 +65,7 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     passes = _passes(facts)
     begun, passed, updated = _Begun(begins), _Begun(passes[:, 0]), _Begun(calls.start[optimizer])
     rows: list[tuple[float, ...]] = []
-    for span in _complete(facts):
+    for span in facts.whole_steps:
         needed, redundant = recomputes[begun.within(span)].sum(axis=0)
         inside = passed.within(span)
         inside = inside[passes[inside, 2] <= span.end]
@@ -112,14 +112,14 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     again[facts.alignment.again] = 1
     again[facts.counts.redundant_rows] = 2
     launched = kernels.launch >= 0
-    launch, time = kernels.launch[launched], (kernels.end - kernels.start)[launched]
+    launch, time = kernels.launch[launched], kernels.time[launched]
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
     recomputed[calls.within(facts.designed)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []
-    for span in _complete(facts):
+    for span in facts.whole_steps:
         here = (calls.start[launch] >= span.start) & (calls.start[launch] < span.end)
 
         def total(mask: Bool, here: Bool = here) -> int:
@@ -138,7 +138,7 @@ def device_phases(facts: RecomputeFacts) -> Phases:
 
 def busy_share(facts: RecomputeFacts) -> float:
     """Share of the complete steps in which the GPU runs a kernel, 0..1; 0 without a GPU."""
-    spans = _complete(facts)
+    spans = facts.whole_steps
     if not spans or not facts.work.on_gpu:
         return 0.0
     busy = sum(
@@ -188,10 +188,6 @@ def device_time(trace: Trace) -> DeviceTime | None:
         non_compute_pct=100 * (busy - computed) / whole,
         overlap_pct=100 * beside / talked if talked else None,
     )
-
-
-def _complete(facts: RecomputeFacts) -> list[StepSpan]:
-    return [step for step, whole in zip(facts.steps, facts.complete, strict=True) if whole]
 
 
 def _passes(facts: RecomputeFacts) -> Int64:
@@ -288,7 +284,7 @@ class Repeated(Struct, frozen=True):
 def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
     """The totals of these collectives inside recomputes (rows of :func:`find_collectives`)."""
     calls, kernels, steps = facts.calls, facts.kernels, facts.complete_count
-    names = Counter(calls.names[calls.name[row]] for row in rows)
+    names = Counter(calls.called(row) for row in rows)
     return Repeated(
         communication=add_up(facts, rows),
         names=tuple((name, number / steps) for name, number in names.most_common()),
@@ -347,7 +343,7 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
     inside = [
         (name, list(tensors_of(facts.trace.signatures[calls.dims[at]])))
         for at in range(row, row + 1 + int(calls.size[row]))
-        if vocabulary.SHOWS_SIZES.match(name := calls.names[calls.name[at]])
+        if vocabulary.SHOWS_SIZES.match(name := calls.called(at))
     ]
     widths = {width for _, tensors in inside for _, width in tensors if width}
     widths = widths or _gloo_widths(facts)

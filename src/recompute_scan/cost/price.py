@@ -128,9 +128,7 @@ def time_scale(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> float:
     The profiler slows the host down and leaves kernels as they are: 1 where times are kernel
     times, where no step was timed, or where none is complete.
     """
-    lengths = [
-        s.end - s.start for s, whole in zip(facts.steps, facts.complete, strict=True) if whole
-    ]
+    lengths = [step.end - step.start for step in facts.whole_steps]
     if facts.work.on_gpu or not len(timed_steps_ms) or not sum(lengths):
         return 1.0
     return median(timed_steps_ms) / (float(np.mean(lengths)) / _NS_PER_MS)
@@ -415,7 +413,7 @@ def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
 
     Between steps the device may wait for long.
     """
-    own = (facts.kernels.end - facts.kernels.start)[sequence.rows]
+    own = facts.kernels.time[sequence.rows]
     gap = np.maximum(sequence.time - own, 0)
     usual: Int64 = own + 8 * int(median(gap)) + 1
     return usual

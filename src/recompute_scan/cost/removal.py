@@ -207,12 +207,13 @@ class Context:
         self.own_passes = find_own_passes(facts, self.sequences)
         self.early_stop = find_early_stop(facts, self.sequences)
         # Nodes of reentrant checkpoints, and all nodes.
-        self.checkpoint_node = _named(facts, vocabulary.nodes_of(facts.structure.functions.names))
+        nodes = vocabulary.nodes_of(facts.structure.functions.names)
+        self.checkpoint_node = calls.where(nodes.__contains__)
         above = np.maximum(calls.parent, 0)
         node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
         # The calls that time between operators can begin behind, and those that it can end before.
         work = here & (self.recomputed | _WORK[role])
-        ranges = (role == Role.RANGE) & ~_named(facts, frozenset({ANNOTATING}))
+        ranges = (role == Role.RANGE) & ~calls.where(ANNOTATING.__eq__)
         ranges &= here & ~self.checkpoint_node
         nodes = here & (node | self.checkpoint_node)
         self.behind = Moments(calls.thread, ((work | ranges, calls.end), (nodes, calls.start)))
@@ -266,7 +267,7 @@ class Context:
         for above in calls.above(row):
             if structure.role[above] != Role.RANGE:
                 break
-            if calls.names[calls.name[above]].startswith(REGION):
+            if calls.called(above).startswith(REGION):
                 parent = int(calls.parent[above])
                 function = parent >= 0 and parent == structure.function[above]
                 found.append(parent if function else above)
@@ -282,7 +283,7 @@ class Context:
         if parent < 0 or self.facts.structure.role[parent] != Role.RANGE:
             return 0.0
         inside = np.arange(parent + 1, annotations[0])
-        ours = [one for one in inside if calls.names[calls.name[one]] == ANNOTATING]
+        ours = [one for one in inside if calls.called(one) == ANNOTATING]
         before = calls.start[annotations[0]] - calls.start[parent]
         return float(before - calls.duration[ours].sum())
 
@@ -318,16 +319,11 @@ class Context:
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
     calls = facts.calls
-    rows = np.flatnonzero(_named(facts, frozenset({ANNOTATING})))
+    rows = np.flatnonzero(calls.where(ANNOTATING.__eq__))
     return [
         TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
         for row in rows
     ]
-
-
-def _named(facts: RecomputeFacts, names: frozenset[str]) -> Bool:
-    known = np.array([name in names for name in facts.calls.names], np.bool_)
-    return known[facts.calls.name]
 
 
 class Removal:

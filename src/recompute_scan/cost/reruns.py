@@ -30,11 +30,9 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.cost.flops import parse_inputs
@@ -234,7 +232,7 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
     saves[makers] = True
     of_name = np.array([_saved(name) for name in calls.names], np.int8)
     saved: Int8 = of_name[calls.name] * saves
-    product = np.array([_plain(name) in _PRODUCTS for name in calls.names], np.bool_)[calls.name]
+    product = calls.where(lambda name: _plain(name) in _PRODUCTS)
     inside = role[np.maximum(calls.parent, 0)] == Role.BACKWARD
     nodes = _by_number(calls, np.flatnonzero(numbered & inside & (role == Role.FORMULA)))
     _limit(saved, calls, product, makers[product[makers]], nodes)
@@ -265,8 +263,7 @@ def _limit(saved: Int8, calls: Calls, product: Bool, made: Int64, nodes: Int64) 
     at = np.minimum(key.searchsorted(wanted), len(nodes) - 1)
     ran = key[at] == wanted
     made, node = made[ran], nodes[at[ran]]
-    before = np.concatenate(((0,), product.cumsum()))
-    saved[made] = np.minimum(saved[made], before[node + calls.size[node] + 1] - before[node])
+    saved[made] = np.minimum(saved[made], calls.sums(product, node))
 
 
 def _by_number(calls: Calls, rows: Int64) -> Int64:
@@ -341,12 +338,13 @@ class Recordings:
         calls = facts.calls
         self._facts = facts
         self._saves = saved_by(calls, facts.structure.role)
-        self._saved = _with_all_inside(calls, self._saves)
-        neutral = calls.matching(vocabulary.NEUTRAL)[calls.name]
+        every = np.arange(len(calls))
+        self._saved = calls.sums(self._saves, every)
+        neutral = calls.where(vocabulary.NEUTRAL.match)
         self._counts = (calls.kind == Kind.OP) & ~neutral
         # A number for what each operator consists of.
         of_name = np.array([crc32(name.encode()) for name in calls.names], np.int64)
-        self._way = _with_all_inside(calls, np.where(self._counts, of_name[calls.name], 0))
+        self._way = calls.sums(np.where(self._counts, of_name[calls.name], 0), every)
         # For each operator of the forward pass: the row of its first run again with gradients.
         self._run: Int32 = np.full(len(facts.calls), -1, np.int32)
         for sequence in reversed(sequences):
@@ -390,7 +388,7 @@ class Recordings:
         if graph >= 0 or not same or not len(last):
             return int(calls.end[row if graph < 0 else graph])
         inside = int(ours[last[0]])
-        before = _plain(calls.names[calls.name[inside]]) in _INPUTS_ONLY
+        before = _plain(calls.called(inside)) in _INPUTS_ONLY
         return int((calls.start if before else calls.end)[inside])
 
     def unevenness(self) -> float:
@@ -415,14 +413,7 @@ def _compiled_around(calls: Calls, row: int) -> int:
     """Row of the compiled graph around this call, which saves tensors at its end; or -1."""
     around = itertools.chain((row,), calls.above(row))
     graph = vocabulary.COMPILED_CALL.match
-    return next((one for one in around if graph(calls.names[calls.name[one]])), -1)
-
-
-def _with_all_inside(calls: Calls, values: npt.NDArray[np.integer[Any]]) -> Int64:
-    """For each call the sum over it and all inside it, which overflows where it has to."""
-    before = np.zeros(len(calls) + 1, np.int64)
-    np.cumsum(values, out=before[1:])
-    return np.asarray(before[np.arange(1, len(calls) + 1) + calls.size] - before[:-1])
+    return next((one for one in around if graph(calls.called(one))), -1)
 
 
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
@@ -452,7 +443,7 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
     own = find_own_work(facts.calls, structure, alignment)
     ran = np.bincount(own.recompute, minlength=len(alignment.recomputes))
     copies = structure.rows(Role.OWN_WORK)
-    copies = copies[facts.calls.matching(_COPY)[facts.calls.name[copies]]]
+    copies = copies[facts.calls.names_where(_COPY.match)[facts.calls.name[copies]]]
     copies = copies[structure.engine[copies].argsort(kind="stable")]
     engine = structure.engine[copies]
     rows, owners = [copies[:0]], [copies[:0]]
@@ -531,7 +522,7 @@ class _Passes:
         self._engines = facts.structure.rows(Role.BACKWARD)
         above = facts.calls.parent[self._engines]
         self._around = np.where(above >= 0, facts.structure.engine[above], -1)
-        self._adds = facts.calls.matching(_ADDS)
+        self._adds = facts.calls.names_where(_ADDS.match)
 
     def of(self, recompute: Recompute) -> Iterator[int]:
         node = self._node(recompute)
@@ -614,5 +605,5 @@ class _Passes:
         return Counter(self._name(one) for one in inside)
 
     def _name(self, row: int) -> str:
-        name: str = self._facts.calls.names[self._facts.calls.name[row]]
+        name: str = self._facts.calls.called(row)
         return name

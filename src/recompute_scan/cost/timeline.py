@@ -200,9 +200,9 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
         return []
     duration = calls.duration[runtime]
     typical = _typical(calls.name[runtime], duration, len(calls.names))
-    synchronizes = calls.matching(_SYNCHRONIZE)[calls.name[runtime]]
-    copies = calls.matching(_COPY)[calls.name[runtime]]
-    whole = calls.matching(_WHOLE_DEVICE)[calls.name[runtime]]
+    synchronizes = calls.names_where(_SYNCHRONIZE.match)[calls.name[runtime]]
+    copies = calls.names_where(_COPY.match)[calls.name[runtime]]
+    whole = calls.names_where(_WHOLE_DEVICE.match)[calls.name[runtime]]
     slow = (duration > _SLOW_NS) & (duration > _SLOW * typical)
     own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
     by_end = device.end.argsort(kind="stable")

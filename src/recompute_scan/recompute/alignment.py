@@ -142,7 +142,7 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
         work: Their work on the device; shows operators that were entered but did nothing.
         starts: Start of each step in ns, ascending; a recompute repeats work of the same step.
     """
-    neutral = calls.matching(vocabulary.NEUTRAL)[calls.name]
+    neutral = calls.where(vocabulary.NEUTRAL.match)
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero(AGAIN[structure.role] & ~neutral)
     matcher = Matcher(calls, structure, forward, candidates, starts)
@@ -538,7 +538,7 @@ class Matcher:
         return [self._matched(node, walk) for walk in walks]
 
     def _goes_in_parts(self, engine: int) -> bool:
-        name = vocabulary.function_of(self._calls.names[self._calls.name[engine]])
+        name = vocabulary.function_of(self._calls.called(engine))
         return name in self.structure.functions.in_parts
 
     def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[Recompute]:

@@ -328,7 +328,7 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         if place >= 0 and backward[of_step[place]].any()
     )
     inside = np.flatnonzero(step >= 0)
-    times = (kernels.end - kernels.start)[rows]
+    times = kernels.time[rows]
     return KernelEvidence(
         families=_count_families(
             [mine[row][0] for row in inside],
@@ -352,8 +352,8 @@ def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Ke
     """
     launched = kernels.launch >= 0
     launch, event = kernels.launch[launched], kernels.event[launched]
-    time = (kernels.end - kernels.start)[launched]
-    graph = calls.matching(GRAPH_LAUNCH)[calls.name[launch]]
+    time = kernels.time[launched]
+    graph = calls.names_where(GRAPH_LAUNCH.match)[calls.name[launch]]
     if not graph.any():
         return False
     in_backward = structure.engine[launch] >= 0
@@ -403,7 +403,7 @@ def _named_steps(calls: Calls) -> list[StepSpan]:
     rows = rows[calls.start[rows].argsort(kind="stable")]
     if not len(rows) or (calls.start[rows[1:]] < calls.end[rows[:-1]]).any():
         return []
-    numbers = (NAMED_STEP.match(calls.names[calls.name[row]]) for row in rows)
+    numbers = (NAMED_STEP.match(calls.called(row)) for row in rows)
     return [
         StepSpan(int(number[4][-9:]), int(calls.start[row]), int(calls.end[row]))
         for row, number in zip(rows, numbers, strict=True)

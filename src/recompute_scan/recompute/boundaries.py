@@ -86,7 +86,7 @@ def read_annotations(
         return None
     times: dict[int, int] = {}
     for row in recomputes:
-        call = parse_recompute(calls.names[calls.name[row]])
+        call = parse_recompute(calls.called(row))
         if call is not None:
             times[call] = times.get(call, 0) + 1
     matched, original = alignment.again, alignment.original
@@ -98,7 +98,7 @@ def read_annotations(
         return None
     marked = []
     for row in regions[structure.engine[regions] < 0]:
-        annotation = parse_region(calls.names[calls.name[row]])
+        annotation = parse_region(calls.called(row))
         first = int(alignment.forward.searchsorted(row))
         last = int(alignment.forward.searchsorted(row + calls.size[row], side="right")) - 1
         if annotation is not None and last >= first:
@@ -123,7 +123,7 @@ def read_annotations(
         mechanisms=frozenset(
             annotation.mechanism
             for row in regions
-            if (annotation := parse_region(calls.names[calls.name[row]])) is not None
+            if (annotation := parse_region(calls.called(row))) is not None
         ),
         in_hooks=int(np.count_nonzero((structure.engine[regions] >= 0) & ~inside[regions])),
     )
@@ -134,7 +134,7 @@ def _unmarked(calls: Calls, regions: Int64, times: dict[int, int]) -> Int64:
     found = [
         row
         for row in regions.tolist()
-        if (annotation := parse_region(calls.names[calls.name[row]])) is not None
+        if (annotation := parse_region(calls.called(row))) is not None
         and annotation.function
         and not times.get(annotation.call)
     ]
@@ -149,7 +149,7 @@ def recomputed_calls(
     by_number = {call.annotation.call: call.annotation for call in known}
     found = []
     for row in rows:
-        numbers = (parse_recompute(calls.names[calls.name[above]]) for above in calls.above(row))
+        numbers = (parse_recompute(calls.called(above)) for above in calls.above(row))
         found.append(by_number.get(next((number for number in numbers if number is not None), 0)))
     return found
 
@@ -161,7 +161,7 @@ def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotati
     A function's annotation stands directly in its call.
     """
     own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
-    own &= np.array([name != vocabulary.TORCHS_FUNCTION for name in calls.names])[calls.name]
+    own &= ~calls.where(vocabulary.TORCHS_FUNCTION.__eq__)
     marked = {
         int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
     }
@@ -330,7 +330,7 @@ class FunctionsAround:
     def first_runs(self, rows: Int64) -> list[str]:
         """Names of those around these operators of the forward pass, in order; outermost first."""
         around = list(self._around(rows, self._forward))
-        return [self._calls.names[self._calls.name[call]] for call in reversed(around)]
+        return [self._calls.called(call) for call in reversed(around)]
 
     def recomputed(self, rows: Int64) -> int:
         """How many are around these of a recompute, in order."""
@@ -340,7 +340,7 @@ class FunctionsAround:
         """Names of the functions that hold some first run, except torch's."""
         functions = np.concatenate([self._function[each.original] for each in recomputes])
         rows = sorted({*functions.tolist()} - {-1})
-        names = (self._calls.names[self._calls.name[row]] for row in rows)
+        names = (self._calls.called(row) for row in rows)
         return [name for name in names if name != vocabulary.TORCHS_FUNCTION]
 
     def _around(self, rows: Int64, every: Int64) -> Iterator[int]:
@@ -393,7 +393,7 @@ def spans_from_annotations(
             annotations.forward, (row, row + int(calls.size[row]) + 1)
         ).tolist()
         if last > first:
-            name = calls.names[calls.name[row]]
+            name = calls.called(row)
             own = of_function(Checkpoint(0, "reentrant"), name, in_parts)
             spans.append((row, Span(first, last - 1, (own,))))
     return merge([span for _, span in sorted(spans, key=lambda item: item[0])])

@@ -97,7 +97,7 @@ def find_by_design(
         outside[name] = rows[engine < 0]
         for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
             if around >= 0 and not explained[row]:
-                inside[name][vocabulary.function_of(calls.names[calls.name[around]])].append(row)
+                inside[name][vocabulary.function_of(calls.called(around))].append(row)
     found = []
     for name, places in inside.items():
         others = {
@@ -147,7 +147,7 @@ def part_own_runs(
     for each in alignment.recomputes:
         role = int(structure.role[each.again[0]])
         if role in (Role.OWN_WORK, Role.BY_DESIGN) and is_of_others(calls, structure, each.engine):
-            name = vocabulary.function_of(calls.names[calls.name[each.engine]])
+            name = vocabulary.function_of(calls.called(each.engine))
             of_function[name, role == Role.BY_DESIGN].append(each)
             if role == Role.OWN_WORK:
                 own.add(id(each))
@@ -190,7 +190,7 @@ class _Launched:
         self._calls = calls
         self._launch = kernels.launch[order]
         self._name = trace.name[kernels.event[order]]
-        self._time = (kernels.end - kernels.start)[order]
+        self._time = kernels.time[order]
         self.any = bool(len(order))
 
     def _span(self, row: int) -> slice:
@@ -277,8 +277,8 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
         # A node runs again what its call holds, further functions' calls among that.
         around = _calls_around(calls, structure, int(rows[middle]))
         inside = len(_calls_around(calls, structure, int(again[middle])))
-        name = vocabulary.function_of(calls.names[calls.name[recompute.engine]])
-        if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
+        name = vocabulary.function_of(calls.called(recompute.engine))
+        if inside < len(around) and calls.called(around[inside]) == name:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
             bounds = min(first, int(rows.min())), max(last, int(rows.max()))
             blocks[around[inside]] = *bounds, number
@@ -299,7 +299,7 @@ def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
     """Did a checkpoint function, and not torch's, make the node in this engine's range?"""
     if not structure.checkpoint_node[engine]:
         return False
-    return vocabulary.function_of(calls.names[calls.name[engine]]) != vocabulary.TORCHS_FUNCTION
+    return vocabulary.function_of(calls.called(engine)) != vocabulary.TORCHS_FUNCTION
 
 
 def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:
@@ -369,12 +369,12 @@ def find_collectives(
         steps: Steps, in order.
         complete: For each step: does it count?
     """
-    is_one = calls.matching(vocabulary.COLLECTIVE) & ~calls.matching(vocabulary.NO_COLLECTIVE)
-    rows = np.flatnonzero(is_one[calls.name])
+    is_one = calls.where(vocabulary.COLLECTIVE.match)
+    is_one &= ~calls.where(vocabulary.NO_COLLECTIVE.match)
+    rows = np.flatnonzero(is_one)
     parent = calls.parent[rows]
-    rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
-    step = step_of(list(steps), calls.start[rows])
-    counted = (step >= 0) & np.append(complete, False)[step]
+    rows = rows[(parent < 0) | ~is_one[np.maximum(parent, 0)]]
+    counted = np.append(complete, False)[step_of(steps, calls.start[rows])]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
     recomputes = alignment.recomputes if len(rows) else ()
     inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
@@ -389,7 +389,7 @@ def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
     """Time of these calls in ns: of the kernels they launched, or on the host without any."""
     held = kernels_of(calls, kernels, rows)
     if held.any():
-        return float((kernels.end - kernels.start)[held].sum())
+        return float(kernels.time[held].sum())
     return float(calls.duration[rows].sum())
 
 
@@ -415,10 +415,10 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     It has the name of the record of the collective itself, which is inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
-    bare = calls.matching(vocabulary.RECORD)[calls.name[rows]]
+    bare = calls.names_where(vocabulary.RECORD.match)[calls.name[rows]]
     if not bare.any():
         return bare
-    ranges = np.flatnonzero(calls.matching(vocabulary.BACKEND)[calls.name])
+    ranges = np.flatnonzero(calls.where(vocabulary.BACKEND.match))
     launches = np.unique(kernels.launch)
     last = rows + calls.size[rows]
     for work in (ranges, launches):
@@ -428,11 +428,8 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
 
 def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     """For each collective: is it a gather that FSDP started?"""
-    gather, sharding = calls.matching(vocabulary.GATHER), calls.matching(vocabulary.SHARDING)
-    found: Bool = np.zeros(len(rows), np.bool_)
-    for place in np.flatnonzero(gather[calls.name[rows]]):
-        found[place] = any(sharding[calls.name[above]] for above in calls.above(rows[place]))
-    return found
+    gather, sharding = (calls.where(one.match) for one in (vocabulary.GATHER, vocabulary.SHARDING))
+    return gather[rows] & calls.inside(np.flatnonzero(sharding))[rows]
 
 
 def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
@@ -450,11 +447,11 @@ def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int6
 
 def _node(calls: Calls, engine: int) -> int:
     """Row of the node inside an engine's range; hooks run outside it. Itself in old traces."""
-    name = calls.names[calls.name[engine]]
+    name = calls.called(engine)
     if not name.startswith(vocabulary.ENGINE):
         return engine
     wanted = name[len(vocabulary.ENGINE) :]
     for row in range(engine + 1, engine + 1 + int(calls.size[engine])):
-        if calls.parent[row] == engine and calls.names[calls.name[row]] == wanted:
+        if calls.parent[row] == engine and calls.called(row) == wanted:
             return row
     return engine

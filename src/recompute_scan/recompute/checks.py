@@ -115,8 +115,7 @@ def count_plainly(calls: Calls, structure: Structure, alignment: Alignment) -> P
     table = structure.evaluations
     inside = table.of[rows] >= 0
     # AccumulateGrad asks for no saved tensor, and runs hooks.
-    adding = [name == vocabulary.ACCUMULATE_GRAD for name in calls.names]
-    hooking = np.append(np.array(adding, np.bool_)[calls.name[table.row]], False)
+    hooking = np.append(calls.where(vocabulary.ACCUMULATE_GRAD.__eq__)[table.row], False)
     hooked = inside & (~table.in_node[rows] | hooking[table.of[rows]])
     forward, again = np.zeros((2, len(calls) + 1), np.int64)
     forward[alignment.forward] = 1
@@ -137,8 +136,7 @@ def count_plainly(calls: Calls, structure: Structure, alignment: Alignment) -> P
 
 
 def _named(calls: Calls, wanted: Callable[[str], bool]) -> Int64:
-    names = np.array([wanted(name) for name in calls.names], np.bool_)
-    return np.flatnonzero(names[calls.name] & (calls.kind == Kind.OP))
+    return np.flatnonzero(calls.where(wanted) & (calls.kind == Kind.OP))
 
 
 def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
@@ -229,7 +227,7 @@ def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
 def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
     """Engine ranges without their node in them, and nodes in no such range; of how many."""
     operator = calls.kind == Kind.OP
-    ranges = np.array([name.startswith(vocabulary.ENGINE) for name in calls.names], np.bool_)
+    ranges = calls.names_where(lambda name: name.startswith(vocabulary.ENGINE))
     engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(calls, structure))
     if not len(engines):
         return 0, 0  # torch 1.8 to 1.10 opened none
@@ -241,14 +239,14 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
         ],
         np.int64,
     )
-    is_node = np.array([_NAMED.match(name) is not None for name in calls.names], np.bool_)
+    is_node = calls.names_where(_NAMED.match)
     is_node[node_of[node_of >= 0]] = True
     nodes = np.flatnonzero(is_node[calls.name] & operator)
     above = calls.parent[nodes]
     inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
     holding = np.unique(above[inside])
-    copies = np.array([name == _COPY_SLICES for name in calls.names], np.bool_)
-    outside = ~inside & ~((above >= 0) & copies[calls.name[np.maximum(above, 0)]])
+    copies = calls.where(_COPY_SLICES.__eq__)
+    outside = ~inside & ~((above >= 0) & copies[np.maximum(above, 0)])
     return len(engines) - len(holding) + int(outside.sum()), len(engines)
 
 

@@ -187,7 +187,7 @@ def _is_hook(place: _Place) -> bool:
 
 def _outer(frames: Calls, places: list[_Place | None], row: int) -> int:
     """The call of the module with the hook that this frame is in. Hooks end before it runs."""
-    while row >= 0 and not _MODULE.match(frames.names[frames.name[row]]):
+    while row >= 0 and not _MODULE.match(frames.called(row)):
         row = int(frames.parent[row])
     return row
 

@@ -17,7 +17,6 @@ from recompute_scan.recompute.layers import Block, numbered, operators_of
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Attention, Checkpoint, Family, Proof, ProofLane, ProofOp, Region
-from recompute_scan.trace.calls import step_of
 from recompute_scan.trace.columns import Bool, Int64
 
 
@@ -129,8 +128,7 @@ def _families_of_names(names: list[str]) -> tuple[list[tuple[str, str]], Int64]:
 def _backward_nodes(facts: RecomputeFacts) -> dict[tuple[str, str], int]:
     calls, structure = facts.calls, facts.structure
     engines = structure.rows(Role.BACKWARD)
-    step = step_of(list(facts.steps), calls.start[engines])
-    engines = engines[(step >= 0) & facts.complete[np.maximum(step, 0)]]
+    engines = engines[facts.in_whole_step(engines)]
     numbers: dict[tuple[str, str], int] = defaultdict(int)
     for code, times in zip(*np.unique(calls.name[engines], return_counts=True), strict=True):
         numbers[family_of_node(calls.names[code])] += int(times)
@@ -258,8 +256,8 @@ def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLan
         duration_us=(end - start) / 1000,
         ops=tuple(
             ProofOp(
-                name=_shown_name(calls.names[calls.name[row]]),
-                family=_family(calls.names[calls.name[row]]),
+                name=_shown_name(calls.called(row)),
+                family=_family(calls.called(row)),
                 start_us=float(begin) / 1000,
                 duration_us=float(over - begin) / 1000,
             )

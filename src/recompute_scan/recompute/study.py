@@ -62,7 +62,15 @@ from recompute_scan.recompute.verdict import (
 )
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
-from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
+from recompute_scan.trace.calls import (
+    Calls,
+    Kernels,
+    StepSpan,
+    find_steps,
+    link_kernels,
+    nest,
+    step_of,
+)
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 
@@ -120,6 +128,15 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         """Number of complete steps."""
         return int(self.complete.sum())
 
+    @property
+    def whole_steps(self) -> list[StepSpan]:
+        """The complete steps, in order."""
+        return [step for step, whole in zip(self.steps, self.complete, strict=True) if whole]
+
+    def in_whole_step(self, rows: Int64) -> Bool:
+        """For each of these calls: did it begin in a complete step?"""
+        return np.append(self.complete, False)[step_of(self.steps, self.calls.start[rows])]
+
     @cached_property
     def collectives(self) -> Collectives:
         """The collectives of complete steps, and those that recomputes repeat."""
@@ -139,7 +156,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
 
     def ran_again(self, pattern: re.Pattern[str]) -> int:
         """How many calls with a name that matches from its beginning were recomputed."""
-        named = self.calls.matching(pattern)[self.calls.name]
+        named = self.calls.where(pattern.match)
         return sum(int(named[each.again[each.ran]].sum()) for each in self.alignment.recomputes)
 
 

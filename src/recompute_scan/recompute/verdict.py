@@ -40,24 +40,22 @@ class Compiled(Struct, frozen=True):
 
 def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
     """The compiled part of the backward pass; ``None`` where nothing of it is compiled."""
-    named = calls.matching(vocabulary.COMPILED_NODE)
+    named = calls.where(vocabulary.COMPILED_NODE.match)
     engines = structure.rows(Role.BACKWARD)
-    mine = engines[named[calls.name[engines]]]
+    mine = engines[named[engines]]
     if not len(mine):
         return None
     # A node can hold the recompute that it asked for: that is not compiled into it.
     asked = np.isin(structure.engine, mine) & (structure.role == Role.RECOMPUTE)
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
     whole = int(calls.duration[structure.roots].sum())
-    forward = np.array(
-        [vocabulary.only_forward(name) and name != "aten::addmm" for name in calls.names], np.bool_
-    )
-    rows = np.flatnonzero(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
+    forward = calls.where(lambda name: vocabulary.only_forward(name) and name != "aten::addmm")
+    rows = np.flatnonzero(forward & (structure.top >= 0) & (structure.engine >= 0))
     rows = rows[structure.role[structure.top[rows]] == Role.FORMULA]
     return Compiled(
         nodes=len(mine),
         share=min(1.0, max(0, time) / max(1, whole)),
-        recomputes=bool(named[calls.name[structure.engine[rows]]].any()),
+        recomputes=bool(named[structure.engine[rows]].any()),
     )
 
 
