@@ -1,8 +1,6 @@
-"""Where a checkpoint begins and ends, and which checkpoints share a boundary.
+"""Where checkpoints begin and end in the forward pass, by annotations or by recomputes.
 
-The checkpoints of one boundary, distinguished by the calls that their recomputes hold.
-
-Checkpointed sequences of the forward pass, from annotations or from recomputes, as a forest.
+Checkpoints that share a boundary are distinguished by the calls that their recomputes hold.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import cast, get_args
 
 import numpy as np
 from msgspec import Struct
@@ -26,7 +25,7 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment, Recompute
-from recompute_scan.recompute.by_design import find_own_work
+from recompute_scan.recompute.by_design import find_own_work, functions_around
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls
@@ -84,27 +83,24 @@ def read_annotations(
     recomputes = calls.named(ANY_RECOMPUTE)
     if not len(regions):
         return None
-    times: dict[int, int] = {}
-    for row in recomputes:
-        call = parse_recompute(calls.called(row))
-        if call is not None:
-            times[call] = times.get(call, 0) + 1
+    times = Counter(parse_recompute(calls.called(row)) for row in recomputes)
+    known = {row: parse_region(calls.called(row)) for row in regions.tolist()}
+    # The script's own functions without a marked recompute.
+    unmarked = [row for row, one in known.items() if one and one.function and not times[one.call]]
     matched, original = alignment.again, alignment.original
     inside, around = calls.inside(recomputes), _innermost(calls, regions)[original]
     # A hook, say, ran the block of a function again, and not the function's node.
-    elsewhere = ~inside[matched] & np.isin(around, _unmarked(calls, regions, times))
+    elsewhere = ~inside[matched] & np.isin(around, unmarked)
     regions = regions[~np.isin(regions, around[elsewhere])]
     if not len(regions):
         return None
     marked = []
-    for row in regions[structure.engine[regions] < 0]:
-        annotation = parse_region(calls.called(row))
+    for row in regions[structure.engine[regions] < 0].tolist():
+        annotation = known[row]
         first = int(alignment.forward.searchsorted(row))
         last = int(alignment.forward.searchsorted(row + calls.size[row], side="right")) - 1
         if annotation is not None and last >= first:
-            marked.append(
-                AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
-            )
+            marked.append(AnnotatedCall(annotation, row, first, last, times[annotation.call]))
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
     beside = structure.function[original] > around
@@ -120,25 +116,9 @@ def read_annotations(
         disagreeing=int((~inside[matched] & ~beside & ~elsewhere & ~alignment.by_design).sum())
         + len(unexplained),
         recomputed=len(matched),
-        mechanisms=frozenset(
-            annotation.mechanism
-            for row in regions
-            if (annotation := parse_region(calls.called(row))) is not None
-        ),
+        mechanisms=frozenset(one.mechanism for row in regions.tolist() if (one := known[row])),
         in_hooks=int(np.count_nonzero((structure.engine[regions] >= 0) & ~inside[regions])),
     )
-
-
-def _unmarked(calls: Calls, regions: Int64, times: dict[int, int]) -> Int64:
-    """The regions of the script's own functions without a marked recompute."""
-    found = [
-        row
-        for row in regions.tolist()
-        if (annotation := parse_region(calls.called(row))) is not None
-        and annotation.function
-        and not times.get(annotation.call)
-    ]
-    return np.array(found, np.int64)
 
 
 def recomputed_calls(
@@ -323,7 +303,7 @@ class FunctionsAround:
 
     def __init__(self, calls: Calls, structure: Structure, recomputes: Sequence[Recompute]) -> None:
         self._calls = calls
-        self._function = structure.function
+        self._structure = structure
         self._forward = np.unique(np.concatenate([each.original for each in recomputes]))
         self._again = np.sort(np.concatenate([each.again for each in recomputes]))
 
@@ -338,22 +318,19 @@ class FunctionsAround:
 
     def names(self, recomputes: list[Recompute]) -> list[str]:
         """Names of the functions that hold some first run, except torch's."""
-        functions = np.concatenate([self._function[each.original] for each in recomputes])
-        rows = sorted({*functions.tolist()} - {-1})
+        originals = np.concatenate([each.original for each in recomputes])
+        rows = sorted({*self._structure.function[originals].tolist()} - {-1})
         names = (self._calls.called(row) for row in rows)
         return [name for name in names if name != vocabulary.TORCHS_FUNCTION]
 
     def _around(self, rows: Int64, every: Int64) -> Iterator[int]:
         """Rows of the calls, innermost first."""
         first, last = every.searchsorted(rows[[0, -1]]).tolist()
-        call = int(self._function[rows[len(rows) // 2]])
-        while call >= 0:
+        for call in functions_around(self._calls, self._structure, int(rows[len(rows) // 2])):
             stop = call + int(self._calls.size[call]) + 1
             begin, end = every.searchsorted((call, stop)).tolist()
             if same_boundary((first, last), (begin, end - 1)):
                 yield call
-            above = int(self._calls.parent[call])
-            call = int(self._function[above]) if above >= 0 else -1
 
 
 class Span(Struct, frozen=True):
@@ -401,11 +378,12 @@ def spans_from_annotations(
 
 def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
     options = [one for one in call.annotation.options.split(",") if one]
+    variant = call.annotation.variant
     if call.annotation.function in in_parts:
         options.append(IN_PARTS)
     checkpoint = Checkpoint(
         depth=call.annotation.depth,
-        variant=_variant(call.annotation.variant),
+        variant=cast("Variant", variant) if variant in get_args(Variant) else None,
         mechanism=call.annotation.mechanism or None,
         call_site=call.annotation.site or None,
         options=tuple(options),
@@ -485,14 +463,6 @@ def merge(spans: list[Span]) -> list[Span]:
         else:
             merged.append(span)
     return merged
-
-
-def _variant(text: str) -> Variant | None:
-    if text == "reentrant":
-        return "reentrant"
-    if text == "non-reentrant":
-        return "non-reentrant"
-    return None
 
 
 def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list[Recompute]:

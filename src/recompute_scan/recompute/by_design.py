@@ -21,7 +21,7 @@ makes the layer reversible, and no switch can take it out.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,7 +87,9 @@ def find_by_design(
     code = {name: at for at, name in enumerate(calls.names)}
     explained = calls.within(matched)
     operator = calls.kind == Kind.OP
-    launched = _Launched(trace, calls, kernels)
+    launched = np.flatnonzero(kernels.launch >= 0)
+    launch, time = kernels.launch[launched], kernels.time[launched]
+    named = trace.name[kernels.event[launched]]
     # Rows of calls outside any backward pass, and inside by the function that made the node.
     outside: dict[str, Int64] = {}
     inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -98,6 +100,14 @@ def find_by_design(
         for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
             if around >= 0 and not explained[row]:
                 inside[name][vocabulary.function_of(calls.called(around))].append(row)
+
+    def shows_more(rows: Int64, nodes: Int64) -> bool:
+        """Has a function's call work that its own gradient has not? Kernels, or else operators."""
+        both = [calls.within(one)[launch] for one in (rows, nodes)]
+        if both[0].any():
+            return not np.isin(named[both[0]], named[both[1]]).all()
+        return not _work(calls, rows) <= _work(calls, nodes)
+
     found = []
     for name, places in inside.items():
         others = {
@@ -110,21 +120,21 @@ def find_by_design(
         }
         if not others or not len(outside[name]):
             continue
-        if not _forward_alone(calls, structure, launched, outside[name], code, name):
+        nodes = np.flatnonzero((calls.name == code[f"{name}Backward"]) & operator)
+        if not shows_more(outside[name], nodes):
             continue
-        again = sorted(row for each in others.values() for row in each)
-        number, time = launched.of(again)
-        if not launched.any:
-            time = int(calls.duration[again].sum())
+        again = np.sort([row for each in others.values() for row in each])
+        ran = [np.bincount(launch, weights, len(calls)) for weights in (None, time)]
+        number, took = (int(calls.sums(each, again).sum()) for each in ran)
         found.append(
             DesignedRun(
                 function=name,
                 inside=tuple(sorted(others, key=lambda other: (-len(others[other]), other))),
                 forward=len(outside[name]),
                 again=len(again),
-                time=time,
+                time=took if len(launch) else int(calls.duration[again].sum()),
                 kernels=number,
-                rows=tuple(again),
+                rows=tuple(again.tolist()),
             )
         )
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
@@ -176,37 +186,6 @@ def rows_of(found: Sequence[DesignedRun]) -> Int64:
     return np.array([row for each in found for row in each.rows], np.int64)
 
 
-def left_unexplained(unexplained: Int64, found: Sequence[DesignedRun]) -> Int64:
-    """The operators that no recompute explains, without those that run again by design."""
-    return unexplained[~np.isin(unexplained, rows_of(found))]
-
-
-class _Launched:
-    """The kernels that calls launched."""
-
-    def __init__(self, trace: Trace, calls: Calls, kernels: Kernels) -> None:
-        known = np.flatnonzero(kernels.launch >= 0)
-        order = known[kernels.launch[known].argsort(kind="stable")]
-        self._calls = calls
-        self._launch = kernels.launch[order]
-        self._name = trace.name[kernels.event[order]]
-        self._time = kernels.time[order]
-        self.any = bool(len(order))
-
-    def _span(self, row: int) -> slice:
-        first, last = self._launch.searchsorted([row, row + 1 + int(self._calls.size[row])])
-        return slice(int(first), int(last))
-
-    def of(self, rows: Sequence[int]) -> tuple[int, int]:
-        """How many kernels these calls launched, and their time in ns."""
-        spans = [self._span(row) for row in rows]
-        return sum(s.stop - s.start for s in spans), sum(int(self._time[s].sum()) for s in spans)
-
-    def names(self, rows: Sequence[int]) -> Counter[int]:
-        """The names of the kernels that these calls launched."""
-        return Counter(name for row in rows for name in self._name[self._span(row)].tolist())
-
-
 def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
     names = (calls.names[code] for code in structure.functions.called.values())
@@ -219,38 +198,16 @@ def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
     )
 
 
-def _work(calls: Calls, rows: Sequence[int]) -> Counter[str]:
+def _work(calls: Calls, rows: Int64) -> set[str]:
     """Operators that compute something, in these calls."""
-    found: Counter[str] = Counter()
-    for row in rows:
-        inside = slice(row + 1, row + 1 + int(calls.size[row]))
-        kinds = calls.kind[inside] == Kind.OP
-        found.update(calls.names[code] for code in calls.name[inside][kinds].tolist())
-    for name in list(found):
-        idle = (
-            _NO_WORK.match(name)
-            or vocabulary.NEUTRAL.match(name)
-            or vocabulary.PLUMBING.match(name)
-        )
-        if idle or not name.startswith("aten::"):
-            del found[name]
-    return found
-
-
-def _forward_alone(
-    calls: Calls,
-    structure: Structure,
-    launched: _Launched,
-    outside: Int64,
-    code: dict[str, int],
-    name: str,
-) -> bool:
-    """Has the function's call work that its own gradient has not?"""
-    nodes = np.flatnonzero((calls.name == code[f"{name}Backward"]) & (calls.kind == Kind.OP))
-    some = outside.tolist()
-    if launched.any and launched.of(some)[0]:
-        return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))
-    return bool(set(_work(calls, some)) - set(_work(calls, nodes.tolist())))
+    inside = calls.inside(rows) & (calls.kind == Kind.OP)
+    names = (calls.names[code] for code in np.unique(calls.name[inside]).tolist())
+    idle = (_NO_WORK, vocabulary.NEUTRAL, vocabulary.PLUMBING)
+    return {
+        name
+        for name in names
+        if name.startswith("aten::") and not any(one.match(name) for one in idle)
+    }
 
 
 class OwnWork(Struct, frozen=True):
@@ -275,8 +232,8 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
         rows, again = recompute.original[begin:], recompute.again[begin:]
         middle = len(rows) // 2
         # A node runs again what its call holds, further functions' calls among that.
-        around = _calls_around(calls, structure, int(rows[middle]))
-        inside = len(_calls_around(calls, structure, int(again[middle])))
+        around = functions_around(calls, structure, int(rows[middle]))
+        inside = len(functions_around(calls, structure, int(again[middle])))
         name = vocabulary.function_of(calls.called(recompute.engine))
         if inside < len(around) and calls.called(around[inside]) == name:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
@@ -318,7 +275,7 @@ def first_of_block(structure: Structure, again: Int64) -> int:
     return int(np.flatnonzero(inside)[0]) if inside.any() else 0
 
 
-def _calls_around(calls: Calls, structure: Structure, row: int) -> list[int]:
+def functions_around(calls: Calls, structure: Structure, row: int) -> list[int]:
     """Rows of the calls of checkpoint functions around a call, innermost first.
 
     In a recompute, those inside the node that runs it.
@@ -434,24 +391,11 @@ def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
 
 def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
     """Those of ``rows`` that this recompute does, gathers before its first operator included."""
-    mine: Int64
-    node = _node(calls, recompute.engine)
-    mine = rows[(rows > node) & (rows <= node + calls.size[node])]
-    mine = mine[structure.engine[mine] == recompute.engine]
+    table = structure.evaluations
+    mine: Int64 = rows[structure.engine[rows] == recompute.engine]
+    if table.node[table.row.searchsorted(recompute.engine)] >= 0:
+        mine = mine[table.in_node[mine]]  # hooks run outside it
     if structure.checkpoint_node[recompute.engine]:
         return mine  # all that the node runs itself is the recompute
     # Later operators belong to the formula of the node that asked.
-    mine = mine[calls.start[mine] <= calls.end[recompute.again].max()]
-    return mine
-
-
-def _node(calls: Calls, engine: int) -> int:
-    """Row of the node inside an engine's range; hooks run outside it. Itself in old traces."""
-    name = calls.called(engine)
-    if not name.startswith(vocabulary.ENGINE):
-        return engine
-    wanted = name[len(vocabulary.ENGINE) :]
-    for row in range(engine + 1, engine + 1 + int(calls.size[engine])):
-        if calls.parent[row] == engine and calls.called(row) == wanted:
-            return row
-    return engine
+    return np.asarray(mine[calls.start[mine] <= calls.end[recompute.again].max()])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
@@ -79,10 +77,6 @@ class Counts(Struct, frozen=True):
             if weight[multiplicity >= value].sum() >= enough:
                 return float(value)
         return 0.0
-
-    def highest_of(self, parts: Sequence[slice]) -> list[float]:
-        """The same for each of several rows of operators, each with at least one."""
-        return [self.highest(part) for part in parts]
 
     def passes(self, among: slice) -> float:
         """Most backward passes that recomputed one of these operators, at least 1."""

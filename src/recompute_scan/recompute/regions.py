@@ -5,10 +5,9 @@ Operators by family: how often each ran in the forward pass, again, and backward
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
-from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.attention_kernels import KernelEvidence
@@ -18,13 +17,6 @@ from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Attention, Checkpoint, Family, Proof, ProofLane, ProofOp, Region
 from recompute_scan.trace.columns import Bool, Int64
-
-
-class _Tally(Struct):
-    forward: int = 0
-    again: float = 0.0
-    backward: int = 0
-    time_ms: float = 0.0
 
 
 def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, ...]:
@@ -37,34 +29,31 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
         scale: Factor from recorded to unprofiled times.
     """
     steps = max(1, facts.complete_count)
-    tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
-    counts = facts.counts
+    counts, mine = facts.counts, facts.counts.counted
     if counts.operators is None:
-        known, kinds = _families_of_rows(facts, counts.rows[counts.counted])
+        found = _families_of(facts, counts.rows[mine])
     else:
-        known, kinds = _families_of_names(np.array(counts.operators)[counts.counted].tolist())
+        found = [vocabulary.family_of(name) for name in np.array(counts.operators)[mine].tolist()]
+    known = {family: place for place, family in enumerate(dict.fromkeys(found))}
+    kinds = np.array([known[family] for family in found], np.int64)
     columns = (
         np.bincount(kinds),
-        np.bincount(kinds, counts.runs[counts.counted]),
-        np.bincount(kinds, counts.again[counts.counted] / 1e6),
+        np.bincount(kinds, counts.runs[mine]),
+        np.bincount(kinds, counts.again[mine] / 1e6),
     )
-    for family, forward, again, time_ms in zip(
-        known, *map(np.ndarray.tolist, columns), strict=True
-    ):
-        tallies[family] = _Tally(forward=forward, again=again, time_ms=time_ms)
-    for family, number in _backward_nodes(facts).items():
-        if family in tallies:
-            tallies[family].backward = number
+    nodes = _backward_nodes(facts)
     families = [
         Family(
             family=name,
             kind=kind,
-            forward_per_step=tally.forward / steps,
-            recomputed_per_step=tally.again / steps,
-            backward_per_step=tally.backward / steps,
-            recompute_ms_per_step=tally.time_ms * scale / steps,
+            forward_per_step=forward / steps,
+            recomputed_per_step=again / steps,
+            backward_per_step=nodes[name, kind] / steps,
+            recompute_ms_per_step=time_ms * scale / steps,
         )
-        for (name, kind), tally in tallies.items()
+        for (name, kind), forward, again, time_ms in zip(
+            known, *map(np.ndarray.tolist, columns), strict=True
+        )
     ]
     return tuple(sorted(families, key=lambda f: (-f.recompute_ms_per_step, f.family)))
 
@@ -100,11 +89,8 @@ def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
     )
 
 
-def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[str, str]], Int64]:
-    """Families in order of appearance, and the position there of each operator's.
-
-    Attention has the family of the kernel-level operator inside the wrapper.
-    """
+def _families_of(facts: RecomputeFacts, rows: Int64) -> list[tuple[str, str]]:
+    """The family of each operator; attention's is that of the kernel-level one in the wrapper."""
     calls = facts.calls
     by_name = [vocabulary.family_of(name) for name in calls.names]
     found = [by_name[code] for code in calls.name[rows].tolist()]
@@ -114,24 +100,15 @@ def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[st
         exact = {by_name[code] for code in calls.name[inside].tolist()}
         exact.discard(("attention", "attention"))
         found[place] = min((f for f in exact if f[1] == "attention"), default=found[place])
-    known = dict(zip(dict.fromkeys(found), range(len(found)), strict=False))
-    return list(known), np.array([known[family] for family in found], np.int64)
+    return found
 
 
-def _families_of_names(names: list[str]) -> tuple[list[tuple[str, str]], Int64]:
-    """The same by the operators' names alone."""
-    found = [vocabulary.family_of(name) for name in names]
-    known = dict(zip(dict.fromkeys(found), range(len(found)), strict=False))
-    return list(known), np.array([known[family] for family in found], np.int64)
-
-
-def _backward_nodes(facts: RecomputeFacts) -> dict[tuple[str, str], int]:
-    calls, structure = facts.calls, facts.structure
-    engines = structure.rows(Role.BACKWARD)
-    engines = engines[facts.in_whole_step(engines)]
-    numbers: dict[tuple[str, str], int] = defaultdict(int)
-    for code, times in zip(*np.unique(calls.name[engines], return_counts=True), strict=True):
-        numbers[family_of_node(calls.names[code])] += int(times)
+def _backward_nodes(facts: RecomputeFacts) -> Counter[tuple[str, str]]:
+    engines = facts.structure.rows(Role.BACKWARD)
+    names = facts.calls.name[engines[facts.in_whole_step(engines)]]
+    numbers: Counter[tuple[str, str]] = Counter()
+    for code, times in zip(*np.unique(names, return_counts=True), strict=True):
+        numbers[family_of_node(facts.calls.names[code])] += int(times)
     return numbers
 
 
@@ -160,7 +137,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
     regions = []
     for ordinal, blocks in enumerate(facts.layers):
         places = [block.places for block in blocks]
-        recomputes = counts.highest_of(places)
+        recomputes = [counts.highest(part) for part in places]
         everywhere = np.concatenate([np.arange(p.start, p.stop) for p in places])
         first = blocks[0]
         regions.append(
@@ -200,13 +177,13 @@ def _checkpoints(counts: Counts, blocks: list[Block], runs: float) -> tuple[Chec
     around = Counter(block.checkpoints for block in blocks).most_common(1)[0][0]
     if runs <= len(around):
         return around
-    parts = [part for block in blocks for part in block.parts]
-    highest = counts.highest_of([part.places for part in parts])
     told = {
         (one.mechanism, one.call_site, one.variant, one.function): one
-        for part, times in zip(parts, highest, strict=True)
+        for block in blocks
+        for part in block.parts
+        if counts.highest(part.places) > len(around)
         for one in part.checkpoints
-        if one.around == "part" and times > len(around)
+        if one.around == "part"
     }
     return numbered((*around, *told.values()))
 

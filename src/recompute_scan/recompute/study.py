@@ -32,7 +32,6 @@ from recompute_scan.recompute.by_design import (
     find_by_design,
     find_collectives,
     find_own_work,
-    left_unexplained,
     part_own_runs,
     rows_of,
     without_gradients,
@@ -225,7 +224,8 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
     if annotations is not None:
         marked = count_by_marks(calls, structure, facts.alignment, annotations)
         in_hooks = annotations.in_hooks
-    unexplained = left_unexplained(facts.alignment.unexplained, facts.by_design)
+    unexplained = facts.alignment.unexplained
+    unexplained = unexplained[~np.isin(unexplained, facts.designed)]
     judgement = judge(
         calls,
         structure,
