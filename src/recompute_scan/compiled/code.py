@@ -420,15 +420,7 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
         return Answered(_without(facts, unknown), facts, code, seen=False, priced=True)
     plain, seen = _count_products(facts, parts)
     opened, own = open_up(facts, parts)
-    judgement = judge(
-        facts.calls,
-        facts.structure,
-        opened.counts,
-        opened.blocks,
-        facts.alignment,
-        plain,
-        None,
-    )
+    judgement = judge(replace(opened, plain=plain, compiled=None, annotations=None))
     judgement = with_own(judgement, opened.counts, own)
     by_operators: EvidenceLevel = "annotated" if facts.annotations is not None else "autograd"
     answered = replace(facts, judgement=judgement, plain=plain, level=by_operators, compiled=None)

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure, table
+from recompute_scan.recompute.roles import AGAIN, MAKES, OperatorCodes, Role, Structure
 from recompute_scan.recompute.sequences import (
     NEAR,
     SHORT_RUN,
@@ -263,10 +263,6 @@ def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
     return heights
 
 
-# These make the nodes that ask for recomputes.
-_MAKES = AGAIN | table(Role.FORWARD, Role.RANGE)
-
-
 class Anchor(Struct, frozen=True):
     """Where a sequence is expected: places in the forward sequence.
 
@@ -318,7 +314,7 @@ class Anchors:
         around = np.append(table.made_in, -1)[table.parent]
         mine = (maker >= 0) & (table.of[maker] == around)
         made = np.where(structure.top[maker] >= 0, structure.top[maker], maker)
-        return np.where(mine & _MAKES[structure.role[made]], made, -1).astype(np.int64)
+        return np.where(mine & MAKES[structure.role[made]], made, -1).astype(np.int64)
 
     def _place(self, row: int, engine: int) -> Anchor | None:
         """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""

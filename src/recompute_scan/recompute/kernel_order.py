@@ -16,9 +16,8 @@ backward pass begins: kernels that are named after it come between the two (``|`
     F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
     F F F F F F F F | B B B B           evaluation, or another model: unknown
 
-Recomputes in the sequence of all kernels, where attention's main kernels say where they are.
-
-A recompute launches the forward pass's kernels again in the forward pass's order. Around each
+Attention's main kernels say where recomputes are in the sequence of all kernels. A recompute
+launches the forward pass's kernels again in the forward pass's order. Around each
 attention forward that ran again the kernels before and after it are compared, by name, with those
 around its first run; as long as they agree they are the recompute's. Matrix products have the same
 names in both directions, so nothing is a recompute here that is not in one piece with a counted
@@ -272,11 +271,13 @@ def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: 
     """For each kernel: which it repeats, -1 for none."""
     token = sequence.token
     repeats = np.full(len(token), -1, np.int64)
-    limits = _limits(at, events)
     before = 0
     least: dict[int, int] = {}
     for number, layer, originals in sorted(_layers(events, highest)):
-        here, (low, high) = int(at[number]), limits[number]
+        here = int(at[number])
+        # It reaches as far as the events next to it.
+        low = int(at[number - 1]) + 1 if number else 0
+        high = int(at[number + 1]) if number + 1 < len(events) else here + 1
         places = [int(at[original]) for original in originals]
         # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
         # Where the backward pass before it ends as a layer does, it seems to begin earlier.
@@ -367,16 +368,6 @@ def _assigned(
         yield number, max(0, layer - step), originals
 
 
-def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
-    """For each event: how far around it a recompute can reach, without the events next to it."""
-    found = []
-    for number in range(len(events)):
-        low = int(at[number - 1]) + 1 if number else 0
-        high = int(at[number + 1]) if number + 1 < len(events) else int(at[number]) + 1
-        found.append((low, high))
-    return found
-
-
 def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple[int, int]:
     """The run around ``at`` that equals one around ``origin``: its first kernel and its end."""
     low, high = limits
@@ -391,18 +382,14 @@ def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple
     return first, last
 
 
-def spans_of(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
-    """For each kernel: is it between the first and last event of a forward, or a backward, pass?"""
-    found = np.zeros(size, np.bool_)
-    for mine, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
-        places = [place for place, _ in run]
-        if mine == forward:
-            found[places[0] : places[-1] + 1] = True
-    return found
-
-
 def spans_beside(at: Int64, events: Sequence[str], size: int) -> tuple[Bool, Bool]:
-    """The spans of forward and of backward passes, recomputes not counted as either's events."""
-    kept = [row for row, event in enumerate(events) if event != RECOMPUTE]
-    rest = [events[row] for row in kept]
-    return spans_of(at[kept], rest, True, size), spans_of(at[kept], rest, False, size)
+    """For each kernel: is it between the first and last event of a forward pass; of a backward one?
+
+    Recomputes are not counted as either's events.
+    """
+    found = np.zeros((2, size), np.bool_)
+    kept = [each for each in zip(at.tolist(), events, strict=True) if each[1] != RECOMPUTE]
+    for event, run in groupby(kept, lambda each: each[1]):
+        places = [place for place, _ in run]
+        found[int(event == BACKWARD), places[0] : places[-1] + 1] = True
+    return found[0], found[1]

@@ -54,10 +54,12 @@ def table(*roles: int) -> Bool:
     return found
 
 
-# For each role: what is looked through; forward work run again; outermost operators of either.
+# For each role: what is looked through; forward work run again; it, or its first run.
 LOOKED_THROUGH = table(Role.RANGE, Role.BACKWARD)
 AGAIN = table(Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
-OPERATORS = table(Role.FORWARD, Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
+OPERATORS = AGAIN | table(Role.FORWARD)
+# These make the nodes that ask for recomputes.
+MAKES = OPERATORS | table(Role.RANGE)
 
 
 class Structure(Struct, frozen=True):

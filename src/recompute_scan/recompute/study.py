@@ -220,30 +220,18 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
     Nothing else sets ``judgement`` and ``level``, nor the counts that annotations or design give.
     """
     trace, calls, structure = facts.trace, facts.calls, facts.structure
-    counts, annotations, marked, in_hooks = facts.counts, facts.annotations, None, 0
-    if annotations is not None:
-        marked = count_by_marks(calls, structure, facts.alignment, annotations)
-        in_hooks = annotations.in_hooks
+    counts, marked = facts.counts, None
+    if facts.annotations is not None:
+        marked = count_by_marks(calls, structure, facts.alignment, facts.annotations)
     unexplained = facts.alignment.unexplained
     unexplained = unexplained[~np.isin(unexplained, facts.designed)]
-    judgement = judge(
-        calls,
-        structure,
-        counts,
-        facts.blocks,
-        replace(facts.alignment, unexplained=unexplained),
-        facts.plain,
-        facts.compiled,
-        bool((trace.kind[facts.kernels.event] == Kind.KERNEL).any()),
-        marked,
-        in_hooks,
-    )
+    alignment = replace(facts.alignment, unexplained=unexplained)
+    judgement = judge(replace(facts, alignment=alignment), marked)
     if marked is not None and judgement.by_marks:
         counts = with_marks(counts, marked)
     if judgement.by_design:
         counts = as_designed(counts, facts.alignment)
-    forward_time = float(counts.weight[counts.counted].sum())
-    judgement = with_design(judgement, facts.by_design, forward_time)
+    judgement = with_design(judgement, facts.by_design, counts)
     hidden = hides_backward(trace, calls, structure, facts.kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
