@@ -97,27 +97,19 @@ def spans_from_frames(
     trace: Trace, calls: Calls, alignment: Alignment, recognise: Recognise
 ) -> list[Span]:
     """One span per checkpointed boundary that the frames show, in forward order."""
-    frames = nest(trace, (Kind.PYTHON,))
-    places = [_place(name) for name in frames.names]
-    boundaries = np.array(
-        [place is not None and place.text in vocabulary.CHECKPOINT_FRAMES for place in places],
-        np.bool_,
-    )
+    frames = _Frames(nest(trace, (Kind.PYTHON,)))
     starts = _ForwardStarts(calls, alignment)
     spans = []
-    for row in np.flatnonzero(boundaries[frames.name]):
-        held = int(frames.parent[row])
-        place = places[frames.name[row]]
-        holds = _outer(frames, places, held) if place and _is_hook(place) else int(row)
-        sequence = starts.inside(frames, holds)
+    for row in np.flatnonzero(frames.boundary).tolist():
+        sequence = starts.inside(frames.calls, frames.holding(row))
         if sequence is None:
             continue
-        asking, depth = _asking(frames, places, int(row), boundaries)
+        asking, depth = frames.asking(row)
         checkpoint = Checkpoint(
             depth=depth,
-            variant=_variant(frames, places, int(row)),
+            variant=frames.variant(row),
             mechanism=recognise(asking.text) if asking else None,
-            call_site=_site(frames, places, int(row)),
+            call_site=frames.site(row),
         )
         spans.append(Span(*sequence, (checkpoint,)))
     return merge(spans)
@@ -181,58 +173,69 @@ def _place(name: str) -> _Place | None:
     return _Place(path, found["line"], found["function"])
 
 
-def _is_hook(place: _Place) -> bool:
-    return place.text == vocabulary.COMPOSABLE_HOOK
+class _Frames:
+    """The Python frames of a trace, as calls.
 
+    Attributes:
+        calls: The frames.
+        boundary: For each: does it hold the first run of a checkpointed function?
+    """
 
-def _outer(frames: Calls, places: list[_Place | None], row: int) -> int:
-    """The call of the module with the hook that this frame is in. Hooks end before it runs."""
-    while row >= 0 and not _MODULE.match(frames.called(row)):
-        row = int(frames.parent[row])
-    return row
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self._places = [_place(name) for name in calls.names]
+        texts = [place.text if place is not None else "" for place in self._places]
+        self.boundary = np.isin(texts, list(vocabulary.CHECKPOINT_FRAMES))[calls.name]
 
+    def _place(self, row: int) -> _Place | None:
+        return self._places[self.calls.name[row]]
 
-def _asking(
-    frames: Calls,
-    places: list[_Place | None],
-    row: int,
-    boundaries: np.ndarray[tuple[int], np.dtype[np.bool_]],
-) -> tuple[_Place | None, int]:
-    """The place that asks for the checkpoint, and how many checkpoints are around the call."""
-    asking = places[frames.name[row]]
-    asks = asking is not None and asking.path != vocabulary.CHECKPOINT_FILE
-    depth = 0
-    for above in frames.above(row):
-        place = places[frames.name[above]]
-        depth += bool(boundaries[frames.name[above]])
-        if asks or place is None:
-            continue
-        if place.text in vocabulary.ASKING_FRAMES or not place.path.startswith("torch/"):
-            asking, asks = place, True
-    return asking, depth
+    def _is_hook(self, row: int) -> bool:
+        place = self._place(row)
+        return place is not None and place.text == vocabulary.COMPOSABLE_HOOK
 
+    def holding(self, row: int) -> int:
+        """The frame that holds the first run: of a hook, which ends before, its module's."""
+        if not self._is_hook(row):
+            return row
+        row = int(self.calls.parent[row])
+        while row >= 0 and not _MODULE.match(self.calls.called(row)):
+            row = int(self.calls.parent[row])
+        return row
 
-def _site(frames: Calls, places: list[_Place | None], row: int) -> str | None:
-    """``file:line`` of the function outside torch that asks, its own line."""
-    for above in frames.above(row):
-        place = places[frames.name[above]]
-        if place is not None and not place.path.startswith("torch/"):
-            return f"{place.path}:{place.line}"
-    return None
+    def asking(self, row: int) -> tuple[_Place | None, int]:
+        """The place that asks for the checkpoint, and how many checkpoints are around the call."""
+        asking = self._place(row)
+        asks = asking is not None and asking.path != vocabulary.CHECKPOINT_FILE
+        depth = 0
+        for above in self.calls.above(row):
+            place = self._place(above)
+            depth += bool(self.boundary[above])
+            if asks or place is None:
+                continue
+            if place.text in vocabulary.ASKING_FRAMES or not place.path.startswith("torch/"):
+                asking, asks = place, True
+        return asking, depth
 
+    def site(self, row: int) -> str | None:
+        """``file:line`` of the function outside torch that asks, its own line."""
+        places = filter(None, map(self._place, self.calls.above(row)))
+        own = next((place for place in places if not place.path.startswith("torch/")), None)
+        return f"{own.path}:{own.line}" if own else None
 
-def _variant(frames: Calls, places: list[_Place | None], row: int) -> Variant | None:
-    place = places[frames.name[row]]
-    if place is None or place.path != vocabulary.CHECKPOINT_FILE:
-        return "non-reentrant" if place and _is_hook(place) else "reentrant"
-    for inside in range(row + 1, row + 1 + int(frames.size[row])):
-        function = places[frames.name[inside]]
-        if function is not None and function.path == vocabulary.CHECKPOINT_FILE:
-            if function.function == "_checkpoint_without_reentrant_generator":
-                return "non-reentrant"
-            if function.function == "forward":
-                return "reentrant"
-    return None
+    def variant(self, row: int) -> Variant | None:
+        """The variant of the checkpoint; ``None`` where nothing shows it."""
+        place = self._place(row)
+        if place is None or place.path != vocabulary.CHECKPOINT_FILE:
+            return "non-reentrant" if self._is_hook(row) else "reentrant"
+        for inside in range(row + 1, row + 1 + int(self.calls.size[row])):
+            function = self._place(inside)
+            if function is not None and function.path == vocabulary.CHECKPOINT_FILE:
+                if function.function == "_checkpoint_without_reentrant_generator":
+                    return "non-reentrant"
+                if function.function == "forward":
+                    return "reentrant"
+        return None
 
 
 def _near(known: dict[int, Span], first: int) -> Iterator[int]:
