@@ -52,7 +52,6 @@ from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.regions import (
     attention_of,
     count_families,
-    count_kernels,
     list_regions,
     show_proof,
 )
@@ -162,7 +161,7 @@ def result_from(
     )
     families = count_families(opened, scale) if facts.level != "graphs" else ()
     if facts.attention is not None and attention_of(families) is None:
-        families += count_kernels(facts.attention)
+        families += facts.attention.families
     judgement = facts.judgement
     result = Result(
         tool_version=__version__,

@@ -35,11 +35,6 @@ from recompute_scan.recompute.kernel_order import (
     BACKWARD,
     RECOMPUTE,
     KernelSequence,
-    beyond_first,
-    kernel_sequence,
-    recomputed,
-    spans_beside,
-    with_recomputes,
 )
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
@@ -212,23 +207,17 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
     """
     evidence = facts.attention
-    if evidence is None or evidence.judgement.verdict == "inconclusive":
+    sequence = evidence.sequence(facts.trace, facts.kernels) if evidence is not None else None
+    steps = _steps(facts, sequence) if sequence is not None else None
+    if evidence is None or sequence is None or steps is None:
         return None
-    sequence = kernel_sequence(facts.trace, facts.kernels, evidence.rows)
-    at = sequence.places(evidence.rows)
-    events = with_recomputes(evidence.events, evidence.passes)
-    steps = _steps(facts, sequence)
-    if events is None or steps is None:
-        return None
-    highest = int(evidence.judgement.highest or 0)
-    repeats = recomputed(sequence, at, events, highest)
-    redundant = np.zeros(len(repeats), np.bool_)
-    if highest > 1:
-        _cut(repeats, at, events)
-        _close(sequence.token, repeats)
-        redundant = beyond_first(repeats, at, events)
-    again = repeats >= 0
-    if more_products(facts.trace, sequence, at, events, again):
+    redundant = np.zeros(len(sequence), np.bool_)
+    if (evidence.judgement.highest or 0) > 1:
+        _cut(sequence)
+        _close(sequence.token, sequence.repeats)
+        redundant = sequence.beyond_first()
+    again = sequence.again
+    if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
     first, last, lengths = steps
     inside, number = slice(first, last), len(lengths)
@@ -239,10 +228,9 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     def per_step(mask: Bool) -> float:
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
-    size = len(sequence.rows)
-    forward, backward = spans_beside(at, events, size)
+    forward, backward = sequence.spans()
     least = per_step(redundant)
-    ends, sure = _left_out(facts, sequence, repeats, at, events)
+    ends, sure = _left_out(facts, sequence)
     most = least + min(per_step(ends), per_step(again & ~redundant))
     if sure:
         least = most
@@ -300,19 +288,14 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     )
 
 
-def _left_out(
-    facts: RecomputeFacts,
-    sequence: KernelSequence,
-    repeats: Int64,
-    at: Int64,
-    events: list[str],
-) -> tuple[Bool, bool]:
+def _left_out(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[Bool, bool]:
     """The kernels that early stop leaves out of recomputes, and whether one is seen to stop so.
 
     These are the last product and the kernels that add its result, or those that shorter recomputes
     leave out.
     """
     passes = facts.attention.passes if facts.attention is not None else []
+    repeats = sequence.repeats
     found = np.zeros(len(repeats), np.bool_)
     highest = max((each.highest for each in passes), default=0)
     stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
@@ -324,7 +307,8 @@ def _left_out(
     if highest < 2 or not len(stops):
         return found, False
     begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])
-    backward = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    is_backward = [event == BACKWARD for event in sequence.events]
+    backward = sequence.at[np.array(is_backward, np.bool_)]
     # Of the recomputes before one backward, that which stops early, or went furthest.
     left_out: dict[int, tuple[int, int, int]] = {}
     for group, stop in zip(backward.searchsorted(stops).tolist(), stops.tolist(), strict=True):
@@ -347,18 +331,20 @@ def _left_out(
     return found, False
 
 
-def _cut(repeats: Int64, at: Int64, events: Sequence[str]) -> None:
+def _cut(sequence: KernelSequence) -> None:
     """End each recompute before what another one begins with, in place.
 
     The backward pass goes on with products. One of them may have the name of the next kernel in the
     forward pass.
     """
-    ran = repeats >= 0
+    repeats, events, ran = sequence.repeats, sequence.events, sequence.again
     goes_on = np.zeros(len(repeats), np.bool_)
     goes_on[1:] = ran[1:] & ran[:-1] & (repeats[1:] == repeats[:-1] + 1)
     begun = np.isin(repeats, repeats[ran & ~goes_on]) & goes_on
     ends, cut = np.flatnonzero(~goes_on), -1
-    for place, event, following in zip(at.tolist(), events, (*events[1:], ""), strict=True):
+    for place, event, following in zip(
+        sequence.at.tolist(), events, (*events[1:], ""), strict=True
+    ):
         if event != RECOMPUTE or following == RECOMPUTE:
             continue
         stop = int(ends[ends.searchsorted(place + 1) :][:1].sum()) or len(repeats)

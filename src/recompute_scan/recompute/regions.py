@@ -10,7 +10,6 @@ from collections import Counter
 import numpy as np
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.attention_kernels import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, numbered, operators_of
 from recompute_scan.recompute.roles import Role, Structure
@@ -67,25 +66,6 @@ def attention_of(families: tuple[Family, ...]) -> Attention | None:
         forward_per_step=sum(family.forward_per_step for family in mine),
         recomputed_per_step=sum(family.recomputed_per_step for family in mine),
         backward_per_step=sum(family.backward_per_step for family in mine),
-    )
-
-
-def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
-    """Families by their main kernels, per step that holds a backward of them.
-
-    Their times count the main kernels only.
-    """
-    steps = max(1, len(evidence.steps))
-    return tuple(
-        Family(
-            family=family.name,
-            kind="attention",
-            forward_per_step=family.forward / steps,
-            recomputed_per_step=family.again / steps,
-            backward_per_step=family.backward / steps,
-            recompute_ms_per_step=family.again_ns / 1e6 / steps,
-        )
-        for family in evidence.families
     )
 
 

@@ -13,12 +13,7 @@ from msgspec.structs import replace
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment, align
-from recompute_scan.recompute.attention_kernels import (
-    KernelEvidence,
-    hides_backward,
-    read_kernels,
-    settle,
-)
+from recompute_scan.recompute.attention_kernels import KernelEvidence, hides_backward, read_kernels
 from recompute_scan.recompute.boundaries import (
     Annotations,
     count_by_marks,
@@ -236,7 +231,6 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
     attention = None
     if hidden or judgement.verdict == "inconclusive":
         attention = read_kernels(trace, calls, facts.kernels)
-        attention = attention and settle(trace, facts.kernels, attention)
     seen = _by_kernels(facts, judgement, attention, hidden)
     level: EvidenceLevel = facts.level if (calls.kind == Kind.OP).any() else "kernels"
     if attention is not None and seen is attention.judgement:
