@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from recompute_scan.cost.phases import (
     Float64,
@@ -216,7 +217,6 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         _cut(sequence)
         _close(sequence.token, sequence.repeats)
         redundant = sequence.beyond_first()
-    again = sequence.again
     if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
     first, last, lengths = steps
@@ -228,63 +228,59 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     def per_step(mask: Bool) -> float:
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
-    forward, backward = sequence.spans()
+    again, (forward, backward) = sequence.again, sequence.spans()
     least = per_step(redundant)
     ends, sure = _left_out(facts, sequence)
     most = least + min(per_step(ends), per_step(again & ~redundant))
     if sure:
         least = most
     # Between what is saved without early stop and with it: equally far from both, in parts.
-    redundant_ms = 2 * most * least / (most + least) if most else 0.0
-    recompute_ms = per_step(again) - redundant_ms
-    forward_ms = per_step(forward & ~again)
-    backward_ms = per_step(backward & ~again)
-    parts = [forward_ms, recompute_ms, redundant_ms, backward_ms]
+    both = 2 * most * least / (most + least) if most else 0.0
+    parts = [per_step(forward & ~again), per_step(again) - both, both, per_step(backward & ~again)]
     scale = min(1.0, recorded / sum(parts)) if sum(parts) else 1.0
     scale *= step_ms / recorded
-    forward_ms, recompute_ms, redundant_ms, backward_ms = (part * scale for part in parts)
+    other = max(0.0, step_ms - scale * sum(parts))
+    breakdown = Breakdown(*(part * scale for part in parts), optimizer=0.0, other=other)
     least, most = (1 - _DOUBT) * scale * least, (1 + _DOUBT) * scale * most
-    after = step_ms - redundant_ms
-    bare = after - recompute_ms
-    operators = (facts.calls.kind == Kind.OP).any()
-    shown = "The operators do not show it" if operators else "No operators are in the trace"
-    spread = (min(lengths) / _NS_PER_MS, max(lengths) / _NS_PER_MS) if number > 1 else (None, None)
-    return Cost(
+    after = step_ms - breakdown.redundant
+    bare = after - breakdown.recompute
+    cost = Cost(
         step_ms=step_ms,
         step_source="timed" if timed_steps_ms else "trace",
         device="gpu",
-        recompute_ms=recompute_ms + redundant_ms,
-        redundant_recompute_ms=redundant_ms,
+        recompute_ms=breakdown.recompute + breakdown.redundant,
+        redundant_recompute_ms=breakdown.redundant,
         repeated_collectives_ms=None,
         predicted_step_ms=after,
         predicted_low_ms=max(0.0, step_ms - most),
         predicted_high_ms=step_ms - least,
-        saving_pct=100 * redundant_ms / step_ms,
-        breakdown=Breakdown(
-            forward=forward_ms,
-            recompute=recompute_ms,
-            redundant=redundant_ms,
-            backward=backward_ms,
-            optimizer=0.0,
-            other=max(0.0, step_ms - scale * sum(parts)),
-        ),
+        saving_pct=100 * breakdown.redundant / step_ms,
+        breakdown=breakdown,
         method="kernels",
-        assumptions=(
-            f"{shown}: recomputes are runs of kernels that repeat those around an attention "
-            "forward, by name. Their time, up to the next kernel, is taken off; edges of "
-            "recomputes may be off by a few kernels.",
-            "The remaining recompute is assumed to stop early, because one in the trace does."
-            if sure
-            else "Kernels do not show whether the remaining recompute stops early. The prediction "
-            "assumes half of that saving; the range covers none to all of it.",
-            "The optimizer's time is in everything else.",
-        ),
-        bare_step_ms=bare if again.any() else None,
-        bare_low_ms=max(0.0, bare - _DOUBT * (step_ms - bare)) if again.any() else None,
-        bare_high_ms=bare + _DOUBT * (step_ms - bare) if again.any() else None,
-        step_low_ms=spread[0],
-        step_high_ms=spread[1],
+        assumptions=_kernel_assumptions(facts, sure),
+        step_low_ms=min(lengths) / _NS_PER_MS if number > 1 else None,
+        step_high_ms=max(lengths) / _NS_PER_MS if number > 1 else None,
         steps=number,
+    )
+    if not again.any():
+        return cost
+    doubt = _DOUBT * (step_ms - bare)
+    low, high = max(0.0, bare - doubt), bare + doubt
+    return replace(cost, bare_step_ms=bare, bare_low_ms=low, bare_high_ms=high)
+
+
+def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
+    operators = (facts.calls.kind == Kind.OP).any()
+    shown = "The operators do not show it" if operators else "No operators are in the trace"
+    return (
+        f"{shown}: recomputes are runs of kernels that repeat those around an attention "
+        "forward, by name. Their time, up to the next kernel, is taken off; edges of "
+        "recomputes may be off by a few kernels.",
+        "The remaining recompute is assumed to stop early, because one in the trace does."
+        if sure
+        else "Kernels do not show whether the remaining recompute stops early. The prediction "
+        "assumes half of that saving; the range covers none to all of it.",
+        "The optimizer's time is in everything else.",
     )
 
 

@@ -160,7 +160,7 @@ _NEVER = -np.inf
 def simulate_unchanged(graph: Graph) -> Float64:
     """How long each step takes as recorded, ns: to be held against ``Graph.measured``."""
     clocks = [keep_clock(thread) for thread in graph.threads]
-    return _steps(graph, _with_host_time(graph, graph.delay.copy(), clocks))
+    return _steps(graph, _with_host_time(graph, graph.edges.delay.copy(), clocks))
 
 
 def simulate(
@@ -177,14 +177,15 @@ def simulate(
         edits: What becomes of intervals of the host's time.
         overhead: What the profiler costs at each beginning or end of a call, ns.
     """
-    delay = graph.delay.copy()
+    edges = graph.edges
+    delay = edges.delay.copy()
     gone = _gone(graph, facts, edits)
-    away, behind = gone[graph.target], gone[graph.source]
+    away, behind = gone[edges.target], gone[edges.source]
     # Only the place of a removed kernel along its stream or thread is left: the one that stays
     # before says how early the next begins.
-    early = np.where(behind, 0.0, graph.early)
-    delay[away] = np.where(graph.along[away], early[away], _NEVER)
-    delay[~away] += (early - graph.early)[~away]
+    early = np.where(behind, 0.0, edges.early)
+    delay[away] = np.where(edges.along[away], early[away], _NEVER)
+    delay[~away] += (early - edges.early)[~away]
     clocks = [change_clock(thread, edits, overhead) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, delay, clocks))
 
@@ -212,10 +213,10 @@ def call_lengths(
 
 
 def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Float64:
+    edges = graph.edges
     for at, one in enumerate(clocks):
-        mine = graph.host == at
-        if mine.any():
-            delay[graph.on_host[mine]] += one.at(graph.until[mine]) - one.at(graph.since[mine])
+        mine = np.flatnonzero(edges.host == at)
+        delay[mine] += one.at(edges.until[mine]) - one.at(edges.since[mine])
     return delay
 
 
@@ -238,7 +239,7 @@ def _settle(graph: Graph, delay: Float64) -> Float64:
     """The time of each node: the latest that its edges ask for."""
     times: list[float] = graph.floor.tolist()
     for source, target, wait in zip(
-        graph.source.tolist(), graph.target.tolist(), delay.tolist(), strict=True
+        graph.edges.source.tolist(), graph.edges.target.tolist(), delay.tolist(), strict=True
     ):
         time = times[source] + wait
         if time > times[target]:
