@@ -216,18 +216,10 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         selective_ms = tuple(
             ms if ms < _WORTH * whole else None for ms, whole in zip(partly, again_ms, strict=True)
         )
-    choices = {KEEP, RECOMPUTE}
+    offload_ms = _offload_ms(ranks, times, fixed)
+    choices = {KEEP, RECOMPUTE, *([OFFLOAD] if offload_ms else [])}
     if any(selective_ms[place] is not None for place in modules[: len(selective_ms)]):
         choices.add(SELECTIVE)
-    offload_ms: tuple[float, ...] = ()
-    # Where steps vary too much to say what copies take, they would come out free.
-    measured = all(any(arm.way == "offload" for arm in one.arms) for one in ranks)
-    if measured and "offload" in times.surely_longer:
-        choices.add(OFFLOAD)
-        sizes = [max(_copied_bytes(one, n) for one in ranks) for n in range(len(candidates))]
-        whole = sum(sizes[n] for n in modules if n not in fixed)
-        longer = max(0.0, times.ms["offload"] - times.ms["keep"])
-        offload_ms = tuple(longer * size / max(1, whole) for size in sizes)
     parts = frozenset(
         place
         for place, one in enumerate(candidates)
@@ -247,6 +239,23 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         offload_ms=offload_ms,
         parts=parts,
     )
+
+
+def _offload_ms(
+    ranks: Sequence[Rehearsal], times: ArmTimes, fixed: frozenset[int]
+) -> tuple[float, ...]:
+    """The time to have all that each module saves on the host; empty where it is not known.
+
+    Where steps vary too much to say what copies take, they would come out free.
+    """
+    measured = all(any(arm.way == "offload" for arm in one.arms) for one in ranks)
+    if not measured or "offload" not in times.surely_longer:
+        return ()
+    candidates = ranks[0].candidates
+    sizes = [max(_copied_bytes(one, n) for one in ranks) for n in range(len(candidates))]
+    whole = sum(sizes[n] for n in whole_places(candidates) if n not in fixed)
+    longer = max(0.0, times.ms["offload"] - times.ms["keep"])
+    return tuple(longer * size / max(1, whole) for size in sizes)
 
 
 def _runs_elsewhere(rehearsal: Rehearsal, part: int) -> bool:
