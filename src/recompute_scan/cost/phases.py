@@ -94,7 +94,7 @@ def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:
     calls, again, first = facts.calls, facts.alignment.again, facts.alignment.begins
     if not len(again):
         return first, np.zeros((0, 2))
-    length = host_times(calls, facts.structure.evaluations, facts.alignment)
+    length = host_times(facts.alignment)
     time = calls.duration[again]
     beyond = np.add.reduceat(np.where(redundant_of[again], time, 0), first)
     beyond = beyond / np.maximum(1, np.add.reduceat(time, first))

@@ -440,7 +440,7 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
         sequences: The recomputes, in pieces of a kind.
     """
     alignment, structure = facts.alignment, facts.structure
-    own = find_own_work(facts.calls, structure, alignment)
+    own = find_own_work(alignment)
     ran = np.bincount(own.recompute, minlength=len(alignment.recomputes))
     copies = structure.rows(Role.OWN_WORK)
     copies = copies[facts.calls.names_where(_COPY.match)[facts.calls.name[copies]]]
@@ -535,10 +535,10 @@ class _Passes:
 
         A recompute that another node ran before belongs to the node that goes through it.
         """
-        calls, structure = self._facts.calls, self._facts.structure
+        structure = self._facts.structure
         through = int(structure.evaluations.through[recompute.again[len(recompute.again) // 2]])
         found = int(structure.evaluations.row[through]) if through >= 0 else recompute.engine
-        return found if found >= 0 and is_of_others(calls, structure, found) else -1
+        return found if found >= 0 and is_of_others(structure, found) else -1
 
     def _evaluated_again(self, node: int) -> Iterator[int]:
         """All but the last evaluation of each node that the function's node evaluates again.

@@ -42,7 +42,6 @@ from recompute_scan.recompute.sequences import (
     walks_of,
 )
 from recompute_scan.recompute.work import Ran, Work
-from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Ints
 
 
@@ -74,6 +73,7 @@ class Alignment(Struct, frozen=True, dict=True):
     """Every recompute of a trace, and the candidates that no part of the forward explains.
 
     Attributes:
+        structure: The roles of all calls.
         forward: Rows of all forward operators, in order of (thread, time); costless ones left
             out.
         backwards: One entry per forward row: how many backward passes went through it, or
@@ -86,6 +86,7 @@ class Alignment(Struct, frozen=True, dict=True):
         unexplained: Rows of candidates that match nothing.
     """
 
+    structure: Structure
     forward: Int64
     backwards: Int64
     passes: Int64
@@ -133,19 +134,19 @@ class Alignment(Struct, frozen=True, dict=True):
         return np.cumsum(sizes, dtype=np.int64)[:-1]
 
 
-def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alignment:
+def align(structure: Structure, work: Work, starts: Int64) -> Alignment:
     """Match every candidate sequence with the forward pass.
 
     Args:
-        calls: The trace's calls.
         structure: Their roles.
         work: Their work on the device; shows operators that were entered but did nothing.
         starts: Start of each step in ns, ascending; a recompute repeats work of the same step.
     """
+    calls = structure.calls
     neutral = calls.where(vocabulary.NEUTRAL.match)
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero(AGAIN[structure.role] & ~neutral)
-    matcher = Matcher(calls, structure, forward, candidates, starts)
+    matcher = Matcher(structure, forward, candidates, starts)
     matches, unexplained = _match_all(matcher, {})
     heights = _heights(matcher, matches)
     if heights:
@@ -154,6 +155,7 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     recomputes = _without_looks(recomputes, structure, matcher)
     backwards, passes = matcher.anchors.count_passes(recomputes)
     return Alignment(
+        structure=structure,
         forward=forward,
         backwards=backwards,
         passes=passes,
@@ -277,8 +279,8 @@ class Anchor(Struct, frozen=True):
 class Anchors:
     """Finds the anchor of an engine range, and knows what has been matched so far."""
 
-    def __init__(self, calls: Calls, structure: Structure, forward: Int64, engines: Int64) -> None:
-        self._calls = calls
+    def __init__(self, structure: Structure, forward: Int64, engines: Int64) -> None:
+        self._calls = calls = structure.calls
         self._structure = structure
         self._forward = forward
         self._origin = np.full(len(calls), -1, np.int32)
@@ -414,8 +416,7 @@ class Matcher:
     """Matches the sequences of one trace with its forward pass.
 
     Args:
-        calls: The trace's calls.
-        structure: Their roles.
+        structure: The roles of all calls.
         forward: Rows of the operators of the forward pass.
         candidates: Rows of the operators that could be recomputes.
         starts: Start of each step in ns, ascending.
@@ -428,10 +429,10 @@ class Matcher:
     """
 
     def __init__(
-        self, calls: Calls, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
+        self, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
     ) -> None:
         self.forward = forward
-        self._calls = calls
+        self._calls = calls = structure.calls
         self.structure = structure
         code = self._code = OperatorCodes(calls)
         self._sequence = ForwardSequence(code[forward])
@@ -441,7 +442,7 @@ class Matcher:
         self._first_number = int(numbers[numbers >= 0].min(initial=2**31 - 1))
         self.sequences = self._list_sequences(candidates, starts, code)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
-        self.anchors = Anchors(calls, structure, forward, engines)
+        self.anchors = Anchors(structure, forward, engines)
         self._following = self._find_following(engines)
 
     def _find_following(self, engines: Int64) -> Int64:

@@ -329,11 +329,12 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
     return _settled(trace, kernels, evidence)
 
 
-def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Kernels) -> bool:
+def hides_backward(trace: Trace, structure: Structure, kernels: Kernels) -> bool:
     """Do graph launches hold most of the backward pass's device time, or attention's backward?
 
     What a graph runs has no operators in the trace, so they show the smaller part.
     """
+    calls = structure.calls
     launched = kernels.launch >= 0
     launch, event = kernels.launch[launched], kernels.event[launched]
     time = kernels.time[launched]

@@ -75,10 +75,9 @@ class Annotations(Struct, frozen=True):
     in_hooks: int = 0
 
 
-def read_annotations(
-    calls: Calls, structure: Structure, alignment: Alignment
-) -> Annotations | None:
+def read_annotations(alignment: Alignment) -> Annotations | None:
     """The annotations of the trace, or ``None`` where the run wrapper left none."""
+    calls, structure = alignment.structure.calls, alignment.structure
     regions = calls.named(re.compile(re.escape(REGION)))
     recomputes = calls.named(ANY_RECOMPUTE)
     if not len(regions):
@@ -134,12 +133,13 @@ def recomputed_calls(
     return found
 
 
-def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotations) -> list[int]:
+def unmarked_functions(structure: Structure, annotations: Annotations) -> list[int]:
     """Rows of the calls of checkpoint functions in the forward pass that bear no annotation of
     their own.
 
     A function's annotation stands directly in its call.
     """
+    calls = structure.calls
     own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
     own &= ~calls.where(vocabulary.TORCHS_FUNCTION.__eq__)
     marked = {
@@ -162,21 +162,20 @@ class MarkedCounts(Struct, frozen=True):
     differing: tuple[str, ...]
 
 
-def count_by_marks(
-    calls: Calls, structure: Structure, alignment: Alignment, annotations: Annotations
-) -> MarkedCounts | None:
+def count_by_marks(alignment: Alignment, annotations: Annotations) -> MarkedCounts | None:
     """The counts of the annotations; ``None`` where they do not show them.
 
     One annotation is one recompute of all that its call holds, unless another checkpoint is around
     the call or within it, the call keeps some results, or a function without annotations runs work
     again.
     """
+    calls, structure = alignment.structure.calls, alignment.structure
     regions = calls.named(re.compile(re.escape(REGION)))
     alone = all(call.annotation.depth == 0 for call in annotations.calls)
     kept = any(SELECTIVE in call.annotation.options.split(",") for call in annotations.calls)
     if not alone or kept or (structure.engine[regions] >= 0).any():
         return None
-    if unmarked_functions(calls, structure, annotations):
+    if unmarked_functions(structure, annotations):
         return None
     inside = calls.inside(calls.named(ANY_RECOMPUTE))
     if any(not (each.by_design or inside[each.again].any()) for each in alignment.recomputes):
@@ -301,9 +300,8 @@ def _variants(count: int, inside: Counter[int]) -> list[Variant | None]:
 class FunctionsAround:
     """The calls of checkpoint functions around some operators and little else."""
 
-    def __init__(self, calls: Calls, structure: Structure, recomputes: Sequence[Recompute]) -> None:
-        self._calls = calls
-        self._structure = structure
+    def __init__(self, structure: Structure, recomputes: Sequence[Recompute]) -> None:
+        self._calls, self._structure = structure.calls, structure
         self._forward = np.unique(np.concatenate([each.original for each in recomputes]))
         self._again = np.sort(np.concatenate([each.again for each in recomputes]))
 
@@ -326,7 +324,7 @@ class FunctionsAround:
     def _around(self, rows: Int64, every: Int64) -> Iterator[int]:
         """Rows of the calls, innermost first."""
         first, last = every.searchsorted(rows[[0, -1]]).tolist()
-        for call in functions_around(self._calls, self._structure, int(rows[len(rows) // 2])):
+        for call in functions_around(self._structure, int(rows[len(rows) // 2])):
             stop = call + int(self._calls.size[call]) + 1
             begin, end = every.searchsorted((call, stop)).tolist()
             if same_boundary((first, last), (begin, end - 1)):
@@ -359,13 +357,12 @@ class Node(Struct, frozen=True):
     children: tuple[Node, ...]
 
 
-def spans_from_annotations(
-    calls: Calls, structure: Structure, annotations: Annotations
-) -> list[Span]:
+def spans_from_annotations(structure: Structure, annotations: Annotations) -> list[Span]:
     """One span per annotated boundary, and per call of a function without one, in forward order."""
+    calls = structure.calls
     in_parts = structure.functions.in_parts
     spans = [(call.row, _marked(call, in_parts)) for call in annotations.calls]
-    for row in unmarked_functions(calls, structure, annotations):
+    for row in unmarked_functions(structure, annotations):
         first, last = np.searchsorted(
             annotations.forward, (row, row + int(calls.size[row]) + 1)
         ).tolist()
@@ -398,12 +395,13 @@ def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
     )
 
 
-def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
+def spans_from_recomputes(alignment: Alignment) -> list[Span]:
     """One span per recomputed boundary, in forward order, with the checkpoints that ranges show."""
     if not alignment.recomputes:
         return []
-    recomputes = _of_blocks(calls, structure, alignment)
-    around = FunctionsAround(calls, structure, recomputes)
+    recomputes = _of_blocks(alignment)
+    structure = alignment.structure
+    around = FunctionsAround(structure, recomputes)
     intervals = []
     for recompute in recomputes:
         places = alignment.forward.searchsorted(recompute.original)
@@ -465,9 +463,9 @@ def merge(spans: list[Span]) -> list[Span]:
     return merged
 
 
-def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list[Recompute]:
+def _of_blocks(alignment: Alignment) -> list[Recompute]:
     """The recomputes without the own work of the functions inside them."""
-    own = find_own_work(calls, structure, alignment).rows
+    own = find_own_work(alignment).rows
     if not len(own):
         return list(alignment.recomputes)
     found = []

@@ -70,18 +70,14 @@ class DesignedRun(Struct, frozen=True):
 
 
 def find_by_design(
-    trace: Trace, calls: Calls, structure: Structure, kernels: Kernels, matched: Int64
+    trace: Trace, structure: Structure, kernels: Kernels, matched: Int64
 ) -> tuple[DesignedRun, ...]:
     """The functions that run again in other functions' gradients, by time.
 
-    Args:
-        trace: The trace.
-        calls: Its calls.
-        structure: Their roles.
-        kernels: Device work with its launches.
-        matched: Rows of operators that are recomputes of a checkpoint already.
+    Operators in ``matched`` are recomputes of a checkpoint already.
     """
-    functions = _functions(calls, structure)
+    calls = structure.calls
+    functions = _functions(structure)
     if not functions:
         return ()
     code = {name: at for at, name in enumerate(calls.names)}
@@ -140,23 +136,16 @@ def find_by_design(
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
 
 
-def part_own_runs(
-    calls: Calls, structure: Structure, work: Work, alignment: Alignment
-) -> tuple[Alignment, tuple[DesignedRun, ...]]:
+def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[DesignedRun, ...]]:
     """The alignment without the own work of functions in their nodes, and what functions run again
     by design: that work, and their block in parts with gradients.
-
-    Args:
-        calls: The trace's calls.
-        structure: Their roles.
-        work: Their work on the device.
-        alignment: All recomputes.
     """
+    calls, structure = alignment.structure.calls, alignment.structure
     of_function: dict[tuple[str, bool], list[Recompute]] = defaultdict(list)
     own = set[int]()
     for each in alignment.recomputes:
         role = int(structure.role[each.again[0]])
-        if role in (Role.OWN_WORK, Role.BY_DESIGN) and is_of_others(calls, structure, each.engine):
+        if role in (Role.OWN_WORK, Role.BY_DESIGN) and is_of_others(structure, each.engine):
             name = vocabulary.function_of(calls.called(each.engine))
             of_function[name, role == Role.BY_DESIGN].append(each)
             if role == Role.OWN_WORK:
@@ -186,8 +175,9 @@ def rows_of(found: Sequence[DesignedRun]) -> Int64:
     return np.array([row for each in found for row in each.rows], np.int64)
 
 
-def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
+def _functions(structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
+    calls = structure.calls
     names = (calls.names[code] for code in structure.functions.called.values())
     return frozenset(
         name
@@ -222,18 +212,19 @@ class OwnWork(Struct, frozen=True):
     recompute: Int64
 
 
-def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> OwnWork:
+def find_own_work(alignment: Alignment) -> OwnWork:
     """The own work of all checkpoint functions in a trace."""
+    calls, structure = alignment.structure.calls, alignment.structure
     blocks: dict[int, tuple[int, int, int]] = {}
     for number, recompute in enumerate(alignment.recomputes):
-        if not is_of_others(calls, structure, recompute.engine):
+        if not is_of_others(structure, recompute.engine):
             continue
         begin = first_of_block(structure, recompute.again)
         rows, again = recompute.original[begin:], recompute.again[begin:]
         middle = len(rows) // 2
         # A node runs again what its call holds, further functions' calls among that.
-        around = functions_around(calls, structure, int(rows[middle]))
-        inside = len(functions_around(calls, structure, int(again[middle])))
+        around = functions_around(structure, int(rows[middle]))
+        inside = len(functions_around(structure, int(again[middle])))
         name = vocabulary.function_of(calls.called(recompute.engine))
         if inside < len(around) and calls.called(around[inside]) == name:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
@@ -252,15 +243,16 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
     return OwnWork(rows[order], owner[order])
 
 
-def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
+def is_of_others(structure: Structure, engine: int) -> bool:
     """Did a checkpoint function, and not torch's, make the node in this engine's range?"""
     if not structure.checkpoint_node[engine]:
         return False
-    return vocabulary.function_of(calls.called(engine)) != vocabulary.TORCHS_FUNCTION
+    return vocabulary.function_of(structure.calls.called(engine)) != vocabulary.TORCHS_FUNCTION
 
 
-def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:
-    """The alignment, in which that work has no backward pass: its function's is its block's."""
+def without_gradients(alignment: Alignment) -> Alignment:
+    """The alignment, in which functions' own work has no backward pass: theirs is their block's."""
+    own = find_own_work(alignment)
     backwards = alignment.backwards.copy()
     backwards[alignment.forward.searchsorted(own.rows)] = 0
     return replace(alignment, backwards=backwards)
@@ -275,7 +267,7 @@ def first_of_block(structure: Structure, again: Int64) -> int:
     return int(np.flatnonzero(inside)[0]) if inside.any() else 0
 
 
-def functions_around(calls: Calls, structure: Structure, row: int) -> list[int]:
+def functions_around(structure: Structure, row: int) -> list[int]:
     """Rows of the calls of checkpoint functions around a call, innermost first.
 
     In a recompute, those inside the node that runs it.
@@ -284,7 +276,7 @@ def functions_around(calls: Calls, structure: Structure, row: int) -> list[int]:
     call = int(structure.function[row])
     while call >= 0:
         found.append(call)
-        above = int(calls.parent[call])
+        above = int(structure.calls.parent[call])
         call = int(structure.function[above]) if above >= 0 else -1
     return found
 
@@ -309,23 +301,10 @@ class Collectives(Struct, frozen=True):
 
 
 def find_collectives(
-    calls: Calls,
-    structure: Structure,
-    kernels: Kernels,
-    alignment: Alignment,
-    steps: Sequence[StepSpan],
-    complete: Bool,
+    alignment: Alignment, kernels: Kernels, steps: Sequence[StepSpan], complete: Bool
 ) -> Collectives:
-    """The collectives of a trace; see :class:`Collectives`.
-
-    Args:
-        calls: The trace's calls.
-        structure: Their roles.
-        kernels: Device work with its launches.
-        alignment: The recomputes.
-        steps: Steps, in order.
-        complete: For each step: does it count?
-    """
+    """The collectives of a trace; see :class:`Collectives`."""
+    calls, structure = alignment.structure.calls, alignment.structure
     is_one = calls.where(vocabulary.COLLECTIVE.match)
     is_one &= ~calls.where(vocabulary.NO_COLLECTIVE.match)
     rows = np.flatnonzero(is_one)
@@ -334,7 +313,7 @@ def find_collectives(
     counted = np.append(complete, False)[step_of(steps, calls.start[rows])]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
     recomputes = alignment.recomputes if len(rows) else ()
-    inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
+    inside = [_inside(structure, recompute, rows) for recompute in recomputes]
     return Collectives(
         rows=rows,
         repeated=np.unique(np.concatenate([rows[:0], *inside])),
@@ -389,8 +368,9 @@ def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     return gather[rows] & calls.inside(np.flatnonzero(sharding))[rows]
 
 
-def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
+def _inside(structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
     """Those of ``rows`` that this recompute does, gathers before its first operator included."""
+    calls = structure.calls
     table = structure.evaluations
     mine: Int64 = rows[structure.engine[rows] == recompute.engine]
     if table.node[table.row.searchsorted(recompute.engine)] >= 0:

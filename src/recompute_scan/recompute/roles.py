@@ -66,6 +66,7 @@ class Structure(Struct, frozen=True):
     """One entry per call.
 
     Attributes:
+        calls: The calls.
         role: A :class:`Role`.
         engine: Row of the innermost engine range that holds the call (itself for one), or -1.
         top: Row of the outermost operator with a role that holds the call, or -1.
@@ -80,6 +81,7 @@ class Structure(Struct, frozen=True):
         evaluations: The evaluations of autograd nodes.
     """
 
+    calls: Calls
     role: Int8
     engine: Int32
     top: Int32
@@ -342,6 +344,7 @@ def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
     role[rows] = decided
     engine = np.append(evaluations.row, -1)[evaluations.of].astype(np.int32)
     return Structure(
+        calls=calls,
         role=role,
         engine=engine,
         top=_tops(calls, role),

@@ -26,7 +26,6 @@ from recompute_scan.recompute.by_design import (
     DesignedRun,
     find_by_design,
     find_collectives,
-    find_own_work,
     part_own_runs,
     rows_of,
     without_gradients,
@@ -73,8 +72,6 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
 
     Attributes:
         trace: The trace.
-        calls: Its host calls, nested.
-        structure: Role of each call.
         kernels: Device work with its launches.
         work: Time of each call on the device that it kept busy.
         steps: Steps, in order.
@@ -94,8 +91,6 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     """
 
     trace: Trace
-    calls: Calls
-    structure: Structure
     kernels: Kernels
     work: Work
     steps: tuple[StepSpan, ...]
@@ -111,6 +106,16 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     attention: KernelEvidence | None
     framed: bool = False
     by_design: tuple[DesignedRun, ...] = ()
+
+    @property
+    def structure(self) -> Structure:
+        """The role of each call."""
+        return self.alignment.structure
+
+    @property
+    def calls(self) -> Calls:
+        """The trace's host calls, nested."""
+        return self.alignment.structure.calls
 
     @cached_property
     def designed(self) -> Int64:
@@ -134,9 +139,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     @cached_property
     def collectives(self) -> Collectives:
         """The collectives of complete steps, and those that recomputes repeat."""
-        return find_collectives(
-            self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
-        )
+        return find_collectives(self.alignment, self.kernels, self.steps, self.complete)
 
     @cached_property
     def layers(self) -> list[list[Block]]:
@@ -164,32 +167,30 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     """
     calls = nest(trace)
     structure = classify(calls)
-    trace = replace(trace, health=trace.health | check_soundness(calls, structure))
+    trace = replace(trace, health=trace.health | check_soundness(structure))
     kernels = link_kernels(trace, calls)
-    work = measure(calls, structure, kernels)
-    steps = join_steps(calls, structure, find_steps(calls))
+    work = measure(structure, kernels)
+    steps = join_steps(structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
-    alignment = align(calls, structure, work, starts)
-    alignment, own_runs = part_own_runs(calls, structure, work, alignment)
-    alignment = without_gradients(alignment, find_own_work(calls, structure, alignment))
-    complete = complete_steps(calls, alignment, steps, trace.cut_at)
-    counts = count(calls, structure, work, alignment, steps, complete)
+    alignment = align(structure, work, starts)
+    alignment, own_runs = part_own_runs(work, alignment)
+    alignment = without_gradients(alignment)
+    complete = complete_steps(alignment, steps, trace.cut_at)
+    counts = count(work, alignment, steps, complete)
     trace = replace(trace, health=trace.health | check_steps(calls, counts))
-    annotations = read_annotations(calls, structure, alignment)
+    annotations = read_annotations(alignment)
     if annotations is not None:
-        spans = spans_from_annotations(calls, structure, annotations)
+        spans = spans_from_annotations(structure, annotations)
     else:
-        spans = spans_from_recomputes(calls, structure, alignment)
+        spans = spans_from_recomputes(alignment)
     framed = []
     if annotations is None and recognise is not None and has_frames(trace):
         framed = spans_from_frames(trace, calls, alignment, recognise)
         spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
-    by_design = (*find_by_design(trace, calls, structure, kernels, alignment.again), *own_runs)
+    by_design = (*find_by_design(trace, structure, kernels, alignment.again), *own_runs)
     facts = RecomputeFacts(
         trace=trace,
-        calls=calls,
-        structure=structure,
         kernels=kernels,
         work=work,
         steps=tuple(steps),
@@ -198,10 +199,10 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         counts=counts,
         annotations=annotations,
         blocks=blocks,
-        plain=count_plainly(calls, structure, alignment),
+        plain=count_plainly(alignment),
         judgement=Judgement("inconclusive"),
         level="annotated" if annotations is not None else "autograd",
-        compiled=find_compiled_backward(calls, structure),
+        compiled=find_compiled_backward(structure),
         attention=None,
         framed=bool(framed),
         by_design=by_design,
@@ -214,10 +215,9 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
 
     Nothing else sets ``judgement`` and ``level``, nor the counts that annotations or design give.
     """
-    trace, calls, structure = facts.trace, facts.calls, facts.structure
-    counts, marked = facts.counts, None
+    trace, calls, counts, marked = facts.trace, facts.calls, facts.counts, None
     if facts.annotations is not None:
-        marked = count_by_marks(calls, structure, facts.alignment, facts.annotations)
+        marked = count_by_marks(facts.alignment, facts.annotations)
     unexplained = facts.alignment.unexplained
     unexplained = unexplained[~np.isin(unexplained, facts.designed)]
     alignment = replace(facts.alignment, unexplained=unexplained)
@@ -227,7 +227,7 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
     if judgement.by_design:
         counts = as_designed(counts, facts.alignment)
     judgement = with_design(judgement, facts.by_design, counts)
-    hidden = hides_backward(trace, calls, structure, facts.kernels)
+    hidden = hides_backward(trace, facts.structure, facts.kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
         attention = read_kernels(trace, calls, facts.kernels)

@@ -19,7 +19,6 @@ from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Verdict
-from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Kind
 
 if TYPE_CHECKING:
@@ -42,8 +41,9 @@ class Compiled(Struct, frozen=True):
     recomputes: bool
 
 
-def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
+def find_compiled_backward(structure: Structure) -> Compiled | None:
     """The compiled part of the backward pass; ``None`` where nothing of it is compiled."""
+    calls = structure.calls
     named = calls.where(vocabulary.COMPILED_NODE.match)
     engines = structure.rows(Role.BACKWARD)
     mine = engines[named[engines]]

@@ -30,8 +30,9 @@ class Work(Struct, frozen=True):
     queued: int
 
 
-def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
+def measure(structure: Structure, kernels: Kernels) -> Work:
     """The work of every call that is a top (see ``Structure.top``)."""
+    calls = structure.calls
     launched = kernels.launch >= 0
     unlaunched, queued = int((~launched).sum()), int(kernels.queued.sum())
     if not launched.any():
