@@ -47,6 +47,7 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role, table
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 # To end a recompute by an exception takes at most this share of it.
@@ -318,12 +319,13 @@ class Context:
 
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
-    calls = facts.calls
-    rows = np.flatnonzero(calls.where(ANNOTATING.__eq__))
-    return [
-        TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
-        for row in rows
-    ]
+    return _gone(facts.calls, np.flatnonzero(facts.calls.where(ANNOTATING.__eq__)))
+
+
+def _gone(calls: Calls, rows: Int64) -> list[TimeEdit]:
+    """The edits that take these calls out."""
+    columns = (one[rows].tolist() for one in (calls.thread, calls.start, calls.end))
+    return [TimeEdit(*each, gone=True) for each in zip(*columns, strict=True)]
 
 
 class Removal:
@@ -410,13 +412,9 @@ class Removal:
         ]
 
     def _is_here(self, sequence: OpSequence) -> bool:
-        rows, first, here = (
-            sequence.again(self._facts),
-            sequence.originals(self._facts),
-            self._around.here,
-        )
-        # One after the other: four numbers are no array's work.
-        return bool(here[rows[0]] or here[rows[-1]] or here[first[0]] or here[first[-1]])
+        here = self._around.here
+        both = sequence.again(self._facts), sequence.originals(self._facts)
+        return any(here[rows[0]] or here[rows[-1]] for rows in both)
 
     # -- what goes ---------------------------------------------------------------------------
 
@@ -471,12 +469,9 @@ class Removal:
 
     def _of_functions(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
         """The copies of functions that go, and their further passes through a block."""
-        calls, here = self._facts.calls, self._around.here
         for owned in (self._around.own_copies, self._around.own_passes):
-            gone = owned.rows[np.asarray(goes, np.bool_)[owned.sequence] & here[owned.rows]]
-            times = (calls.thread[gone], calls.start[gone], calls.end[gone])
-            for thread, start, end in zip(*(one.tolist() for one in times), strict=True):
-                yield TimeEdit(thread, start, end, gone=True)
+            going = np.asarray(goes, np.bool_)[owned.sequence] & self._around.here[owned.rows]
+            yield from _gone(self._facts.calls, owned.rows[going])
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """The work of a reentrant checkpoint's node behind its nested backward pass."""

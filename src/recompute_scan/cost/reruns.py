@@ -566,11 +566,12 @@ class _Passes:
             return
         if operators[0] or not levels:
             return
+        called = self._facts.calls.called
         others: dict[str, list[int]] = {}
         for child in reversed(self._children(other)):
-            others.setdefault(self._name(child), []).append(child)
+            others.setdefault(called(child), []).append(child)
         for child in self._children(row):
-            alike = others.get(self._name(child))
+            alike = others.get(called(child))
             if alike:
                 yield from self._also_in(child, alike.pop(), levels - 1)
 
@@ -585,7 +586,7 @@ class _Passes:
         if calls.parent[adds] != calls.parent[node] or not self._adds[calls.name[adds]]:
             return
         inside = range(adds + 1, adds + 1 + int(calls.size[adds]))
-        yield from (row for row in inside if self._name(row) in _COPIES)
+        yield from (row for row in inside if calls.called(row) in _COPIES)
 
     def _nested(self, node: int) -> Int64:
         """The engine's ranges right in the range of a node, without a range in between."""
@@ -602,8 +603,4 @@ class _Passes:
 
     def _names(self, row: int) -> Counter[str]:
         inside = range(row, row + 1 + int(self._facts.calls.size[row]))
-        return Counter(self._name(one) for one in inside)
-
-    def _name(self, row: int) -> str:
-        name: str = self._facts.calls.called(row)
-        return name
+        return Counter(self._facts.calls.called(one) for one in inside)

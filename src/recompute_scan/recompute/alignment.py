@@ -376,18 +376,15 @@ class Anchors:
 
     def _owners(self) -> Int64:
         """For each forward operator: its row, or the row of the outermost function around it."""
-        outermost = self._outermost_function(self._structure.function[self._forward])
-        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
-
-    def _outermost_function(self, function: Ints) -> Ints:
-        outermost: Ints = function.copy()
+        function, parent = self._structure.function, self._calls.parent
+        outermost: Ints = function[self._forward]
         for _ in range(64):
-            parents = np.where(outermost >= 0, self._calls.parent[outermost], -1)
-            above = np.where(parents >= 0, self._structure.function[parents], -1)
+            parents = np.where(outermost >= 0, parent[outermost], -1)
+            above = np.where(parents >= 0, function[parents], -1)
             if not (above >= 0).any():
                 break
             outermost = np.where(above >= 0, above, outermost)
-        return outermost
+        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
 
 
 class NodeSequence(Struct, frozen=True):

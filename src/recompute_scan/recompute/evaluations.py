@@ -525,17 +525,12 @@ def _are_losses(calls: Calls, evaluations: Evaluations, nodes: Int64) -> bool:
     A backward pass begins at one number, so either the call made it, or something after it did.
     """
     roots = nodes[evaluations.of[evaluations.maker[nodes]] < 0][:_ENOUGH]
-    return bool(len(roots)) and all(
-        _is_loss(calls, int(evaluations.maker[one]), int(evaluations.row[one]))
-        for one in roots.tolist()
-    )
-
-
-def _is_loss(calls: Calls, own: int, node: int) -> bool:
-    after: Bool = calls.start >= calls.end[own]
-    after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
-    rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
-    names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
-    return not any(
-        vocabulary.forward_only(name) or vocabulary.REDUCES.match(name) for name in names
-    )
+    for one in roots.tolist():
+        own, node = evaluations.maker[one], evaluations.row[one]
+        after: Bool = calls.start >= calls.end[own]
+        after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
+        rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
+        names = [calls.names[name] for name in np.unique(calls.name[rows]).tolist()]
+        if any(vocabulary.forward_only(name) or vocabulary.REDUCES.match(name) for name in names):
+            return False
+    return len(roots) > 0
