@@ -544,11 +544,8 @@ def _touches(facts: RecomputeFacts, rows: Int64, counted: Int64) -> Bool:
 def _parts(facts: RecomputeFacts, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:
     """Which calls are forward work, backward work, a first recompute, and a further one."""
     structure = facts.structure
-    again = np.zeros(len(facts.calls), np.int8)
-    again[facts.alignment.again] = 1
-    again[facts.counts.redundant_rows] = 2
     top = structure.top[rows]
-    recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    recomputed = np.where(top >= 0, facts.turns[np.maximum(top, 0)], 0)
     optimizer = (top >= 0) & (structure.role[np.maximum(top, 0)] == Role.OPTIMIZER)
     model = (recomputed == 0) & ~optimizer
     backward = structure.engine[rows] >= 0

@@ -108,14 +108,11 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     that is ahead of them, their sum can exceed the step, which is then that sum.
     """
     calls, structure, kernels = facts.calls, facts.structure, facts.kernels
-    again = np.zeros(len(calls), np.int8)
-    again[facts.alignment.again] = 1
-    again[facts.counts.redundant_rows] = 2
     launched = kernels.launch >= 0
     launch, time = kernels.launch[launched], kernels.time[launched]
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
-    recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    recomputed = np.where(top >= 0, facts.turns[np.maximum(top, 0)], 0)
     recomputed[calls.within(facts.designed)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []

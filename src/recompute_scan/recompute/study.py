@@ -64,7 +64,7 @@ from recompute_scan.trace.calls import (
     nest,
     step_of,
 )
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Int8, Int64, Kind, Trace
 
 
 class RecomputeFacts(Struct, frozen=True, dict=True):
@@ -150,6 +150,14 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     def sharded(self) -> bool:
         """Whether FSDP is at work."""
         return bool(len(self.calls.named(vocabulary.SHARDING)))
+
+    @cached_property
+    def turns(self) -> Int8:
+        """For each call: 1 where it is a first recompute, 2 where a further one, else 0."""
+        found = np.zeros(len(self.calls), np.int8)
+        found[self.alignment.again] = 1
+        found[self.counts.redundant_rows] = 2
+        return found
 
     def ran_again(self, pattern: re.Pattern[str]) -> int:
         """How many calls with a name that matches from its beginning were recomputed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from itertools import accumulate
 
 from msgspec import Struct
@@ -181,24 +181,19 @@ def _unread(
         early = one.phase == "recompute" and not one.in_function
         of_phase["tail" if early else one.phase].append(place)
     tails_ms = sum(ledger.operations[place].ms for place in of_phase["tail"])
-    found = [
-        (group, _work("unread", ledger, group, total))
-        for group in _groups(ledger, of_phase["forward"])
-    ]
-    found += [
-        (group, _work("unread-recompute", ledger, group, total))
-        for group in _by_line(ledger, of_phase["recompute"], lambda place: place)
-    ]
-    makers = _makers(ledger)
-    found += [
-        (group, _work("unread-gradient", ledger, group, total))
-        for group in _by_line(
-            ledger,
-            of_phase["backward"],
-            lambda place: makers.get(ledger.operations[place].behind, place),
-            own=True,
-        )
-    ]
+    # The first forward operation of each node.
+    each = [*enumerate(ledger.operations)]
+    makers = {one.node: place for place, one in reversed(each) if one.node >= 0}
+
+    def maker(place: int) -> int:
+        return makers.get(ledger.operations[place].behind, place)
+
+    kinds: dict[WorkKind, list[Group]] = {
+        "unread": _groups(ledger, of_phase["forward"]),
+        "unread-recompute": _by_line(ledger, of_phase["recompute"], lambda place: place),
+        "unread-gradient": _by_line(ledger, of_phase["backward"], maker, own=True),
+    }
+    found = [(one, _work(kind, ledger, one, total)) for kind, some in kinds.items() for one in some]
     return found, tails_ms
 
 
@@ -223,15 +218,6 @@ def _live(ledger: Ledger) -> set[int]:
         for memory in ledger.operations[place].reads:
             waiting += [one for one in memory.writers if one < place and one not in live]
     return live
-
-
-def _makers(ledger: Ledger) -> dict[int, int]:
-    """The first forward operation of each node."""
-    found: dict[int, int] = {}
-    for place, one in enumerate(ledger.operations):
-        if one.node >= 0:
-            found.setdefault(one.node, place)
-    return found
 
 
 def _backward_ms(ledger: Ledger) -> defaultdict[int, float]:
@@ -321,7 +307,8 @@ def _work(
     part: float = 1.0,
 ) -> Work:
     took = part * sum(ledger.operations[place].ms for place in group.places) + more_ms
-    call = group.calls[0] if group.calls else _call_of(ledger, group.places)
+    around = ledger.operations[group.places[0]].call
+    call = group.calls[0] if group.calls else None if around is None else ledger.calls[around]
     return Work(
         kind=kind,
         operators=len(group.places),
@@ -332,8 +319,3 @@ def _work(
         module_class=call.class_name if call is not None else "",
         calls=len(group.calls),
     )
-
-
-def _call_of(ledger: Ledger, places: Sequence[int]) -> ModuleCall | None:
-    one = ledger.operations[places[0]]
-    return ledger.calls[one.call] if one.call is not None else None
