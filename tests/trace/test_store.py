@@ -65,7 +65,7 @@ def test_a_folder_stands_for_its_traces_in_natural_order(tmp_path: Path) -> None
         "trace-rank1.json.gz.part",
     ):
         (tmp_path / name).write_bytes(TRACE)
-    found = [file.name for file in find([tmp_path])]
+    found = [Path(file).name for file in find([tmp_path])]
     assert found == ["trace-rank0.json", "trace-rank2.json.gz", "trace-rank10.json.gz"]
 
 

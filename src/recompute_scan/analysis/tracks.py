@@ -120,12 +120,12 @@ def events(facts: RecomputeFacts) -> Iterator[bytes]:
             shown.append((kind, again[which], blocks[which]))
     # A track for each kind and thread, since slices of one track must nest.
     tracks: dict[tuple[str, int], int] = {}
-    for kind, name, thread, *span, number in _slices(facts, shown):
+    for kind, name, thread, start, duration, number in _slices(facts, shown):
         track = tracks.get((kind, thread))
         if track is None:
             track = tracks[kind, thread] = len(tracks) + 1
             yield from _describe(track, kind)
-        yield _slice(name, track, *span, number)
+        yield _slice(name, track, start, duration, number)
 
 
 def _slices(

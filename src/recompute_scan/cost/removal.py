@@ -154,24 +154,20 @@ class Moments:
         rows, times = rows[order], times[order]
         firsts = np.flatnonzero(changes(thread[rows]))
         codes = thread[rows[firsts]].tolist()
-        self._times: dict[int, Int64] = dict(zip(codes, split(times, firsts), strict=True))
-        self._rows: dict[int, Int64] = dict(zip(codes, split(rows, firsts), strict=True))
+        both = zip(split(times, firsts), split(rows, firsts), strict=True)
+        self._of_thread: dict[int, tuple[Int64, Int64]] = dict(zip(codes, both, strict=True))
 
     def last(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The last moment at or before ``time`` and its call's row; ``otherwise`` and -1."""
-        times = self._times.get(thread, _NONE)
-        return self._at(thread, int(times.searchsorted(time, side="right")) - 1, otherwise)
+        times, rows = self._of_thread.get(thread, (_NONE, _NONE))
+        place = int(times.searchsorted(time, side="right")) - 1
+        return (int(times[place]), int(rows[place])) if place >= 0 else (otherwise, -1)
 
     def next(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The first moment at or after ``time`` and its call's row; ``otherwise`` and -1."""
-        times = self._times.get(thread, _NONE)
-        return self._at(thread, int(times.searchsorted(time, side="left")), otherwise)
-
-    def _at(self, thread: int, place: int, otherwise: int) -> tuple[int, int]:
-        times = self._times.get(thread, _NONE)
-        if not 0 <= place < len(times):
-            return otherwise, -1
-        return int(times[place]), int(self._rows[thread][place])
+        times, rows = self._of_thread.get(thread, (_NONE, _NONE))
+        place = int(times.searchsorted(time, side="left"))
+        return (int(times[place]), int(rows[place])) if place < len(times) else (otherwise, -1)
 
 
 def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:

@@ -525,27 +525,23 @@ class _Passes:
         self._adds = facts.calls.names_where(_ADDS.match)
 
     def of(self, recompute: Recompute) -> Iterator[int]:
-        node = self._node(recompute)
-        if node >= 0:
+        """By the engine's range around the function's node: none of torch's own function."""
+        # A recompute that another node ran before belongs to the node that goes through it.
+        table = self._facts.structure.evaluations
+        through = int(table.through[recompute.again[len(recompute.again) // 2]])
+        node = int(table.row[through]) if through >= 0 else recompute.engine
+        if node >= 0 and is_of_others(self._facts.structure, node):
             yield from self._evaluated_again(node)
             yield from self._copied(node)
-
-    def _node(self, recompute: Recompute) -> int:
-        """Row of the engine's range around the function's node; -1 where there is none, or torch's.
-
-        A recompute that another node ran before belongs to the node that goes through it.
-        """
-        structure = self._facts.structure
-        through = int(structure.evaluations.through[recompute.again[len(recompute.again) // 2]])
-        found = int(structure.evaluations.row[through]) if through >= 0 else recompute.engine
-        return found if found >= 0 and is_of_others(structure, found) else -1
 
     def _evaluated_again(self, node: int) -> Iterator[int]:
         """All but the last evaluation of each node that the function's node evaluates again.
 
         Work of an earlier evaluation alone stays, such as a gradient that a later one leaves out.
         """
-        inside = self._nested(node)
+        begin, end = self._engines.searchsorted([node + 1, node + 1 + self._facts.calls.size[node]])
+        # Those right in it, without a range in between.
+        inside = self._engines[begin:end][self._around[begin:end] == node]
         number = self._facts.structure.number[inside]
         inside, number = inside[number >= 0], number[number >= 0]
         later: dict[int, int] = {}
@@ -587,13 +583,6 @@ class _Passes:
             return
         inside = range(adds + 1, adds + 1 + int(calls.size[adds]))
         yield from (row for row in inside if calls.called(row) in _COPIES)
-
-    def _nested(self, node: int) -> Int64:
-        """The engine's ranges right in the range of a node, without a range in between."""
-        stop = node + 1 + int(self._facts.calls.size[node])
-        begin, end = self._engines.searchsorted([node + 1, stop])
-        inside: Int64 = self._engines[begin:end][self._around[begin:end] == node]
-        return inside
 
     def _children(self, row: int) -> list[int]:
         calls = self._facts.calls

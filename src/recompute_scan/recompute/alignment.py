@@ -508,9 +508,10 @@ class Matcher:
         anchor = self.anchors.find(engine)
         checkpoint_node = bool(self.structure.checkpoint_node[engine])
         before = 0 <= self.structure.number[engine] < self._first_number
+        function = vocabulary.function_of(self._calls.called(engine))
         if anchor is None and before and self._one_thread and not checkpoint_node:
             return []
-        if checkpoint_node and self._goes_in_parts(engine):
+        if checkpoint_node and function in self.structure.functions.in_parts:
             if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
                 whole = self._once_each(node, anchor)
                 if whole:
@@ -530,10 +531,6 @@ class Matcher:
         others = [walk for walk in walks[:-1] if not _unpacks(node, walk)] if own else walks
         walks = [*self._sequence.in_order(node.codes, others), *own]
         return [self._matched(node, walk) for walk in walks]
-
-    def _goes_in_parts(self, engine: int) -> bool:
-        name = vocabulary.function_of(self._calls.called(engine))
-        return name in self.structure.functions.in_parts
 
     def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[Recompute]:
         """The operators that a function ran again part by part, in any order, each once.

@@ -84,10 +84,6 @@ class Evaluations(Struct, frozen=True):
     fate: Int8
     through: Int32
 
-    def name(self, calls: Calls, one: int) -> str:
-        """Name of an evaluation's node."""
-        return calls.called(self.row[one])
-
 
 def find_evaluations(calls: Calls) -> Evaluations:
     """The table of a trace."""
