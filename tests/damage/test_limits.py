@@ -129,7 +129,7 @@ def test_an_archive_stands_for_its_traces_and_each_can_be_named(tmp_path: Path) 
         )
     )
     found = find([file])
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == [
+    assert [Path(path).relative_to(tmp_path).as_posix() for path in found] == [
         "run.zip/run/trace-rank2.json",
         "run.zip/run/trace-rank10.json.gz",
     ]

@@ -39,7 +39,8 @@ def confidence(facts: RecomputeFacts) -> Level:
     attention = facts.attention if facts.level == "kernels" else None
     if facts.judgement.by_marks:
         return "low" if guesses_places(facts, _MANY_GUESSED) else "medium"
-    unsure = _many_unlaunched(facts) or guesses_places(facts, _MANY_GUESSED)
+    unsure = facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
+    unsure |= guesses_places(facts, _MANY_GUESSED)
     annotations = facts.annotations
     unsure |= (
         annotations is not None
@@ -69,10 +70,6 @@ def annotations_disagree(facts: RecomputeFacts) -> bool:
         return False
     allowed = max(_DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * annotations.recomputed)
     return annotations.disagreeing > allowed
-
-
-def _many_unlaunched(facts: RecomputeFacts) -> bool:
-    return facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
 
 
 def doubts(facts: RecomputeFacts) -> tuple[str, ...]:

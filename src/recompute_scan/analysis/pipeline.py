@@ -429,8 +429,10 @@ def _analyse_traces(
     except InputError as error:
         found, refused = [], error
     if not ends.failed and (refused or all(map(is_text, found))):
-        pieces = _without_trace(addresses, ends.records if refused else (), limits)
-        if pieces:
+        # By the compiler's logs, or by compared steps.
+        logs = [log for address in addresses for log in logs_alone(address, limits)]
+        pieces = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
+        if pieces := pieces or _by_hooks(ends.records if refused else ()):
             return merge(pieces, ())
         if refused:
             raise refused
@@ -445,15 +447,6 @@ def _analyse_traces(
         return ends.with_crash(whole)
     whole = merge(pieces, failures)
     return ends.with_crash(whole) if ends.failed else whole
-
-
-def _without_trace(
-    addresses: Sequence[Address], records: Sequence[RunInfo], limits: Limits
-) -> list[Piece]:
-    """The answers without a trace: by the compiler's logs, or by compared steps."""
-    logs = [log for address in addresses for log in logs_alone(address, limits)]
-    told = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
-    return told or _by_hooks(records)
 
 
 def _by_hooks(records: Sequence[RunInfo]) -> list[Piece]:

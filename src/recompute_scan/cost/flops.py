@@ -564,7 +564,10 @@ def _ideal_ms(
     types = np.array(counted.types)
     for kind in np.unique(types):
         flops = float(counted.flops[(types == kind) & parts].sum())
-        at = peak_tflops or _tflops(peak, str(kind), facts)
+        at = peak_tflops
+        if peak is not None:
+            fast = kind == "fp32" and any(map(_ON_TENSOR_CORES.search, facts.trace.names))
+            at = peak.tflops.get("tf32" if fast else str(kind))
         if at is None:
             return None
         total += flops / at / 1e9
@@ -573,14 +576,6 @@ def _ideal_ms(
 
 # CUTLASS's instruction of 16 by 8 by 8 takes TF32 where the operator's inputs have 32 bits.
 _ON_TENSOR_CORES = re.compile(r"tf32|tensorop_s1688gemm")
-
-
-def _tflops(peak: Peak | None, kind: str, facts: RecomputeFacts) -> float | None:
-    if peak is None:
-        return None
-    if kind == "fp32" and any(map(_ON_TENSOR_CORES.search, facts.trace.names)):
-        kind = "tf32"
-    return peak.tflops.get(kind)
 
 
 def _peak_words(device: str | None, peak_tflops: float | None) -> str:

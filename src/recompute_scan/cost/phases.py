@@ -343,7 +343,10 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
         if vocabulary.SHOWS_SIZES.match(name := calls.called(at))
     ]
     widths = {width for _, tensors in inside for _, width in tensors if width}
-    widths = widths or _gloo_widths(facts)
+    if not widths:  # gloo's collectives run on separate threads
+        dims = np.unique(calls.dims[calls.named(vocabulary.GLOO)]).tolist()
+        tensors = (one for code in dims for one in tensors_of(facts.trace.signatures[code]))
+        widths = {width for _, width in tensors if width}
     called = [(name, tensors) for name, tensors in inside if vocabulary.DISPATCHED.match(name)]
     if len(widths) != 1 or not called:
         return None
@@ -352,15 +355,6 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
         return None
     size = widths.pop() * max(numbers for numbers, _ in tensors)
     return size if size < _MOST else None
-
-
-def _gloo_widths(facts: RecomputeFacts) -> set[int]:
-    """Widths of the numbers of all gloo collectives, which run on separate threads."""
-    calls = facts.calls
-    gloo = np.unique(calls.dims[calls.named(vocabulary.GLOO)])
-    return {
-        width for code in gloo for _, width in tensors_of(facts.trace.signatures[code]) if width
-    }
 
 
 def tensors_of(signature: str) -> Iterator[tuple[int, int]]:

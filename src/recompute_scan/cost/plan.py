@@ -95,11 +95,14 @@ def arm_times(ranks: Sequence[Rehearsal]) -> ArmTimes:
             both = zip(steps["today"], steps[way], strict=False)
             steps["today"] = steps[way] = tuple((one + other) / 2 for one, other in both)
     today = usual_ms(steps["today"])
-    longer = (way for way, times in steps.items() if _surely_longer(steps["keep"], times))
-    return ArmTimes(
-        {way: today * _ratio(steps["today"], times) for way, times in steps.items()},
-        frozenset(longer),
-    )
+    each, longer = {}, set[Way]()
+    for way, times in steps.items():
+        pairs = zip(steps["today"], times, strict=False)
+        each[way] = today * median([time / one for one, time in pairs if one > 0] or [0.0])
+        pairs = zip(steps["keep"], times, strict=False)
+        if median_interval([after - before for before, after in pairs] or [0.0])[0] > 0:
+            longer.add(way)
+    return ArmTimes(each, frozenset(longer))
 
 
 def shared_out(
@@ -145,16 +148,6 @@ def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[floa
         return False
     low, high = pair_interval(pairs)
     return low <= 1 <= high
-
-
-def _surely_longer(keep: Sequence[float], times: Sequence[float]) -> bool:
-    pairs = zip(keep, times, strict=False)
-    return median_interval([after - before for before, after in pairs] or [0.0])[0] > 0
-
-
-def _ratio(today: Sequence[float], times: Sequence[float]) -> float:
-    pairs = zip(today, times, strict=False)
-    return median([time / one for one, time in pairs if one > 0] or [0.0])
 
 
 def _evened(

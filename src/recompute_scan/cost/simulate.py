@@ -393,7 +393,7 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     other = _shares(
         structs.replace(base, overhead=base.other, steps=base.other_steps), removal, hooks
     )
-    middle = _typical(share, base)
+    middle, known = _typical(share, base), share[np.isfinite(share)]
     saved = abs(1 - middle)
     late = None
     if removal.stops_unseen:
@@ -407,7 +407,8 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         share=middle,
         doubts={
             "simulation": float(base.error),
-            "steps": _steps_doubt(share[np.isfinite(share)], saved),
+            # Of a single step nothing is known but that steps differ.
+            "steps": middle_doubt(known) if len(known) > 1 else _SINGLE * saved,
             "profiler": float(
                 np.hypot(_typical(other, base) - middle, base.unlike * saved),
             ),
@@ -419,11 +420,6 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         },
         late=late,
     )
-
-
-def _steps_doubt(shares: Float64, saved: float) -> float:
-    """Of a single step nothing is known but that steps differ."""
-    return middle_doubt(shares) if len(shares) > 1 else _SINGLE * saved
 
 
 def middle_doubt(values: Float64) -> float:

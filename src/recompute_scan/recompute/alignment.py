@@ -528,7 +528,11 @@ class Matcher:
         own = walks[-1:] if checkpoint_node else []
         # The node's recompute of its function comes last. Before it, an outer checkpoint can
         # have run the function, and a few operators the unpacking of the node's inputs.
-        others = [walk for walk in walks[:-1] if not _unpacks(node, walk)] if own else walks
+        others = [
+            walk
+            for walk in (walks[:-1] if own else walks)
+            if not own or len(walk.at) >= SHORT_RUN or node.function[walk.at[0]] >= 0
+        ]
         walks = [*self._sequence.in_order(node.codes, others), *own]
         return [self._matched(node, walk) for walk in walks]
 
@@ -619,7 +623,3 @@ def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64
             return None
         places[here] = np.resize(there, len(here))
     return places if 2 * np.count_nonzero(places < 0) < len(places) else None
-
-
-def _unpacks(node: NodeSequence, walk: Walk) -> bool:
-    return bool(node.function[walk.at[0]] < 0) and len(walk.at) < SHORT_RUN

@@ -299,7 +299,8 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         return None
     forward_pass = _of_forward_pass(calls, kernels.launch[rows], backward) if launched else None
     events = _spelled(backward, forward_pass)
-    marked = _marked_steps(calls) if launched else []
+    find = find_steps if marks_steps(calls) else _named_steps
+    marked = find(calls) if launched else []
     steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
     step = step_of(steps, when)
     parted = _parted(trace, kernels, rows, beside)
@@ -376,10 +377,6 @@ def _parted(trace: Trace, kernels: Kernels, rows: Int64, named: Int64) -> list[f
     first[:1] = number[:1]
     both = zip(first.tolist(), number.tolist(), strict=True)
     return [frozenset(name[start:stop].tolist()) for start, stop in both]
-
-
-def _marked_steps(calls: Calls) -> list[StepSpan]:
-    return find_steps(calls) if marks_steps(calls) else _named_steps(calls)
 
 
 def _named_steps(calls: Calls) -> list[StepSpan]:

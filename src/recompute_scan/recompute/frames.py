@@ -44,7 +44,8 @@ def name_blocks(
     Of several such modules, one inside the other, the innermost names it. Blocks that have a
     name keep it; where the trace has no module frames, all stay as they are.
     """
-    frames = _module_frames(trace)
+    names = [bool(_NUMBERED.match(name)) for name in trace.names]
+    frames = np.flatnonzero((trace.kind == Kind.PYTHON) & np.array(names, np.bool_)[trace.name])
     if not len(frames):
         return tuple(blocks)
     first = calls.start[counts.rows[[block.span.first for block in blocks]]]
@@ -70,12 +71,6 @@ def name_blocks(
         span = replace(block.span, module=found[1], module_class=found[2])
         named.append(replace(block, span=span))
     return tuple(named)
-
-
-def _module_frames(trace: Trace) -> Int64:
-    rows = np.flatnonzero(trace.kind == Kind.PYTHON)
-    is_module = np.array([bool(_NUMBERED.match(name)) for name in trace.names] or [False], np.bool_)
-    return rows[is_module[trace.name[rows]]]
 
 
 class _Place(Struct, frozen=True):

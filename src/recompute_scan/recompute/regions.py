@@ -205,7 +205,7 @@ def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | No
 def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLane:
     calls = facts.calls
     starts, ends = _spans(facts, rows)
-    start, end = int(starts.min()), int(ends.max())
+    start, end, shown = int(starts.min()), int(ends.max()), rows[:_MOST_OPERATORS].tolist()
     return ProofLane(
         label=label,
         kind=kind,  # type: ignore[arg-type]
@@ -213,12 +213,15 @@ def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLan
         duration_us=(end - start) / 1000,
         ops=tuple(
             ProofOp(
-                name=_shown_name(calls.called(row)),
-                family=_family(calls.called(row)),
+                name=name.removeprefix(vocabulary.ENGINE).removeprefix("aten::"),
+                # The kind of a node is what the forward operator's family is called.
+                family=family_of_node(name)[1]
+                if name.startswith(vocabulary.ENGINE)
+                else vocabulary.family_of(name)[0],
                 start_us=float(begin) / 1000,
                 duration_us=float(over - begin) / 1000,
             )
-            for row, begin, over in list(zip(rows, starts, ends, strict=True))[:_MOST_OPERATORS]
+            for name, begin, over in zip(map(calls.called, shown), starts, ends, strict=False)
         ),
     )
 
@@ -245,19 +248,6 @@ def _spans(facts: RecomputeFacts, rows: Int64) -> tuple[Int64, Int64]:
     earliest = min(begin for begin, _ in spans if begin >= 0)
     found = np.array([(earliest,) * 2 if begin < 0 else (begin, end) for begin, end in spans])
     return found[:, 0], found[:, 1]
-
-
-def _family(name: str) -> str:
-    # the kind of a node is what the forward operator's family is called
-    return (
-        family_of_node(name)[1]
-        if name.startswith(vocabulary.ENGINE)
-        else vocabulary.family_of(name)[0]
-    )
-
-
-def _shown_name(name: str) -> str:
-    return name.removeprefix(vocabulary.ENGINE).removeprefix("aten::")
 
 
 def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:

@@ -124,7 +124,7 @@ class Calls(Struct, frozen=True):
 
     def called(self, row: int) -> str:
         """Name of a call."""
-        return self.names[self.name[row]]
+        return self.names[int(self.name[row])]
 
     def named(self, pattern: re.Pattern[str]) -> CallRows:
         """Rows with a name that matches from its beginning."""
