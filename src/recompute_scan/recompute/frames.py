@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.boundaries import Span, merge, same_boundary
@@ -22,7 +23,7 @@ from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls, nest
-from recompute_scan.trace.columns import Int64, Kind, Trace
+from recompute_scan.trace.columns import Kind, Trace
 
 _NUMBERED = re.compile(r"nn\.Module: ((\w+)_\d+)$")
 # From a place, ``path:function``, to the name of the mechanism that asks from there.
@@ -93,11 +94,17 @@ def spans_from_frames(
 ) -> list[Span]:
     """One span per checkpointed boundary that the frames show, in forward order."""
     frames = _Frames(nest(trace, (Kind.PYTHON,)))
-    starts = _ForwardStarts(calls, alignment)
+    started = calls.start[alignment.forward]
+    of_thread = {
+        thread: (places, started[places])
+        for thread, places in places_of(calls.thread[alignment.forward]).items()
+    }
     spans = []
     for row in np.flatnonzero(frames.boundary).tolist():
-        sequence = starts.inside(frames.calls, frames.holding(row))
-        if sequence is None:
+        begin, end, thread = frames.interval(row)
+        places, starts = of_thread.get(thread, (started[:0], started[:0]))
+        first, stop = starts.searchsorted((begin, end)).tolist()
+        if first >= stop:
             continue
         asking, depth = frames.asking(row)
         checkpoint = Checkpoint(
@@ -106,7 +113,7 @@ def spans_from_frames(
             mechanism=recognise(asking.text) if asking else None,
             call_site=frames.site(row),
         )
-        spans.append(Span(*sequence, (checkpoint,)))
+        spans.append(Span(int(places[first]), int(places[stop - 1]), (checkpoint,)))
     return merge(spans)
 
 
@@ -138,28 +145,6 @@ def _without_preparation(span: Span, firsts: list[int]) -> Span:
     return replace(span, first=min(close)) if close and span.first not in firsts else span
 
 
-class _ForwardStarts:
-    """Finds the forward operators that began within a frame."""
-
-    def __init__(self, calls: Calls, alignment: Alignment) -> None:
-        rows = alignment.forward
-        self._by_thread = {
-            int(thread): np.flatnonzero(calls.thread[rows] == thread)
-            for thread in np.unique(calls.thread[rows])
-        }
-        self._start = calls.start[rows]
-
-    def inside(self, frames: Calls, row: int) -> tuple[int, int] | None:
-        """First and last position in ``Alignment.forward``; ``None`` for none."""
-        mine: Int64 | None = self._by_thread.get(int(frames.thread[row]))
-        if mine is None:
-            return None
-        times = self._start[mine]
-        first = int(times.searchsorted(frames.start[row]))
-        last = int(times.searchsorted(frames.end[row])) - 1
-        return (int(mine[first]), int(mine[last])) if last >= first else None
-
-
 def _place(name: str) -> _Place | None:
     found = _FRAME.match(name)
     if found is None:
@@ -189,14 +174,13 @@ class _Frames:
         place = self._place(row)
         return place is not None and place.text == vocabulary.COMPOSABLE_HOOK
 
-    def holding(self, row: int) -> int:
-        """The frame that holds the first run: of a hook, which ends before, its module's."""
-        if not self._is_hook(row):
-            return row
-        row = int(self.calls.parent[row])
-        while row >= 0 and not _MODULE.match(self.calls.called(row)):
-            row = int(self.calls.parent[row])
-        return row
+    def interval(self, row: int) -> tuple[int, int, int]:
+        """Begin, end and thread of the first run: of a hook, which ends before, its module's."""
+        calls = self.calls
+        if self._is_hook(row):
+            modules = (one for one in calls.above(row) if _MODULE.match(calls.called(one)))
+            row = next(modules, -1)
+        return int(calls.start[row]), int(calls.end[row]), int(calls.thread[row])
 
     def asking(self, row: int) -> tuple[_Place | None, int]:
         """The place that asks for the checkpoint, and how many checkpoints are around the call."""
