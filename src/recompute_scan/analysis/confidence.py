@@ -25,7 +25,7 @@ _MANY_UNLAUNCHED = 0.3
 _SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 
 
-def confidence(facts: RecomputeFacts) -> Level:
+def confidence(facts: RecomputeFacts, *, one_count: bool = False) -> Level:
     """How sure the counts are, by written rules (``docs/design.md``).
 
     ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
@@ -33,8 +33,8 @@ def confidence(facts: RecomputeFacts) -> Level:
     recomputed; or attention's kernels alone, and no launching thread separates recomputes,
     nothing marks the steps, or steps differ. ``medium``: a count by annotations; attention's
     kernels alone; only one complete step; steps that differ; annotations that disagree with the
-    operators; a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place
-    that is a guess; part of the trace lost. Else ``high``.
+    operators; a plain count that disagrees, or is of nothing, or no second one (``one_count``);
+    over 0.2 % of the calls in a place that is a guess; part of the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
     if facts.judgement.by_marks:
@@ -53,7 +53,7 @@ def confidence(facts: RecomputeFacts) -> Level:
         told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
         return "medium" if told else "low"
     lost = lost_evidence(facts.trace.health)
-    alone = facts.plain.agrees is not True
+    alone = facts.plain.agrees is not True or one_count
     doubtful = annotations_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
     return "medium" if lost or doubtful or alone or guesses_places(facts) else "high"
 

@@ -5,7 +5,7 @@ The answer to one trace is what ran again, its price, and the findings that foll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ from recompute_scan.result import (
     Step,
     from_json,
 )
-from recompute_scan.result.run_record import RunInfo, Source, run_info_name
+from recompute_scan.result.run_record import RunInfo, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 from recompute_scan.trace.allocations import read_allocations
 from recompute_scan.trace.columns import Int64
@@ -125,19 +125,11 @@ def result_from(
     info, known = info or _NO_RECORD, info is not None
     # No step takes no time: a record that says so has not timed it.
     timed = tuple(filter(None, info.timed_steps_ms))
-    # Operators that run again inside a compiled graph are in no trace, and so have no price. The
-    # same is true of recomputes that only annotations show.
-    priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
+    priced = _is_priced(facts, compiled)
     cost = _price(facts, timed, priced)
     scale = time_scale(facts, timed)
-    regions = list_regions(opened, scale)
-    if compiled is not None:
-        from recompute_scan.compiled.code import with_call_sites  # noqa: PLC0415
-
-        regions = with_call_sites(regions, info.sources, info.switched_on)
-    regions = _with_sources(regions, info.sources, info.functions)
-    seen = compiled is None or compiled.seen
-    sure = "medium" if (sure := confidence(facts)) == "high" and not seen else sure
+    regions = _regions(opened, scale, info, compiled)
+    sure = confidence(facts, one_count=compiled is not None and not compiled.seen)
     environment = _environment(facts.trace, info)
     evidence = Evidence(
         facts,
@@ -157,14 +149,13 @@ def result_from(
     findings, checked = check_all(evidence)
     device, step_ms = device_name(facts.trace, environment), cost.step_ms if cost else None
     result = replace(
-        _counted(facts, opened, scale),
+        _counted(facts, opened, scale, _warnings(facts, info)),
         confidence=sure,
         regions=regions,
         cost=cost,
         findings=findings,
         checked=checked,
         environment=environment,
-        warnings=_warnings(facts, info),
         proof=show_proof(opened, regions),
         flops=count_flops(facts, step_ms, device, machine.peak_tflops) if priced else None,
         memory=evidence.memory,
@@ -192,6 +183,15 @@ def _answered(
     return (found.facts, found.opened, found) if found else (facts, facts, None)
 
 
+def _is_priced(facts: RecomputeFacts, compiled: Answered | None) -> bool:
+    """Does the trace show all recomputes?
+
+    Operators that run again inside a compiled graph are in no trace, and so have no price. The
+    same is true of recomputes that only annotations show.
+    """
+    return (compiled is None or compiled.priced) and not facts.judgement.by_marks
+
+
 def _price(facts: RecomputeFacts, timed: Sequence[float], priced: bool) -> Cost | None:
     cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
     if cost is not None or not priced:
@@ -200,14 +200,22 @@ def _price(facts: RecomputeFacts, timed: Sequence[float], priced: bool) -> Cost 
     return price(facts, timed, partial(kept, sharded=facts.sharded, levels=levels))
 
 
-def _counted(facts: RecomputeFacts, opened: RecomputeFacts, scale: float) -> Result:
+def _counted(
+    facts: RecomputeFacts, opened: RecomputeFacts, scale: float, warnings: tuple[str, ...]
+) -> Result:
     """The verdict, and what was counted for it."""
     judgement = facts.judgement
     families = count_families(opened, scale) if facts.level != "graphs" else ()
     if facts.attention is not None and attention_of(families) is None:
         families += facts.attention.families
     return replace(
-        bare_result(judgement.reason, "", verdict=judgement.verdict, evidence_level=facts.level),
+        bare_result(
+            judgement.reason,
+            "",
+            verdict=judgement.verdict,
+            evidence_level=facts.level,
+            warnings=warnings,
+        ),
         recompute_per_backward=judgement.highest,
         mean_recompute=judgement.mean,
         recomputed_share=judgement.share,
@@ -255,21 +263,25 @@ def _cross_check(facts: RecomputeFacts) -> CrossCheck | None:
     )
 
 
-def _with_sources(
-    regions: tuple[Region, ...], sources: Mapping[str, Source], functions: Mapping[str, str]
+def _regions(
+    opened: RecomputeFacts, scale: float, info: RunInfo, compiled: Answered | None
 ) -> tuple[Region, ...]:
     """The regions, with what the run's run record knows of their call sites."""
+    regions = list_regions(opened, scale)
+    if compiled is not None:
+        from recompute_scan.compiled.code import with_call_sites  # noqa: PLC0415
+
+        regions = with_call_sites(regions, info.sources, info.switched_on)
 
     def sourced(checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.call_site is None:
-            site = functions.get(checkpoint.function or "")
+            site = info.functions.get(checkpoint.function or "")
             checkpoint = replace(checkpoint, call_site=site)
-        source = sources.get(checkpoint.call_site or "")
+        source = info.sources.get(checkpoint.call_site or "")
         return replace(checkpoint, source=source.statement) if source else checkpoint
 
     return tuple(
-        replace(region, checkpoints=tuple(sourced(c) for c in region.checkpoints))
-        for region in regions
+        replace(region, checkpoints=tuple(map(sourced, region.checkpoints))) for region in regions
     )
 
 

@@ -212,16 +212,15 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     steps = _steps(facts, sequence) if sequence is not None else None
     if evidence is None or sequence is None or steps is None:
         return None
-    redundant = np.zeros(len(sequence), np.bool_)
-    if (evidence.judgement.highest or 0) > 1:
-        _cut(sequence)
-        _close(sequence.token, sequence.repeats)
-        redundant = sequence.beyond_first()
+    redundant = _redundant(sequence, (evidence.judgement.highest or 0) > 1)
     if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
     first, last, lengths = steps
     inside, number = slice(first, last), len(lengths)
-    time = np.minimum(sequence.time, _usual_wait(facts, sequence))
+    own = facts.kernels.time[sequence.rows]
+    # Between steps the device may wait for long: what counts is eight times the usual wait.
+    wait = 8 * int(median(np.maximum(sequence.time - own, 0))) + 1
+    time = np.minimum(sequence.time, own + wait)
     recorded = median(lengths) / _NS_PER_MS
     step_ms = median(timed_steps_ms) if timed_steps_ms else recorded
 
@@ -229,21 +228,17 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
     again, (forward, backward) = sequence.again, sequence.spans()
-    least = per_step(redundant)
     ends, sure = _left_out(facts, sequence)
-    most = least + min(per_step(ends), per_step(again & ~redundant))
-    if sure:
-        least = most
+    most = per_step(redundant) + min(per_step(ends), per_step(again & ~redundant))
+    least = most if sure else per_step(redundant)
     # Between what is saved without early stop and with it: equally far from both, in parts.
     both = 2 * most * least / (most + least) if most else 0.0
     parts = [per_step(forward & ~again), per_step(again) - both, both, per_step(backward & ~again)]
-    scale = min(1.0, recorded / sum(parts)) if sum(parts) else 1.0
-    scale *= step_ms / recorded
+    scale = (min(1.0, recorded / sum(parts)) if sum(parts) else 1.0) * (step_ms / recorded)
     other = max(0.0, step_ms - scale * sum(parts))
     breakdown = Breakdown(*(part * scale for part in parts), optimizer=0.0, other=other)
     least, most = (1 - _DOUBT) * scale * least, (1 + _DOUBT) * scale * most
-    after = step_ms - breakdown.redundant
-    bare = after - breakdown.recompute
+    bare = step_ms - breakdown.redundant - breakdown.recompute
     cost = Cost(
         step_ms=step_ms,
         step_source="timed" if timed_steps_ms else "trace",
@@ -251,7 +246,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         recompute_ms=breakdown.recompute + breakdown.redundant,
         redundant_recompute_ms=breakdown.redundant,
         repeated_collectives_ms=None,
-        predicted_step_ms=after,
+        predicted_step_ms=step_ms - breakdown.redundant,
         predicted_low_ms=max(0.0, step_ms - most),
         predicted_high_ms=step_ms - least,
         saving_pct=100 * breakdown.redundant / step_ms,
@@ -262,11 +257,18 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         step_high_ms=max(lengths) / _NS_PER_MS if number > 1 else None,
         steps=number,
     )
-    if not again.any():
-        return cost
-    doubt = _DOUBT * (step_ms - bare)
-    low, high = max(0.0, bare - doubt), bare + doubt
-    return replace(cost, bare_step_ms=bare, bare_low_ms=low, bare_high_ms=high)
+    low, high = bare - _DOUBT * (step_ms - bare), bare + _DOUBT * (step_ms - bare)
+    without = replace(cost, bare_step_ms=bare, bare_low_ms=max(0.0, low), bare_high_ms=high)
+    return without if again.any() else cost
+
+
+def _redundant(sequence: KernelSequence, doubled: bool) -> Bool:
+    """The kernels that ran again after the first time; recomputes get their ends, in place."""
+    if not doubled:
+        return np.zeros(len(sequence), np.bool_)
+    _cut(sequence)
+    _close(sequence.token, sequence.repeats)
+    return sequence.beyond_first()
 
 
 def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
@@ -388,17 +390,6 @@ def _oftener(ran: Int64, last: int, begun: Int64) -> int:
     fewer = (after > 0) & (after < ran[last])
     number = len(fewer) if fewer.all() else int(np.argmin(fewer))
     return number if number <= _LONGEST_END else 0
-
-
-def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
-    """The most that a kernel's time counts: its own, and what usually follows it, eight times.
-
-    Between steps the device may wait for long.
-    """
-    own = facts.kernels.time[sequence.rows]
-    gap = np.maximum(sequence.time - own, 0)
-    usual: Int64 = own + 8 * int(median(gap)) + 1
-    return usual
 
 
 def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:

@@ -314,6 +314,7 @@ class Tape(Struct):
                 prints_of.append(print_)
                 if memory is not None and (key := prints.part(result)[0]) is not None:
                     memory.prints[key] = print_
+        real = any(one.is_floating_point() or one.is_complex() for one in computed)
         entry = TapeEntry(
             kind,
             tuple(prints_of),
@@ -321,7 +322,7 @@ class Tape(Struct):
             given.outside,
             call.numbers,
             call.drawing,
-            call.differentiable and (not computed or any(map(_has_gradient, computed))),
+            call.differentiable and (not computed or real),
             call.node,
             place,
             given.sources,
@@ -349,10 +350,6 @@ def _print_in(memory: _Memory, tensor: torch.Tensor, prints: Prints) -> Fingerpr
         return prints.of(tensor)
     print_ = memory.prints[key] = prints.of(tensor, memory.prints.get(key))
     return print_
-
-
-def _has_gradient(result: torch.Tensor) -> bool:
-    return result.is_floating_point() or result.is_complex()
 
 
 # The number that the next autograd node of this thread will have.

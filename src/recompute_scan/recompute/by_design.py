@@ -81,21 +81,10 @@ def find_by_design(
     if not functions:
         return ()
     code = {name: at for at, name in enumerate(calls.names)}
-    explained = calls.within(matched)
     operator = calls.kind == Kind.OP
     launched = np.flatnonzero(kernels.launch >= 0)
     launch, time = kernels.launch[launched], kernels.time[launched]
     named = trace.name[kernels.event[launched]]
-    # Rows of calls outside any backward pass, and inside by the function that made the node.
-    outside: dict[str, Int64] = {}
-    inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for name in functions:
-        rows = np.flatnonzero((calls.name == code[name]) & operator)
-        engine = structure.engine[rows]
-        outside[name] = rows[engine < 0]
-        for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
-            if around >= 0 and not explained[row]:
-                inside[name][vocabulary.function_of(calls.called(around))].append(row)
 
     def shows_more(rows: Int64, nodes: Int64) -> bool:
         """Has a function's call work that its own gradient has not? Kernels, or else operators."""
@@ -104,6 +93,7 @@ def find_by_design(
             return not np.isin(named[both[0]], named[both[1]]).all()
         return not _work(calls, rows) <= _work(calls, nodes)
 
+    outside, inside = _calls_of(structure, functions, matched)
     found = []
     for name, places in inside.items():
         others = {
@@ -134,6 +124,23 @@ def find_by_design(
             )
         )
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
+
+
+def _calls_of(
+    structure: Structure, functions: frozenset[str], matched: Int64
+) -> tuple[dict[str, Int64], dict[str, dict[str, list[int]]]]:
+    """Calls outside any backward pass, and those inside by the function that made the node."""
+    calls, outside = structure.calls, dict[str, Int64]()
+    explained = calls.within(matched)
+    inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for name in functions:
+        rows = np.flatnonzero(calls.where(name.__eq__) & (calls.kind == Kind.OP))
+        engine = structure.engine[rows]
+        outside[name] = rows[engine < 0]
+        for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
+            if around >= 0 and not explained[row]:
+                inside[name][vocabulary.function_of(calls.called(around))].append(row)
+    return outside, inside
 
 
 def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[DesignedRun, ...]]:

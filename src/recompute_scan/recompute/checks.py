@@ -133,17 +133,17 @@ def count_plainly(alignment: Alignment) -> PlainCounts:
         Tally(calls.names[code], *(column[code] for column in columns))
         for code in np.unique(calls.name[rows]).tolist()
     ]
-    return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
+
+    def most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
+        attention = vocabulary.family_of(tally.name)[1] == "attention"
+        inner = tally.name.rpartition("::")[2].startswith("_")
+        return not attention, inner, -tally.outside, tally.name
+
+    return PlainCounts(tuple(sorted(tallies, key=most_telling)))
 
 
 def _named(calls: Calls, wanted: Callable[[str], bool]) -> Int64:
     return np.flatnonzero(calls.where(wanted) & (calls.kind == Kind.OP))
-
-
-def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
-    attention = vocabulary.family_of(tally.name)[1] == "attention"
-    inner = tally.name.rpartition("::")[2].startswith("_")
-    return not attention, inner, -tally.outside, tally.name
 
 
 def _with_gradients(structure: Structure, rows: Int64) -> Bool:

@@ -14,7 +14,6 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.boundaries import MarkedCounts
 from recompute_scan.recompute.by_design import DesignedRun
-from recompute_scan.recompute.checks import PlainCounts
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
@@ -128,7 +127,13 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
     reason = _reason(facts, recomputed)
     marked = marked if facts.compiled is None else None
     lost = _lost(facts.structure, alignment.unexplained) if not recomputed else None
-    unmatched = lost or _contradiction(facts.plain)
+    unmatched, tally = lost, facts.plain.contradicting
+    if unmatched is None and tally is not None:
+        unmatched = (
+            f"{tally.inside} calls of {tally.name} are inside the backward pass and "
+            f"{tally.outside} outside, and {tally.again} of them were matched with the forward "
+            "pass."
+        )
     # Annotations can explain operators that no match explains.
     if reason is None and unmatched is not None and marked is not None:
         by_marks = with_marks(counts, marked)
@@ -265,17 +270,6 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
             "pass, so it is unknown how often anything ran again."
         )
     return None
-
-
-def _contradiction(plain: PlainCounts) -> str | None:
-    """The reason not to believe the match: a plain count that it does not explain."""
-    tally = plain.contradicting
-    if tally is None:
-        return None
-    return (
-        f"{tally.inside} calls of {tally.name} are inside the backward pass and "
-        f"{tally.outside} outside, and {tally.again} of them were matched with the forward pass."
-    )
 
 
 def _reason(facts: RecomputeFacts, recomputed: bool) -> str | None:
