@@ -345,8 +345,8 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
     widths = {width for _, tensors in inside for _, width in tensors if width}
     if not widths:  # gloo's collectives run on separate threads
         dims = np.unique(calls.dims[calls.named(vocabulary.GLOO)]).tolist()
-        tensors = (one for code in dims for one in tensors_of(facts.trace.signatures[code]))
-        widths = {width for _, width in tensors if width}
+        gloo = (one for code in dims for one in tensors_of(facts.trace.signatures[code]))
+        widths = {width for _, width in gloo if width}
     called = [(name, tensors) for name, tensors in inside if vocabulary.DISPATCHED.match(name)]
     if len(widths) != 1 or not called:
         return None

@@ -321,7 +321,8 @@ def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
 def _gone(calls: Calls, rows: Int64) -> list[TimeEdit]:
     """The edits that take these calls out."""
     columns = (one[rows].tolist() for one in (calls.thread, calls.start, calls.end))
-    return [TimeEdit(*each, gone=True) for each in zip(*columns, strict=True)]
+    each = zip(*columns, strict=True)
+    return [TimeEdit(thread, start, end, gone=True) for thread, start, end in each]
 
 
 class Removal:

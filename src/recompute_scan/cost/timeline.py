@@ -410,8 +410,8 @@ class _Nodes:
             mine = np.flatnonzero(device.thread == code)
             launched = device.launched[mine]
             node, since = self._before(code, launched)
-            timed = {"host": self._position[code], "since": since, "until": launched}
-            yield Edges.of(node, self._of_kernel[mine], long[mine], **timed)
+            host, kernels = self._position[code], self._of_kernel[mine]
+            yield Edges.of(node, kernels, long[mine], host=host, since=since, until=launched)
 
     def device_edges(self, waits: Waits) -> Iterator[Edges]:
         """Along streams, and from kernel to kernel by events."""
@@ -430,15 +430,15 @@ class _Nodes:
             node, since = self._before(wait.thread, wait.time, strictly=True)
             # Where the thread only waited, its own time does not count.
             until = max(wait.until, since) if wait.until >= 0 else since
-            timed = {"host": self._position[wait.thread], "since": since, "until": until}
-            yield Edges.of(node, one, float(wait.own), True, **timed)
+            host, own = self._position[wait.thread], float(wait.own)
+            yield Edges.of(node, one, own, True, host=host, since=since, until=until)
             for waited in wait.kernels:
                 yield Edges.of(self._of_kernel[waited], one, float(wait.lag))
             if wait.other >= 0:
                 node, since = self._before(wait.other, wait.at)
                 until = max(wait.at, since)
-                timed = {"host": self._position[wait.other], "since": since, "until": until}
-                yield Edges.of(node, one, float(wait.lag), **timed)
+                host, lag = self._position[wait.other], float(wait.lag)
+                yield Edges.of(node, one, lag, host=host, since=since, until=until)
 
     def floor(self) -> Float64:
         """See :class:`Graph`."""

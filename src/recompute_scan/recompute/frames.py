@@ -168,7 +168,7 @@ class _Frames:
         self.boundary = np.isin(texts, list(vocabulary.CHECKPOINT_FRAMES))[calls.name]
 
     def _place(self, row: int) -> _Place | None:
-        return self._places[self.calls.name[row]]
+        return self._places[int(self.calls.name[row])]
 
     def _is_hook(self, row: int) -> bool:
         place = self._place(row)

@@ -118,4 +118,4 @@ def _twins(calls: Calls, neutral: Bool, rows: Int64) -> Int64:
     above[beyond] = calls.parent[above[beyond]]
     twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
     twin &= ~neutral
-    return calls.sums(twin, rows) - twin[rows]
+    return np.asarray(calls.sums(twin, rows) - twin[rows])

@@ -122,7 +122,7 @@ class Calls(Struct, frozen=True):
         np.cumsum(values, out=before[1:])
         return np.asarray(before[rows + 1 + self.size[rows]] - before[rows])
 
-    def called(self, row: int) -> str:
+    def called(self, row: int | np.integer[Any]) -> str:
         """Name of a call."""
         return self.names[int(self.name[row])]
 
