@@ -173,7 +173,7 @@ def _answered(
     """The facts; these with compiled calls opened up; and the verdict on compiled code, if any."""
     if graphs is None:
         return facts, facts, None
-    # What reads graphs is loaded where there are some.
+    # The code that reads graphs is loaded where there are some.
     from recompute_scan.compiled.code import (  # noqa: PLC0415
         answer_compiled,
         answer_without_backward,

@@ -168,9 +168,9 @@ class _Moments(Struct, frozen=True):
     def _held_by(
         self, hold: Hold, time: int, recomputing: int, until: int
     ) -> set[Condition] | None:
-        """Conditions of which one makes the hold last; ``None`` where it lasts whatever is chosen.
+        """Conditions that each make the hold last; ``None`` where it lasts whatever is chosen.
 
-        The arguments are those of :meth:`_at`.
+        Takes the arguments of :meth:`_at`.
         """
         runs, choices, run = self.rehearsal.runs, self.choices, self.rehearsal.whole_run(hold.run)
         place = runs[run].candidate if run >= 0 else -1

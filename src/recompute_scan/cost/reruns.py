@@ -525,7 +525,7 @@ class _Passes:
         self._adds = facts.calls.names_where(_ADDS.match)
 
     def of(self, recompute: Recompute) -> Iterator[int]:
-        """By the engine's range around the function's node: none of torch's own function."""
+        """By the engine's range around the function's node, if it is not torch's function."""
         # A recompute that another node ran before belongs to the node that goes through it.
         table = self._facts.structure.evaluations
         through = int(table.through[recompute.again[len(recompute.again) // 2]])

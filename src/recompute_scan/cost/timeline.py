@@ -281,7 +281,7 @@ def _typical(name: Int32, duration: Int64, names: int) -> Int64:
 
 
 class Edges(Struct, frozen=True):
-    """What must pass from one node to another, in the order of the nodes that wait.
+    """The times that must pass between two nodes, in the order of the nodes that wait.
 
     Attributes:
         source: The node that is waited for.
@@ -308,7 +308,7 @@ class Edges(Struct, frozen=True):
     def of(
         cls, source: Int64, target: Int64, delay: Any, along: bool = False, **columns: Any
     ) -> Edges:
-        """Some edges; numbers are those of each, and no time passes on a host by default."""
+        """Some edges; a number holds for each, and no time passes on a host by default."""
         others = {"early": 0, "host": -1, "since": 0, "until": 0} | columns
         return cls(*np.broadcast_arrays(source, target, delay, along, *others.values()))
 

@@ -217,7 +217,7 @@ class KernelEvidence(Struct, frozen=True):
 
     Attributes:
         families: Families that ran in the counted steps, per step that holds an attention
-            backward; their times are those of the main kernels. Where threads do not separate
+            backward; their times count the main kernels only. Where threads do not separate
             recomputes from the forward pass, each backward is taken to have had one forward, and
             the forwards beyond those to have run again.
         steps: Steps that hold an attention backward.

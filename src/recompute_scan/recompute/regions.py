@@ -70,7 +70,7 @@ def attention_of(families: tuple[Family, ...]) -> Attention | None:
 
 
 def _families_of(facts: RecomputeFacts, rows: Int64) -> list[tuple[str, str]]:
-    """The family of each operator; attention's is that of the kernel-level one in the wrapper."""
+    """The family of each operator; attention has the kernel-level operator's in the wrapper."""
     calls = facts.calls
     by_name = [vocabulary.family_of(name) for name in calls.names]
     found = [by_name[code] for code in calls.name[rows].tolist()]
