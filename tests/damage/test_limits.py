@@ -13,15 +13,15 @@ import zstandard
 from msgspec.structs import replace
 
 from recompute_scan.errors import InputError
+from recompute_scan.trace import find, load
 from recompute_scan.trace.columns import DEFAULT_LIMITS, Limits
-from recompute_scan.trace.sources import find_files, load_file
 
 from .make_corpus import FOLDER, event, sound, trace, zipped
 
 
 def refused(path: Path, limits: Limits = DEFAULT_LIMITS) -> InputError:
     with pytest.raises(InputError) as caught:
-        load_file(path, limits=limits)
+        load(path, limits=limits)
     assert "\n" not in caught.value.what
     return caught.value
 
@@ -67,20 +67,20 @@ def test_repetitive_but_honest_traces_pass(tmp_path: Path) -> None:
     file.write_bytes(zstandard.ZstdCompressor(level=9).compress(data))
     assert len(data) > DEFAULT_LIMITS.ratio_from
     if len(data) < DEFAULT_LIMITS.ratio * file.stat().st_size:
-        assert len(load_file(file)) == 100_000
+        assert len(load(file)) == 100_000
     else:
-        assert len(load_file(file, limits=replace(DEFAULT_LIMITS, ratio=10_000))) == 100_000
+        assert len(load(file, limits=replace(DEFAULT_LIMITS, ratio=10_000))) == 100_000
 
 
 def test_too_many_events(tmp_path: Path) -> None:
     assert refused(FOLDER / "good.json", Limits(events=9)).code == "E313"
-    assert len(load_file(FOLDER / "good.json", limits=Limits(events=10))) == 10
+    assert len(load(FOLDER / "good.json", limits=Limits(events=10))) == 10
 
 
 def test_too_many_names(tmp_path: Path) -> None:
     error = refused(FOLDER / "good.json", Limits(distinct=9))
     assert error.code == "E314"
-    assert len(load_file(FOLDER / "good.json", limits=Limits(distinct=10))) == 10
+    assert len(load(FOLDER / "good.json", limits=Limits(distinct=10))) == 10
 
 
 def test_too_deep_is_refused_and_with_a_higher_limit_only_the_arguments_go(tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_too_deep_is_refused_and_with_a_higher_limit_only_the_arguments_go(tmp_p
     events[4] = event(4, args=', "x": ' + "[" * 5_000 + "]" * 5_000)
     file.write_bytes(trace(events))
     assert refused(file).code == "E312"
-    lifted = load_file(file, limits=Limits(depth=10_000))
+    lifted = load(file, limits=Limits(depth=10_000))
     assert (len(lifted), lifted.health) == (10, {"args_dropped": 1})
 
 
 def test_long_names_are_cut_and_counted(tmp_path: Path) -> None:
-    cut = load_file(FOLDER / "good.json", limits=Limits(name_chars=5))
+    cut = load(FOLDER / "good.json", limits=Limits(name_chars=5))
     assert set(cut.names) == {"aten:"}
     assert cut.health == {"names_shortened": 10}
 
@@ -104,7 +104,7 @@ def test_too_many_members(tmp_path: Path) -> None:
     file.write_bytes(zipped(*[(f"{number}.txt", b"") for number in range(11)]))
     assert refused(file, Limits(members=10)).code == "E316"
     with pytest.raises(InputError) as caught:
-        find_files([file], Limits(members=10))
+        find([file], Limits(members=10))
     assert caught.value.code == "E316"
 
 
@@ -113,7 +113,7 @@ def test_quotes_that_never_close_cost_no_more_than_a_second(tmp_path: Path) -> N
         file = tmp_path / f"quotes{number}.json"
         file.write_bytes(trace(sound()).replace(b"aten::op4", text))
         begun = time.process_time()
-        assert len(load_file(file)) >= 9
+        assert len(load(file)) >= 9
         assert time.process_time() - begun < 5.0
 
 
@@ -128,12 +128,12 @@ def test_an_archive_stands_for_its_traces_and_each_can_be_named(tmp_path: Path) 
             ("run/result.json", b"{}"),
         )
     )
-    found = find_files([file])
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == [
+    found = find([file])
+    assert [Path(path).relative_to(tmp_path).as_posix() for path in found] == [
         "run.zip/run/trace-rank2.json",
         "run.zip/run/trace-rank10.json.gz",
     ]
-    assert [len(load_file(path)) for path in found] == [10, 10]
+    assert [len(load(path)) for path in found] == [10, 10]
     assert refused(file).code == "E318"
     assert refused(file / "run" / "gone.json").code == "E301"
     # Nothing was written beside it.
@@ -156,19 +156,19 @@ def test_an_encrypted_archive_says_so(tmp_path: Path) -> None:
 def test_a_folder_takes_its_archives_only_where_it_holds_no_trace(tmp_path: Path) -> None:
     good = (FOLDER / "good.json").read_bytes()
     (tmp_path / "all.zip").write_bytes(zipped(("a.json", good)))
-    assert find_files([tmp_path]) == [tmp_path / "all.zip" / "a.json"]
+    assert find([tmp_path]) == [tmp_path / "all.zip" / "a.json"]
     (tmp_path / "b.json.zst").write_bytes(zstandard.ZstdCompressor().compress(good))
-    assert find_files([tmp_path]) == [tmp_path / "b.json.zst"]
+    assert find([tmp_path]) == [tmp_path / "b.json.zst"]
 
 
 def test_globs_are_expanded_where_no_file_has_that_name(tmp_path: Path) -> None:
     good = (FOLDER / "good.json").read_bytes()
     for name in ("r10.json", "r2.json", "[r].json"):
         (tmp_path / name).write_bytes(good)
-    assert find_files([tmp_path / "r*.json"]) == [tmp_path / "r2.json", tmp_path / "r10.json"]
-    assert find_files([tmp_path / "[r].json"]) == [tmp_path / "[r].json"]
+    assert find([tmp_path / "r*.json"]) == [tmp_path / "r2.json", tmp_path / "r10.json"]
+    assert find([tmp_path / "[r].json"]) == [tmp_path / "[r].json"]
     with pytest.raises(InputError) as caught:
-        find_files([tmp_path / "x*.json"])
+        find([tmp_path / "x*.json"])
     assert caught.value.code == "E301"
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import fields
 
+from recompute_scan.trace import load
 from recompute_scan.trace.columns import Trace
-from recompute_scan.trace.sources import load_file
 from recompute_scan.trace.streams import Excerpt
 
 _EVENTS = 12_000
@@ -48,13 +48,13 @@ def _kept(trace: Trace) -> dict[str, Any]:
 def test_the_same_is_kept_from_less_of_the_file(tmp_path: Path) -> None:
     path = _written(tmp_path / "trace.json")
     within = _SPAN[0] * 1000, _SPAN[1] * 1000
-    outline = load_file(path).outline
+    outline = load(path).outline
     assert outline is not None
     size = path.stat().st_size
     parts = list(outline.before(within[1]))
     assert sum((end or size) - begin for begin, end in parts) < size / 2
-    with_it = load_file(path, python=True, within=within, outline=outline)
-    without = load_file(path, python=True, within=within)
+    with_it = load(path, python=True, within=within, outline=outline)
+    without = load(path, python=True, within=within)
     assert len(with_it) == 2 * (1 + 1000)
     for name, value in _kept(without).items():
         assert np.array_equal(getattr(with_it, name), value), name
@@ -63,7 +63,7 @@ def test_the_same_is_kept_from_less_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("until", [-1, 0, 10**18])
 def test_the_end_of_the_file_is_always_read(tmp_path: Path, until: int) -> None:
     path = _written(tmp_path / "trace.json")
-    outline = load_file(path).outline
+    outline = load(path).outline
     assert outline is not None
     with path.open("rb", buffering=0) as file:
         excerpt = Excerpt(file, outline.before(until))
@@ -78,4 +78,4 @@ def test_the_end_of_the_file_is_always_read(tmp_path: Path, until: int) -> None:
 
 
 def test_a_compressed_file_has_none(tmp_path: Path) -> None:
-    assert load_file(_written(tmp_path / "trace.json.gz")).outline is None
+    assert load(_written(tmp_path / "trace.json.gz")).outline is None

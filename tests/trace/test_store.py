@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.errors import InputError
-from recompute_scan.trace.sources import find_files, load_file
+from recompute_scan.trace import find, load
 from tests.trace_builder import as_bytes, document, op, thread
 
 TRACE = as_bytes(document(thread(op("aten::mm"))))
@@ -19,7 +19,7 @@ TRACE = as_bytes(document(thread(op("aten::mm"))))
 def test_a_file_of_several_gzip_members_is_one_trace(tmp_path: Path) -> None:
     file = tmp_path / "trace.json.gz"
     file.write_bytes(gzip.compress(TRACE[:40]) + gzip.compress(TRACE[40:]))
-    assert load_file(file).names == ("aten::mm",)
+    assert load(file).names == ("aten::mm",)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_broken_gzip_is_said(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "trace.json.gz"
     file.write_bytes(data)
     with pytest.raises(InputError) as caught:
-        load_file(file)
+        load(file)
     assert caught.value.code == "E307"
     assert str(file) in caught.value.what
 
@@ -45,7 +45,7 @@ def test_broken_gzip_is_said(tmp_path: Path, data: bytes) -> None:
 @pytest.mark.parametrize("name", ["missing.json", "."])
 def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
-        load_file(tmp_path / name)
+        load(tmp_path / name)
     assert caught.value.code == "E301"
 
 
@@ -65,7 +65,7 @@ def test_a_folder_stands_for_its_traces_in_natural_order(tmp_path: Path) -> None
         "trace-rank1.json.gz.part",
     ):
         (tmp_path / name).write_bytes(TRACE)
-    found = [file.name for file in find_files([tmp_path])]
+    found = [Path(file).name for file in find([tmp_path])]
     assert found == ["trace-rank0.json", "trace-rank2.json.gz", "trace-rank10.json.gz"]
 
 
@@ -73,7 +73,7 @@ def test_a_named_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
     files = [tmp_path / "stacks-rank0.json", tmp_path / "b.pt.trace.json", tmp_path / "a"]
     for file in files:
         file.write_bytes(TRACE)
-    assert find_files(files) == files
+    assert find(files) == files
 
 
 def test_files_and_folders_mix(tmp_path: Path) -> None:
@@ -82,13 +82,13 @@ def test_files_and_folders_mix(tmp_path: Path) -> None:
     (folder / "worker.json").write_bytes(TRACE)
     alone = tmp_path / "alone.json"
     alone.write_bytes(TRACE)
-    assert find_files([alone, folder]) == [alone, folder / "worker.json"]
+    assert find([alone, folder]) == [alone, folder / "worker.json"]
 
 
 def test_a_folder_without_traces_is_said(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(InputError) as caught:
-        find_files([tmp_path])
+        find([tmp_path])
     assert caught.value.code == "E308"
 
 
@@ -96,7 +96,7 @@ def test_a_missing_path_is_said_before_anything_is_read(tmp_path: Path) -> None:
     good = tmp_path / "trace.json"
     good.write_bytes(TRACE)
     with pytest.raises(InputError) as caught:
-        find_files([good, tmp_path / "gone"])
+        find([good, tmp_path / "gone"])
     assert caught.value.code == "E301"
 
 
@@ -109,13 +109,13 @@ def packed(path: Path, names: dict[str, str]) -> None:
 def test_an_archive_that_was_written_over_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "share.zip"
     packed(path, {"a.json": "aten::mm"})
-    assert load_file(path).names == ("aten::mm",)
+    assert load(path).names == ("aten::mm",)
     packed(path, {"b.json": "aten::add"})
-    assert load_file(path).names == ("aten::add",)
+    assert load(path).names == ("aten::add",)
 
 
 def _names(path: Path) -> list[str]:
-    return [load_file(path / f"{n}.json").names[0] for n in range(40)]
+    return [load(path / f"{n}.json").names[0] for n in range(40)]
 
 
 def test_processes_read_one_archive_beside_each_other(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _MANY_UNLAUNCHED = 0.3
 _SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 
 
-def confidence(facts: RecomputeFacts) -> Level:
+def confidence(facts: RecomputeFacts, *, one_count: bool = False) -> Level:
     """How sure the counts are, by written rules (``docs/design.md``).
 
     ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
@@ -33,13 +33,14 @@ def confidence(facts: RecomputeFacts) -> Level:
     recomputed; or attention's kernels alone, and no launching thread separates recomputes,
     nothing marks the steps, or steps differ. ``medium``: a count by annotations; attention's
     kernels alone; only one complete step; steps that differ; annotations that disagree with the
-    operators; a plain count that disagrees, or is of nothing; over 0.2 % of the calls in a place
-    that is a guess; part of the trace lost. Else ``high``.
+    operators; a plain count that disagrees, or is of nothing, or no second one (``one_count``);
+    over 0.2 % of the calls in a place that is a guess; part of the trace lost. Else ``high``.
     """
     attention = facts.attention if facts.level == "kernels" else None
     if facts.judgement.by_marks:
         return "low" if guesses_places(facts, _MANY_GUESSED) else "medium"
-    unsure = _many_unlaunched(facts) or guesses_places(facts, _MANY_GUESSED)
+    unsure = facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
+    unsure |= guesses_places(facts, _MANY_GUESSED)
     annotations = facts.annotations
     unsure |= (
         annotations is not None
@@ -52,7 +53,7 @@ def confidence(facts: RecomputeFacts) -> Level:
         told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
         return "medium" if told else "low"
     lost = lost_evidence(facts.trace.health)
-    alone = facts.plain.agrees is not True
+    alone = facts.plain.agrees is not True or one_count
     doubtful = annotations_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
     return "medium" if lost or doubtful or alone or guesses_places(facts) else "high"
 
@@ -69,10 +70,6 @@ def annotations_disagree(facts: RecomputeFacts) -> bool:
         return False
     allowed = max(_DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * annotations.recomputed)
     return annotations.disagreeing > allowed
-
-
-def _many_unlaunched(facts: RecomputeFacts) -> bool:
-    return facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
 
 
 def doubts(facts: RecomputeFacts) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import is_there
 from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute.frames import has_frames
-from recompute_scan.recompute.layers import Block
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.result.run_record import RunInfo, parse_run_info, run_info_name, so_far_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
@@ -179,8 +178,7 @@ def with_stacks(
     source = address if facts.trace.metadata.get("with_stack") else beside
     if source is None:
         return facts
-    whole = [step for step, full in zip(facts.steps, facts.complete, strict=True) if full]
-    if not whole:
+    if not (whole := facts.whole_steps):
         return facts
     # One step shows as much as all, and all steps of a long trace would not fit into memory.
     again = source == address
@@ -203,7 +201,7 @@ def name_mechanism(place: str) -> str:
 
 def _carried_over(facts: RecomputeFacts, framed: RecomputeFacts) -> RecomputeFacts:
     """The facts, with the checkpoints of another step of the same run, block by block."""
-    model = _first_pass(framed)
+    model = [block for block in framed.blocks if block.batch == framed.blocks[0].batch]
     passes = [list(blocks) for _, blocks in groupby(facts.blocks, lambda block: block.batch)]
     if not framed.framed or any(len(blocks) != len(model) for blocks in passes):
         return facts
@@ -223,10 +221,6 @@ def _carried_over(facts: RecomputeFacts, framed: RecomputeFacts) -> RecomputeFac
         for block, named in zip(one, model, strict=True)
     ]
     return replace(facts, blocks=tuple(blocks), framed=True)
-
-
-def _first_pass(facts: RecomputeFacts) -> list[Block]:
-    return [block for block in facts.blocks if block.batch == facts.blocks[0].batch]
 
 
 def stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:

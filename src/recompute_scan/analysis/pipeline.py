@@ -5,7 +5,7 @@ The answer to one trace is what ran again, its price, and the findings that foll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan import trace as traces
-from recompute_scan._version import __version__
 from recompute_scan.advise.choice import kept
 from recompute_scan.analysis.confidence import confidence, doubts, headline
 from recompute_scan.analysis.inputs import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import (
     Piece,
+    bare_result,
     ends_in,
     merge,
     result_by_hooks,
@@ -52,7 +52,6 @@ from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.regions import (
     attention_of,
     count_families,
-    count_kernels,
     list_regions,
     show_proof,
 )
@@ -60,6 +59,7 @@ from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.result import (
     ByDesign,
     Checkpoint,
+    Cost,
     CrossCheck,
     PlainCount,
     Region,
@@ -67,7 +67,7 @@ from recompute_scan.result import (
     Step,
     from_json,
 )
-from recompute_scan.result.run_record import RunInfo, Source, run_info_name
+from recompute_scan.result.run_record import RunInfo, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 from recompute_scan.trace.allocations import read_allocations
 from recompute_scan.trace.columns import Int64
@@ -76,10 +76,23 @@ from recompute_scan.trace.sniff import is_snapshot, snapshots_in
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
 
 if TYPE_CHECKING:
-    from recompute_scan.compiled.code import Graphs
+    from recompute_scan.compiled.code import Answered, Graphs
 
 # A forward pass has at least this share of the operators of the largest in its step.
 _SMALL_PASS = 0.1
+# Of a trace without one.
+_NO_RECORD = RunInfo(
+    rank=0,
+    world_size=1,
+    status="complete",
+    exit_status=0,
+    device="cpu",
+    warmup_steps=0,
+    timed_steps_ms=(),
+    profiled_steps=0,
+    trace=None,
+    stacks=None,
+)
 
 
 def result_of(
@@ -108,101 +121,111 @@ def result_from(
         footprint: The memory of a step of the same run.
         graphs: The compiler's graphs of the same run, where they are known.
     """
-    compiled = None
-    if graphs is not None:  # what reads graphs is loaded where there are some
-        from recompute_scan.compiled.code import (  # noqa: PLC0415
-            answer_compiled,
-            answer_without_backward,
-        )
-
-        compiled = answer_without_backward(facts, graphs) or answer_compiled(facts, graphs)
-    facts, opened = (compiled.facts, compiled.opened) if compiled else (facts, facts)
-    sources = info.sources if info else {}
+    facts, opened, compiled = _answered(facts, graphs)
+    info, known = info or _NO_RECORD, info is not None
     # No step takes no time: a record that says so has not timed it.
-    timed = tuple(filter(None, info.timed_steps_ms)) if info else ()
-    # Operators that run again inside a compiled graph are in no trace, and so have no price. The
-    # same is true of recomputes that only annotations show.
-    priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
-    cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
-    if cost is None and priced:
-        levels = levels_of(facts) if facts.judgement.verdict == "doubled" else None
-        cost = price(facts, timed, partial(kept, sharded=facts.sharded, levels=levels))
+    timed = tuple(filter(None, info.timed_steps_ms))
+    priced = _is_priced(facts, compiled)
+    cost = _price(facts, timed, priced)
     scale = time_scale(facts, timed)
-    switched_on = info.switched_on if info else ()
-    regions = list_regions(opened, scale)
-    if compiled is not None:
-        from recompute_scan.compiled.code import with_call_sites  # noqa: PLC0415
-
-        regions = with_call_sites(regions, sources, switched_on)
-    regions = _with_sources(regions, sources, info.functions if info else {})
-    sure = confidence(facts)
-    if sure == "high" and compiled is not None and not compiled.seen:
-        sure = "medium"
+    regions = _regions(opened, scale, info, compiled)
+    sure = confidence(facts, one_count=compiled is not None and not compiled.seen)
     environment = _environment(facts.trace, info)
-    memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
-    policies = info.policies if info else None
-    if policies is not None:
-        policies = with_times(policies, facts, scale)
-    findings, checked = check_all(
-        Evidence(
-            facts,
-            regions,
-            cost,
-            sure,
-            sources,
-            switched_on,
-            environment,
-            memory,
-            info.untrained if info else None,
-            info.fidelity if info else None,
-            compiled.code if compiled else None,
-            policies,
-            info.watched if info else None,
-        )
+    evidence = Evidence(
+        facts,
+        regions,
+        cost,
+        sure,
+        info.sources,
+        info.switched_on,
+        environment,
+        weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None,
+        info.untrained if known else None,
+        info.fidelity,
+        compiled.code if compiled else None,
+        with_times(info.policies, facts, scale) if info.policies is not None else None,
+        info.watched,
     )
+    findings, checked = check_all(evidence)
+    device, step_ms = device_name(facts.trace, environment), cost.step_ms if cost else None
+    result = replace(
+        _counted(facts, opened, scale, _warnings(facts, info)),
+        confidence=sure,
+        regions=regions,
+        cost=cost,
+        findings=findings,
+        checked=checked,
+        environment=environment,
+        proof=show_proof(opened, regions),
+        flops=count_flops(facts, step_ms, device, machine.peak_tflops) if priced else None,
+        memory=evidence.memory,
+        fidelity=info.fidelity,
+        policies=evidence.policies,
+        compiled=evidence.graphs,
+        watched=info.watched,
+    )
+    return replace(result, headline=headline(result))
+
+
+def _answered(
+    facts: RecomputeFacts, graphs: Graphs | None
+) -> tuple[RecomputeFacts, RecomputeFacts, Answered | None]:
+    """The facts; these with compiled calls opened up; and the verdict on compiled code, if any."""
+    if graphs is None:
+        return facts, facts, None
+    # The code that reads graphs is loaded where there are some.
+    from recompute_scan.compiled.code import (  # noqa: PLC0415
+        answer_compiled,
+        answer_without_backward,
+    )
+
+    found = answer_without_backward(facts, graphs) or answer_compiled(facts, graphs)
+    return (found.facts, found.opened, found) if found else (facts, facts, None)
+
+
+def _is_priced(facts: RecomputeFacts, compiled: Answered | None) -> bool:
+    """Does the trace show all recomputes?
+
+    Operators that run again inside a compiled graph are in no trace, and so have no price. The
+    same is true of recomputes that only annotations show.
+    """
+    return (compiled is None or compiled.priced) and not facts.judgement.by_marks
+
+
+def _price(facts: RecomputeFacts, timed: Sequence[float], priced: bool) -> Cost | None:
+    cost = price_by_kernels(facts, timed) if facts.level == "kernels" else None
+    if cost is not None or not priced:
+        return cost
+    levels = levels_of(facts) if facts.judgement.verdict == "doubled" else None
+    return price(facts, timed, partial(kept, sharded=facts.sharded, levels=levels))
+
+
+def _counted(
+    facts: RecomputeFacts, opened: RecomputeFacts, scale: float, warnings: tuple[str, ...]
+) -> Result:
+    """The verdict, and what was counted for it."""
+    judgement = facts.judgement
     families = count_families(opened, scale) if facts.level != "graphs" else ()
     if facts.attention is not None and attention_of(families) is None:
-        families += count_kernels(facts.attention)
-    judgement = facts.judgement
-    result = Result(
-        tool_version=__version__,
-        verdict=judgement.verdict,
-        evidence_level=facts.level,
-        confidence=sure,
-        reason=judgement.reason,
-        headline="",
+        families += facts.attention.families
+    return replace(
+        bare_result(
+            judgement.reason,
+            "",
+            verdict=judgement.verdict,
+            evidence_level=facts.level,
+            warnings=warnings,
+        ),
         recompute_per_backward=judgement.highest,
         mean_recompute=judgement.mean,
         recomputed_share=judgement.share,
         attention=attention_of(families),
         steps=_steps(facts, opened.counts),
         families=families,
-        regions=regions,
-        cost=cost,
-        findings=findings,
-        checked=checked,
-        ranks=(),
         health=_health(facts),
-        environment=environment,
-        warnings=_warnings(facts, info),
         cross_check=_cross_check(facts),
-        proof=show_proof(opened, regions),
-        flops=count_flops(
-            facts,
-            cost.step_ms if cost else None,
-            device_name(facts.trace, environment),
-            machine.peak_tflops,
-        )
-        if priced
-        else None,
-        memory=memory,
-        fidelity=info.fidelity if info else None,
-        policies=policies,
-        compiled=compiled.code if compiled else None,
         by_design=_by_design(facts, scale),
-        watched=info.watched if info else None,
     )
-    return replace(result, headline=headline(result))
 
 
 def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
@@ -240,21 +263,25 @@ def _cross_check(facts: RecomputeFacts) -> CrossCheck | None:
     )
 
 
-def _with_sources(
-    regions: tuple[Region, ...], sources: Mapping[str, Source], functions: Mapping[str, str]
+def _regions(
+    opened: RecomputeFacts, scale: float, info: RunInfo, compiled: Answered | None
 ) -> tuple[Region, ...]:
     """The regions, with what the run's run record knows of their call sites."""
+    regions = list_regions(opened, scale)
+    if compiled is not None:
+        from recompute_scan.compiled.code import with_call_sites  # noqa: PLC0415
+
+        regions = with_call_sites(regions, info.sources, info.switched_on)
 
     def sourced(checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.call_site is None:
-            site = functions.get(checkpoint.function or "")
+            site = info.functions.get(checkpoint.function or "")
             checkpoint = replace(checkpoint, call_site=site)
-        source = sources.get(checkpoint.call_site or "")
+        source = info.sources.get(checkpoint.call_site or "")
         return replace(checkpoint, source=source.statement) if source else checkpoint
 
     return tuple(
-        replace(region, checkpoints=tuple(sourced(c) for c in region.checkpoints))
-        for region in regions
+        replace(region, checkpoints=tuple(map(sourced, region.checkpoints))) for region in regions
     )
 
 
@@ -321,8 +348,8 @@ def _health(facts: RecomputeFacts) -> dict[str, int]:
     return health | {name: number for name, number in counters.items() if number}
 
 
-def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
-    environment = dict(info.environment) if info else {}
+def _environment(trace: Trace, info: RunInfo) -> dict[str, str]:
+    environment = dict(info.environment)
     if (recorded := recorded_on(trace)) is not None:
         environment.setdefault("recorded", recorded)
     if isinstance(source := trace.metadata.get("source"), str):
@@ -340,11 +367,8 @@ def _environment(trace: Trace, info: RunInfo | None) -> dict[str, str]:
     return environment
 
 
-def _warnings(facts: RecomputeFacts, info: RunInfo | None) -> tuple[str, ...]:
-    found = list(info.warnings) if info else []
-    if info is not None and info.message:
-        found.append(info.message)
-    return (*found, *doubts(facts))
+def _warnings(facts: RecomputeFacts, info: RunInfo) -> tuple[str, ...]:
+    return (*info.warnings, *filter(None, [info.message]), *doubts(facts))
 
 
 # With fewer bytes of JSON for each, a second process costs more than it brings.
@@ -417,8 +441,10 @@ def _analyse_traces(
     except InputError as error:
         found, refused = [], error
     if not ends.failed and (refused or all(map(is_text, found))):
-        pieces = _without_trace(addresses, ends.records if refused else (), limits)
-        if pieces:
+        # By the compiler's logs, or by compared steps.
+        logs = [log for address in addresses for log in logs_alone(address, limits)]
+        pieces = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
+        if pieces := pieces or _by_hooks(ends.records if refused else ()):
             return merge(pieces, ())
         if refused:
             raise refused
@@ -433,15 +459,6 @@ def _analyse_traces(
         return ends.with_crash(whole)
     whole = merge(pieces, failures)
     return ends.with_crash(whole) if ends.failed else whole
-
-
-def _without_trace(
-    addresses: Sequence[Address], records: Sequence[RunInfo], limits: Limits
-) -> list[Piece]:
-    """The answers without a trace: by the compiler's logs, or by compared steps."""
-    logs = [log for address in addresses for log in logs_alone(address, limits)]
-    told = [Piece(log.name, log.rank, result_of_log(log)) for log in logs]
-    return told or _by_hooks(records)
 
 
 def _by_hooks(records: Sequence[RunInfo]) -> list[Piece]:

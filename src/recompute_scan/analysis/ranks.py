@@ -1,14 +1,9 @@
 """Many ranks as one result, and results without a trace.
 
-How the ranks of a recorded run ended, and one result for all of them.
-
-Results where there is no trace: of runs that failed or that only compared a step, of compilers'
-logs, of memory snapshots.
-
-Memory snapshots to what the result says of them: who held the peak, by line and by kind.
-
-The kinds rest on torch's own frames alone: files of ``torch/`` and C++ names of its engine. Kinds
-that look the same there (weights or their copies, gradients or workspace) are one kind.
+Those are of runs that failed or that only compared a step, of compilers' logs, and of memory
+snapshots: who held the peak, by line and by kind. The kinds rest on torch's own frames alone: files
+of ``torch/`` and C++ names of its engine. Kinds that look the same there (weights or their copies,
+gradients or workspace) are one kind.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ from recompute_scan.result import (
 from recompute_scan.result.fidelity import SAME, Fidelity, in_words
 from recompute_scan.result.run_record import RunInfo, run_records_in, stacks_text_name
 from recompute_scan.trace import Address
-from recompute_scan.trace.allocations import DeviceHistory, Stack, StackFrame, read_snapshot
+from recompute_scan.trace.allocations import DeviceHistory, Stack, read_snapshot
 from recompute_scan.trace.columns import Limits
 from recompute_scan.units import size
 
@@ -163,52 +158,42 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
     if not pieces:
         raise failures[0]
     main = worst(pieces)
-    unread = tuple(f"Left out: {error.what} {error.why or ''}".strip() for error in failures)
+    verdicts = sorted({piece.result.verdict for piece in pieces})
+    warnings = [f"Left out: {error.what} {error.why or ''}".strip() for error in failures]
+    if len(verdicts) > 1:
+        said = f"The ranks differ ({', '.join(verdicts)}); this report shows the worst."
+        warnings.insert(0, said)
     result = replace(
         main.result,
         ranks=tuple(_rank(piece) for piece in sorted(pieces, key=lambda piece: piece.rank)),
-        warnings=main.result.warnings + _rank_warnings(pieces) + unread,
+        warnings=(*main.result.warnings, *warnings),
     )
-    if len({rank.verdict for rank in result.ranks}) > 1:
+    if len(verdicts) > 1:
         result = replace(result, headline=headline(result))
     return check_ranks(result)
 
 
 def worst(pieces: Sequence[Piece]) -> Piece:
     """The piece that stands for the run: the worst verdict, and of equal ones wrong gradients."""
-    return max(pieces, key=_badness)
 
+    def badness(piece: Piece) -> tuple[int, bool, int]:
+        wrong = any(finding.wrong_gradients for finding in piece.result.findings)
+        return _SEVERITY[piece.result.verdict], wrong, -piece.rank
 
-def _badness(piece: Piece) -> tuple[int, bool, int]:
-    result = piece.result
-    wrong = any(finding.wrong_gradients for finding in result.findings)
-    return _SEVERITY[result.verdict], wrong, -piece.rank
+    return max(pieces, key=badness)
 
 
 def _rank(piece: Piece) -> Rank:
-    cost = piece.result.cost
+    cost, verdict = piece.result.cost, piece.result.verdict
+    each = [region.recompute_runs_per_backward for region in piece.result.regions]
     return Rank(
         rank=piece.rank,
         trace=piece.name,
-        verdict=piece.result.verdict,
+        verdict=verdict,
         step_ms=cost.step_ms if cost else None,
-        recomputes_per_block=_recomputes_per_block(piece.result),
+        recomputes_per_block=float(np.mean(each)) if each and verdict != "inconclusive" else None,
         recompute_ms=cost.recompute_ms if cost else None,
     )
-
-
-def _recomputes_per_block(result: Result) -> float | None:
-    if result.verdict == "inconclusive" or not result.regions:
-        return None
-    return float(np.mean([region.recompute_runs_per_backward for region in result.regions]))
-
-
-def _rank_warnings(pieces: Sequence[Piece]) -> tuple[str, ...]:
-    verdicts = {piece.result.verdict for piece in pieces}
-    if len(verdicts) < 2:
-        return ()
-    said = ", ".join(sorted(verdicts))
-    return (f"The ranks differ ({said}); this report shows the worst.",)
 
 
 _SAYS = (
@@ -456,9 +441,5 @@ def kind_of_stack(stack: Stack) -> HeldKind:
 
 def _site(stack: Stack) -> str:
     """The innermost line of Python outside torch; empty where there is none."""
-    inner = next((f for f in stack if _PYTHON.match(f.file) and not _TORCH.match(f.file)), None)
-    return _place(inner) if inner is not None else ""
-
-
-def _place(frame: StackFrame) -> str:
-    return f"{frame.file}:{frame.line}"
+    inner = (f for f in stack if _PYTHON.match(f.file) and not _TORCH.match(f.file))
+    return next((f"{frame.file}:{frame.line}" for frame in inner), "")

@@ -118,21 +118,31 @@ def events(facts: RecomputeFacts) -> Iterator[bytes]:
         blocks = block_of[place[original]]
         for which, kind in ((redundant[again], REDUNDANT), (~redundant[again], RECOMPUTE)):
             shown.append((kind, again[which], blocks[which]))
-    tracks = _Tracks()
+    # A track for each kind and thread, since slices of one track must nest.
+    tracks: dict[tuple[str, int], int] = {}
+    for kind, name, thread, start, duration, number in _slices(facts, shown):
+        track = tracks.get((kind, thread))
+        if track is None:
+            track = tracks[kind, thread] = len(tracks) + 1
+            yield from _describe(track, kind)
+        yield _slice(name, track, start, duration, number)
+
+
+def _slices(
+    facts: RecomputeFacts, shown: Sequence[tuple[str, Int64, Int64]]
+) -> Iterator[tuple[str, str, int, int, int, int]]:
+    """Kind, name, thread, start, duration and block of each slice."""
+    calls, rows = facts.calls, facts.counts.rows
     for number, layer in enumerate(facts.layers):
         for block in layer:
-            first, last = counts.rows[block.places.start], counts.rows[block.places.stop - 1]
+            first, last = rows[block.places.start], rows[block.places.stop - 1]
             if calls.thread[first] == calls.thread[last]:
                 span = int(calls.start[first]), int(calls.end[last] - calls.start[first])
-                track, described = tracks.number(BLOCKS, int(calls.thread[first]))
-                yield from described
-                yield _slice(f"block {number}", track, *span, number)
+                yield BLOCKS, f"block {number}", int(calls.thread[first]), *span, number
     for kind, operators, blocks in shown:
         for row, number in zip(operators.tolist(), blocks.tolist(), strict=True):
-            track, described = tracks.number(kind, int(calls.thread[row]))
-            yield from described
             span = int(calls.start[row]), int(calls.duration[row])
-            yield _slice(calls.names[calls.name[row]], track, *span, number)
+            yield kind, calls.called(row), int(calls.thread[row]), *span, number
 
 
 def _blocks(facts: RecomputeFacts) -> Int64:
@@ -142,21 +152,6 @@ def _blocks(facts: RecomputeFacts) -> Int64:
         for block in layer:
             found[block.places] = number
     return found
-
-
-class _Tracks:
-    """A track for each kind and thread, since slices of one track must nest."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int], int] = {}
-
-    def number(self, kind: str, thread: int) -> tuple[int, list[bytes]]:
-        """The track's number, and what describes it where it is new."""
-        known = self._numbers.get((kind, thread))
-        if known is not None:
-            return known, []
-        number = self._numbers[kind, thread] = len(self._numbers) + 1
-        return number, list(_describe(number, kind))
 
 
 def _describe(number: int, kind: str) -> Iterator[bytes]:

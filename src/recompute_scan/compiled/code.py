@@ -66,8 +66,8 @@ def find_parts(
         Graphs by place in ``facts.counts``; names of the calls that have unknown graphs.
     """
     calls, counts = facts.calls, facts.counts
-    function = calls.matching(vocabulary.COMPILED_FUNCTION)[calls.name]
-    region = calls.matching(vocabulary.COMPILED_REGION)
+    function = calls.where(vocabulary.COMPILED_FUNCTION.match)
+    region = calls.names_where(vocabulary.COMPILED_REGION.match)
     ran = facts.alignment
     again = dict(zip(ran.original.tolist(), ran.again.tolist(), strict=True))
     found: dict[int, Parts] = {}
@@ -82,7 +82,7 @@ def find_parts(
             continue
         parts = _parts_of(calls, region, inside, partitions)
         if parts is None:
-            unknown[calls.names[calls.name[row]]] = None
+            unknown[calls.called(row)] = None
         else:
             found[place] = parts
     return found, tuple(unknown)
@@ -102,7 +102,7 @@ def _parts_of(
         holder = int(calls.parent[row])
         while holder >= 0 and not region[calls.name[holder]]:
             holder = int(calls.parent[holder])
-        name = calls.names[calls.name[holder]] if holder >= 0 else ""
+        name = calls.called(holder) if holder >= 0 else ""
         parts = partitions.get(name.partition(": ")[2], ())
         number = turn.get(holder, 0)
         if number >= len(parts) or not parts[number].readable:
@@ -420,15 +420,7 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
         return Answered(_without(facts, unknown), facts, code, seen=False, priced=True)
     plain, seen = _count_products(facts, parts)
     opened, own = open_up(facts, parts)
-    judgement = judge(
-        facts.calls,
-        facts.structure,
-        opened.counts,
-        opened.blocks,
-        facts.alignment,
-        plain,
-        None,
-    )
+    judgement = judge(replace(opened, plain=plain, compiled=None, annotations=None))
     judgement = with_own(judgement, opened.counts, own)
     by_operators: EvidenceLevel = "annotated" if facts.annotations is not None else "autograd"
     answered = replace(facts, judgement=judgement, plain=plain, level=by_operators, compiled=None)
@@ -540,11 +532,8 @@ def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[
             products = (graph.repeats.gradients[name] for name in PRODUCTS)
             gradients += backwards * sum(products)
     ran = _inside_compiled(facts)
-    product = facts.calls.matching(_PRODUCT)[facts.calls.name]
-    outside = sum(
-        int(product[row : row + 1 + int(facts.calls.size[row])].sum())
-        for row in counts.rows[list(parts)].tolist()
-    )
+    product = facts.calls.where(_PRODUCT.match)
+    outside = int(facts.calls.sums(product, counts.rows[list(parts)]).sum())
     inside = int((product & ran).sum())
     seen = first > 0 and outside == first
     tallies = [_explained(facts, tally, ran) for tally in facts.plain.tallies]
@@ -559,7 +548,7 @@ def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[
 def _inside_compiled(facts: RecomputeFacts) -> Bool:
     """For each call: does compiled backward code run it itself?"""
     calls, structure = facts.calls, facts.structure
-    node = calls.matching(vocabulary.COMPILED_NODE)[calls.name]
+    node = calls.where(vocabulary.COMPILED_NODE.match)
     engine: Int64 = np.maximum(structure.engine, 0).astype(np.int64)
     held = (structure.engine >= 0) & node[engine]
     again = np.isin(structure.top, facts.alignment.again)
@@ -568,8 +557,7 @@ def _inside_compiled(facts: RecomputeFacts) -> Bool:
 
 def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool) -> Tally:
     """The tally, with the unexplained operators that compiled code ran by its graphs."""
-    named = np.array([name == tally.name for name in facts.calls.names], np.bool_)
-    more = int((named[facts.calls.name] & ran).sum())
+    more = int((facts.calls.where(tally.name.__eq__) & ran).sum())
     return replace(tally, again=tally.again + min(more, max(0, tally.inside - tally.again)))
 
 

@@ -20,6 +20,7 @@ backward.
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ from msgspec import Struct
 
 from recompute_scan.result.run_record import (
     Candidate,
+    Hold,
     Rehearsal,
     parts_of,
     whole_places,
@@ -88,42 +90,122 @@ def moments(
     """
     found: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
     for rehearsal in ranks:
-        for moment in _moments_of(rehearsal, fixed, choices, parts):
+        for moment in _Moments(rehearsal, fixed, choices, parts).each():
             found[moment.terms] = max(found.get(moment.terms, 0), moment.always)
     return tuple(Moment(always, terms) for terms, always in found.items())
 
 
-def _moments_of(
-    rehearsal: Rehearsal, fixed: frozenset[int], choices: frozenset[int], parts: frozenset[int]
-) -> Iterator[Moment]:
-    def at(time: int, recomputing: int = -1, until: int = -1) -> Moment:
-        return _moment(rehearsal, time, recomputing, until, fixed, choices, parts)
+class _Moments(Struct, frozen=True):
+    """The moments of one rank; its fields are the arguments of :func:`moments`."""
 
-    def beside(moment: Moment, time: int) -> int:
-        """Other bytes than saved ones until then, with everything recomputed."""
-        return levels[time - 1] - moment.held(everything) if levels else 0
+    rehearsal: Rehearsal
+    fixed: frozenset[int]
+    choices: frozenset[int]
+    parts: frozenset[int]
 
-    runs, levels = rehearsal.runs, rehearsal.levels
-    within = _within_runs(rehearsal)
-    everything = np.full(len(rehearsal.candidates), RECOMPUTE, np.int8)
-    everything[list(fixed)] = KEEP
-    whole = [place for place, run in enumerate(runs) if run.part_of < 0 <= run.backward]
-    moved = {runs[n].backward: n for n in whole if runs[n].candidate not in fixed}
-    since = {0: -1, **{run.begin: -1 for run in runs}, **moved}
-    for time in rehearsal.fullest or _turns(rehearsal):
-        place = since[max(begin for begin in since if begin <= time)]
-        moment = at(time, place, within[place][-1] if place >= 0 else -1)
-        yield moment.more(beside(moment, time))
-    for time, place in moved.items():
-        # The recompute has ended with the event before.
-        again = beside(at(time, place, within[place][-1]), time - 1)
-        mine = frozenset((runs[place].candidate, how) for how in choices & {RECOMPUTE, SELECTIVE})
-        for until in within[place] if SELECTIVE in choices else within[place][-1:]:
-            yield at(time, place, until).more(again, mine)
-    for place, run in enumerate(runs):
-        if run.backward >= 0 and run.candidate in parts:
-            around = at(run.backward, run.part_of, within[run.part_of][-1])
-            yield at(run.backward, place, run.backward).more(beside(around, run.backward))
+    def each(self) -> Iterator[Moment]:
+        """Those that can be the fullest."""
+
+        def beside(moment: Moment, time: int) -> int:
+            """Other bytes than saved ones until then, with everything recomputed."""
+            return levels[time - 1] - moment.held(everything) if levels else 0
+
+        runs, levels = self.rehearsal.runs, self.rehearsal.levels
+        within = _within_runs(self.rehearsal)
+        everything = np.full(len(self.rehearsal.candidates), RECOMPUTE, np.int8)
+        everything[list(self.fixed)] = KEEP
+        whole = [place for place, run in enumerate(runs) if run.part_of < 0 <= run.backward]
+        moved = {runs[n].backward: n for n in whole if runs[n].candidate not in self.fixed}
+        since = {0: -1, **{run.begin: -1 for run in runs}, **moved}
+        for time in self.rehearsal.fullest or _turns(self.rehearsal):
+            place = since[max(begin for begin in since if begin <= time)]
+            moment = self._at(time, place, within[place][-1] if place >= 0 else -1)
+            yield moment.more(beside(moment, time))
+        again = self.choices & {RECOMPUTE, SELECTIVE}
+        for time, place in moved.items():
+            # The recompute has ended with the event before.
+            more = beside(self._at(time, place, within[place][-1]), time - 1)
+            mine = frozenset((runs[place].candidate, how) for how in again)
+            for until in within[place] if SELECTIVE in again else within[place][-1:]:
+                yield self._at(time, place, until).more(more, mine)
+        for place, run in enumerate(runs):
+            if run.backward >= 0 and run.candidate in self.parts:
+                around = self._at(run.backward, run.part_of, within[run.part_of][-1])
+                moment = self._at(run.backward, place, run.backward)
+                yield moment.more(beside(around, run.backward))
+
+    def _at(self, time: int, recomputing: int, until: int) -> Moment:
+        """Just before an event.
+
+        Args:
+            time: The event.
+            recomputing: The run that is recomputed now; -1 for none.
+            until: How far it has come: the event of its forward that was made again last.
+        """
+        runs, candidates = self.rehearsal.runs, self.rehearsal.candidates
+        offloading = OFFLOAD in self.choices and recomputing >= 0 > runs[recomputing].part_of
+        copies = candidates[runs[recomputing].candidate].weight_bytes if offloading else 0
+        always = 0
+        terms: dict[frozenset[Condition], int] = defaultdict(int)
+        for storage in self.rehearsal.storages:
+            each = [self._held_by(hold, time, recomputing, until) for hold in storage.holds]
+            literals = frozenset[Condition]().union(*filter(None, each))
+            if None in each or any(self._all_of(place) <= literals for place, _ in literals):
+                always += storage.size
+            elif literals:
+                terms[literals] += storage.size
+            if offloading:
+                saved = [hold for hold in storage.holds if hold.kind == "saved"]
+                whole = self.rehearsal.whole_run
+                own = [recomputing in (hold.run, whole(hold.run)) for hold in saved]
+                there = [hold.begin < time <= hold.end for hold in saved]
+                both = any(own) and any(map(operator.gt, there, own))
+                copies += storage.size * both
+        if copies:
+            terms[frozenset({(runs[recomputing].candidate, OFFLOAD)})] += copies
+        return Moment(always, tuple(sorted(terms.items(), key=lambda term: sorted(term[0]))))
+
+    def _held_by(
+        self, hold: Hold, time: int, recomputing: int, until: int
+    ) -> set[Condition] | None:
+        """Conditions that each make the hold last; ``None`` where it lasts whatever is chosen.
+
+        Takes the arguments of :meth:`_at`.
+        """
+        runs, choices, run = self.rehearsal.runs, self.choices, self.rehearsal.whole_run(hold.run)
+        place = runs[run].candidate if run >= 0 else -1
+        # The choice for a part counts, where it has one.
+        part = runs[hold.run].candidate if hold.run >= 0 else -1
+        part = part if part in self.parts else place
+        movable = place >= 0 and place not in self.fixed
+        there = hold.begin < time <= hold.end
+        if hold.kind == "local" or (hold.kind == "saved" and not movable):
+            return None if there else set()
+        if hold.kind == "saved":
+            mine = recomputing >= 0 and recomputing in (run, hold.run)
+            if not (mine and time <= hold.end and hold.begin <= until):
+                return {(part, KEEP)} if there else set()
+            # Made again by now, or kept all the time.
+            if runs[recomputing].part_of >= 0:
+                return {(part, KEEP), (part, PART)}
+            inside = part != place and time <= runs[hold.run].backward
+            return {(part, choice) for choice in choices} if inside else None
+        if not movable:
+            return set()
+        if hold.kind == "input" and hold.run != run:
+            asked = part in self.parts and hold.begin < time <= runs[hold.run].backward
+            return {(part, PART)} if asked else set()
+        if hold.kind == "heavy" and run == recomputing:
+            # Results ahead of the recompute stay as long as the checkpoint.
+            return {(place, SELECTIVE)} if SELECTIVE in choices and hold.begin > until else set()
+        if not hold.begin < time <= runs[run].backward:
+            return set()
+        both = {RECOMPUTE, SELECTIVE} if hold.kind == "input" else {SELECTIVE}
+        return {(place, choice) for choice in choices & both}
+
+    def _all_of(self, place: int) -> set[Condition]:
+        more = {PART} if place in self.parts else set()
+        return {(place, choice) for choice in self.choices | more}
 
 
 def _turns(rehearsal: Rehearsal) -> list[int]:
@@ -156,88 +238,6 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
         fullest = [ends[held.index(max(held))]] if held and max(held) > held[-1] else []
         found.append([*fullest, *last])
     return found
-
-
-def _moment(
-    rehearsal: Rehearsal,
-    time: int,
-    recomputing: int,
-    until: int,
-    fixed: frozenset[int],
-    choices: frozenset[int],
-    parts: frozenset[int],
-) -> Moment:
-    """Just before an event.
-
-    Args:
-        rehearsal: What was seen.
-        time: The event.
-        recomputing: The run that is recomputed now, if one is at all.
-        until: How far it has come: the event of its forward that was made again last.
-        fixed: What cannot be recomputed.
-        choices: What can be chosen for any other.
-        parts: What else can be recomputed.
-    """
-    runs = rehearsal.runs
-    again = choices & {RECOMPUTE, SELECTIVE}
-    of_part = recomputing >= 0 and runs[recomputing].part_of >= 0
-    always = 0
-    terms: dict[frozenset[Condition], int] = defaultdict(int)
-    copies = 0
-    if recomputing >= 0 and not of_part and OFFLOAD in choices:
-        copies = rehearsal.candidates[runs[recomputing].candidate].weight_bytes
-    for storage in rehearsal.storages:
-        literals: set[Condition] = set()
-        held = False
-        own = elsewhere = False
-        for hold in storage.holds:
-            run = rehearsal.whole_run(hold.run)
-            place = runs[run].candidate if run >= 0 else -1
-            # The choice for a part counts, where it has one.
-            part = runs[hold.run].candidate if hold.run >= 0 else -1
-            part = part if part in parts else place
-            movable = place >= 0 and place not in fixed
-            if hold.kind == "local":
-                held |= hold.begin < time <= hold.end
-            elif hold.kind == "saved":
-                there = hold.begin < time <= hold.end
-                mine = recomputing in {run, hold.run} - {-1}
-                own |= mine
-                elsewhere |= there and not mine
-                if not movable:
-                    held |= there
-                elif mine and time <= hold.end and hold.begin <= until:
-                    # Made again by now, or kept all the time.
-                    if of_part:
-                        literals |= {(part, KEEP), (part, PART)}
-                    elif part != place and time <= runs[hold.run].backward:
-                        literals |= {(part, choice) for choice in choices}
-                    else:
-                        held = True
-                elif there:
-                    literals.add((part, KEEP))
-            elif hold.kind == "input" and hold.run != run:
-                if part in parts and movable and hold.begin < time <= runs[hold.run].backward:
-                    literals.add((part, PART))
-            elif movable and run == recomputing and hold.kind == "heavy":
-                # Results ahead of the recompute stay as long as the checkpoint.
-                if SELECTIVE in choices and hold.begin > until:
-                    literals.add((place, SELECTIVE))
-            elif movable and hold.begin < time <= runs[run].backward:
-                both = again if hold.kind == "input" else choices & {SELECTIVE}
-                literals |= {(place, choice) for choice in both}
-        copies += storage.size * (own and elsewhere)
-        if held or any(_all_of(place, choices, parts) <= literals for place, _ in literals):
-            always += storage.size
-        elif literals:
-            terms[frozenset(literals)] += storage.size
-    if copies and OFFLOAD in choices and recomputing >= 0 and not of_part:
-        terms[frozenset({(runs[recomputing].candidate, OFFLOAD)})] += copies
-    return Moment(always, tuple(sorted(terms.items(), key=lambda term: sorted(term[0]))))
-
-
-def _all_of(place: int, choices: frozenset[int], parts: frozenset[int]) -> set[Condition]:
-    return {(place, one) for one in (choices | {PART} if place in parts else choices)}
 
 
 # From 1.16 on the first solver of a process prints these, before anyone can say that it is not to.

@@ -44,7 +44,6 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Flops
-from recompute_scan.trace.calls import step_of
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 # Beyond any call that a machine could make: shapes of a damaged trace.
@@ -480,11 +479,10 @@ def _count(facts: RecomputeFacts) -> _Counted:
     counts. Those of a recompute that were entered but did not run do not.
     """
     calls, trace = facts.calls, facts.trace
-    costly = np.array([name in _FORMULAS or _is_heavy(name) for name in calls.names], np.bool_)
-    rows = np.flatnonzero(costly[calls.name] & (calls.kind == Kind.OP) & ~_idle(facts))
+    costly = calls.where(lambda name: name in _FORMULAS or _is_heavy(name))
+    rows = np.flatnonzero(costly & (calls.kind == Kind.OP) & ~_idle(facts))
     rows = rows[facts.structure.role[rows] != Role.BACKWARD]
-    step = step_of(list(facts.steps), calls.start[rows])
-    rows = rows[(step >= 0) & facts.complete[np.maximum(step, 0)]]
+    rows = rows[facts.in_whole_step(rows)]
     shapes = int(calls.dims.max(initial=0)) + 1
     pairs, which = np.unique(
         calls.name[rows].astype(np.int64) * shapes + calls.dims[rows], return_inverse=True
@@ -546,11 +544,8 @@ def _touches(facts: RecomputeFacts, rows: Int64, counted: Int64) -> Bool:
 def _parts(facts: RecomputeFacts, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:
     """Which calls are forward work, backward work, a first recompute, and a further one."""
     structure = facts.structure
-    again = np.zeros(len(facts.calls), np.int8)
-    again[facts.alignment.again] = 1
-    again[facts.counts.redundant_rows] = 2
     top = structure.top[rows]
-    recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    recomputed = np.where(top >= 0, facts.turns[np.maximum(top, 0)], 0)
     optimizer = (top >= 0) & (structure.role[np.maximum(top, 0)] == Role.OPTIMIZER)
     model = (recomputed == 0) & ~optimizer
     backward = structure.engine[rows] >= 0
@@ -569,7 +564,10 @@ def _ideal_ms(
     types = np.array(counted.types)
     for kind in np.unique(types):
         flops = float(counted.flops[(types == kind) & parts].sum())
-        at = peak_tflops or _tflops(peak, str(kind), facts)
+        at = peak_tflops
+        if peak is not None:
+            fast = kind == "fp32" and any(map(_ON_TENSOR_CORES.search, facts.trace.names))
+            at = peak.tflops.get("tf32" if fast else str(kind))
         if at is None:
             return None
         total += flops / at / 1e9
@@ -578,14 +576,6 @@ def _ideal_ms(
 
 # CUTLASS's instruction of 16 by 8 by 8 takes TF32 where the operator's inputs have 32 bits.
 _ON_TENSOR_CORES = re.compile(r"tf32|tensorop_s1688gemm")
-
-
-def _tflops(peak: Peak | None, kind: str, facts: RecomputeFacts) -> float | None:
-    if peak is None:
-        return None
-    if kind == "fp32" and any(map(_ON_TENSOR_CORES.search, facts.trace.names)):
-        kind = "tf32"
-    return peak.tflops.get(kind)
 
 
 def _peak_words(device: str | None, peak_tflops: float | None) -> str:

@@ -52,7 +52,6 @@ from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
 from recompute_scan.result.fidelity import DecidedOperator, Policies, WatchedPolicy
 from recompute_scan.result.run_record import Candidate
 from recompute_scan.trace.allocations import Allocations
-from recompute_scan.trace.calls import step_of
 from recompute_scan.trace.columns import Bool, Int64, Trace
 
 
@@ -185,7 +184,6 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
         if counts.counted[first : last + 1].any():
             of_pass[int(counts.batch[first])].append((first, last))
     saves = saved_by(facts.calls, structure.role) > 0
-    saves = np.append(0, saves.cumsum())
     result = np.array([saves_result(name) for name in counts.names(facts.calls, slice(None))])
     sizes: dict[int, int] = {}
 
@@ -198,7 +196,7 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
 
     def saved(first: int, last: int, without: Iterable[tuple[int, int]] = ()) -> int:
         mine = rows[first : last + 1]
-        own = saves[mine + 1 + facts.calls.size[mine]] > saves[mine]
+        own = facts.calls.sums(saves, mine) > 0
         # A result that the next operator saves as its input is there once.
         own[:-1] &= ~(own[1:] & result[first:last] & ~result[first + 1 : last + 1])
         for begin, end in without:
@@ -482,10 +480,10 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
 def _attention(facts: RecomputeFacts, row: int) -> tuple[str, int] | None:
     """Name of the outermost attention operator with known shapes in a call, bytes it returns."""
     calls = facts.calls
-    if vocabulary.family_of(calls.names[calls.name[row]])[1] != "attention":
+    if vocabulary.family_of(calls.called(row))[1] != "attention":
         return None
     for inner in range(row, row + 1 + int(calls.size[row])):
-        name = calls.names[calls.name[inner]]
+        name = calls.called(inner)
         inputs = parse_inputs(facts.trace.signatures[calls.dims[inner]])
         if inputs and vocabulary.family_of(name)[1] == "attention" and count_call(name, inputs):
             return name, _result_bytes(inputs)
@@ -546,14 +544,13 @@ def _times(facts: RecomputeFacts) -> _Times:
     ranges: list[tuple[int, str, bool]] = []
     rows = np.concatenate([calls.named(re.compile(re.escape(REGION))), calls.named(ANY_RECOMPUTE)])
     rows = rows[calls.start[rows].argsort(kind="stable")]
-    step = step_of(list(facts.steps), calls.start[rows])
-    whole = (step >= 0) & np.append(facts.complete, False)[step]
+    whole = facts.in_whole_step(rows)
     for row in rows.tolist():
-        region = parse_region(calls.names[calls.name[row]])
+        region = parse_region(calls.called(row))
         if region is not None:
             sites[region.call] = region.site
     for row in rows[whole].tolist():
-        name = calls.names[calls.name[row]]
+        name = calls.called(row)
         region = parse_region(name)
         site = region.site if region is not None else sites.get(parse_recompute(name) or 0)
         if site is not None:
@@ -563,12 +560,16 @@ def _times(facts: RecomputeFacts) -> _Times:
     for number, (row, _, _) in sorted(enumerate(ranges), key=lambda one: one[1][0]):
         owner[row + 1 : row + 1 + int(calls.size[row])] = number
     inner = np.flatnonzero(_is_inner(facts, owner))
-    took = _took(facts, inner)
+    took = calls.duration[inner]
+    if facts.work.on_gpu:  # its kernels', wherever it launched them
+        launched = facts.kernels.launch >= 0
+        launch, time = facts.kernels.launch[launched], facts.kernels.time[launched]
+        took = calls.sums(np.bincount(launch, time, len(calls)).astype(np.int64), inner)
     found: _Times = defaultdict(lambda: [0.0, 0.0])
     again = calls.inside(calls.named(ANY_RECOMPUTE))
     for row, time in zip(inner.tolist(), took.tolist(), strict=True):
         _, site, _ = ranges[owner[row]]
-        found[site, calls.names[calls.name[row]]][int(again[row])] += time
+        found[site, calls.called(row)][int(again[row])] += time
     return dict(found)
 
 
@@ -586,15 +587,3 @@ def _is_inner(facts: RecomputeFacts, owner: Int64) -> Bool:
         holds[above[same]] = True
         above = np.where(known, calls.parent[np.maximum(above, 0)], -1)
     return np.asarray((owner >= 0) & below & ~holds)
-
-
-def _took(facts: RecomputeFacts, rows: Int64) -> Int64:
-    """Ns of each call: its kernels' where the trace has a GPU, else its own on the host."""
-    calls, kernels = facts.calls, facts.kernels
-    if not facts.work.on_gpu:
-        return np.asarray(calls.duration[rows])
-    each = np.zeros(len(calls) + 1, np.int64)
-    launched = kernels.launch >= 0
-    np.add.at(each, kernels.launch[launched] + 1, (kernels.end - kernels.start)[launched])
-    sums = each.cumsum()
-    return np.asarray(sums[rows + calls.size[rows] + 1] - sums[rows])

@@ -65,7 +65,7 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     passes = _passes(facts)
     begun, passed, updated = _Begun(begins), _Begun(passes[:, 0]), _Begun(calls.start[optimizer])
     rows: list[tuple[float, ...]] = []
-    for span in _complete(facts):
+    for span in facts.whole_steps:
         needed, redundant = recomputes[begun.within(span)].sum(axis=0)
         inside = passed.within(span)
         inside = inside[passes[inside, 2] <= span.end]
@@ -94,7 +94,7 @@ def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:
     calls, again, first = facts.calls, facts.alignment.again, facts.alignment.begins
     if not len(again):
         return first, np.zeros((0, 2))
-    length = host_times(calls, facts.structure.evaluations, facts.alignment)
+    length = host_times(facts.alignment)
     time = calls.duration[again]
     beyond = np.add.reduceat(np.where(redundant_of[again], time, 0), first)
     beyond = beyond / np.maximum(1, np.add.reduceat(time, first))
@@ -108,18 +108,15 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     that is ahead of them, their sum can exceed the step, which is then that sum.
     """
     calls, structure, kernels = facts.calls, facts.structure, facts.kernels
-    again = np.zeros(len(calls), np.int8)
-    again[facts.alignment.again] = 1
-    again[facts.counts.redundant_rows] = 2
     launched = kernels.launch >= 0
-    launch, time = kernels.launch[launched], (kernels.end - kernels.start)[launched]
+    launch, time = kernels.launch[launched], kernels.time[launched]
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
-    recomputed = np.where(top >= 0, again[np.maximum(top, 0)], 0)
+    recomputed = np.where(top >= 0, facts.turns[np.maximum(top, 0)], 0)
     recomputed[calls.within(facts.designed)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     rows: list[tuple[float, ...]] = []
-    for span in _complete(facts):
+    for span in facts.whole_steps:
         here = (calls.start[launch] >= span.start) & (calls.start[launch] < span.end)
 
         def total(mask: Bool, here: Bool = here) -> int:
@@ -138,7 +135,7 @@ def device_phases(facts: RecomputeFacts) -> Phases:
 
 def busy_share(facts: RecomputeFacts) -> float:
     """Share of the complete steps in which the GPU runs a kernel, 0..1; 0 without a GPU."""
-    spans = _complete(facts)
+    spans = facts.whole_steps
     if not spans or not facts.work.on_gpu:
         return 0.0
     busy = sum(
@@ -188,10 +185,6 @@ def device_time(trace: Trace) -> DeviceTime | None:
         non_compute_pct=100 * (busy - computed) / whole,
         overlap_pct=100 * beside / talked if talked else None,
     )
-
-
-def _complete(facts: RecomputeFacts) -> list[StepSpan]:
-    return [step for step, whole in zip(facts.steps, facts.complete, strict=True) if whole]
 
 
 def _passes(facts: RecomputeFacts) -> Int64:
@@ -288,7 +281,7 @@ class Repeated(Struct, frozen=True):
 def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
     """The totals of these collectives inside recomputes (rows of :func:`find_collectives`)."""
     calls, kernels, steps = facts.calls, facts.kernels, facts.complete_count
-    names = Counter(calls.names[calls.name[row]] for row in rows)
+    names = Counter(calls.called(row) for row in rows)
     return Repeated(
         communication=add_up(facts, rows),
         names=tuple((name, number / steps) for name, number in names.most_common()),
@@ -347,10 +340,13 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
     inside = [
         (name, list(tensors_of(facts.trace.signatures[calls.dims[at]])))
         for at in range(row, row + 1 + int(calls.size[row]))
-        if vocabulary.SHOWS_SIZES.match(name := calls.names[calls.name[at]])
+        if vocabulary.SHOWS_SIZES.match(name := calls.called(at))
     ]
     widths = {width for _, tensors in inside for _, width in tensors if width}
-    widths = widths or _gloo_widths(facts)
+    if not widths:  # gloo's collectives run on separate threads
+        dims = np.unique(calls.dims[calls.named(vocabulary.GLOO)]).tolist()
+        gloo = (one for code in dims for one in tensors_of(facts.trace.signatures[code]))
+        widths = {width for _, width in gloo if width}
     called = [(name, tensors) for name, tensors in inside if vocabulary.DISPATCHED.match(name)]
     if len(widths) != 1 or not called:
         return None
@@ -359,15 +355,6 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
         return None
     size = widths.pop() * max(numbers for numbers, _ in tensors)
     return size if size < _MOST else None
-
-
-def _gloo_widths(facts: RecomputeFacts) -> set[int]:
-    """Widths of the numbers of all gloo collectives, which run on separate threads."""
-    calls = facts.calls
-    gloo = np.unique(calls.dims[calls.named(vocabulary.GLOO)])
-    return {
-        width for code in gloo for _, width in tensors_of(facts.trace.signatures[code]) if width
-    }
 
 
 def tensors_of(signature: str) -> Iterator[tuple[int, int]]:

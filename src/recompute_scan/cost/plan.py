@@ -95,11 +95,14 @@ def arm_times(ranks: Sequence[Rehearsal]) -> ArmTimes:
             both = zip(steps["today"], steps[way], strict=False)
             steps["today"] = steps[way] = tuple((one + other) / 2 for one, other in both)
     today = usual_ms(steps["today"])
-    longer = (way for way, times in steps.items() if _surely_longer(steps["keep"], times))
-    return ArmTimes(
-        {way: today * _ratio(steps["today"], times) for way, times in steps.items()},
-        frozenset(longer),
-    )
+    each, longer = {}, set[Way]()
+    for way, times in steps.items():
+        pairs = zip(steps["today"], times, strict=False)
+        each[way] = today * median([time / one for one, time in pairs if one > 0] or [0.0])
+        pairs = zip(steps["keep"], times, strict=False)
+        if median_interval([after - before for before, after in pairs] or [0.0])[0] > 0:
+            longer.add(way)
+    return ArmTimes(each, frozenset(longer))
 
 
 def shared_out(
@@ -145,16 +148,6 @@ def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[floa
         return False
     low, high = pair_interval(pairs)
     return low <= 1 <= high
-
-
-def _surely_longer(keep: Sequence[float], times: Sequence[float]) -> bool:
-    pairs = zip(keep, times, strict=False)
-    return median_interval([after - before for before, after in pairs] or [0.0])[0] > 0
-
-
-def _ratio(today: Sequence[float], times: Sequence[float]) -> float:
-    pairs = zip(today, times, strict=False)
-    return median([time / one for one, time in pairs if one > 0] or [0.0])
 
 
 def _evened(
@@ -216,18 +209,10 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         selective_ms = tuple(
             ms if ms < _WORTH * whole else None for ms, whole in zip(partly, again_ms, strict=True)
         )
-    choices = {KEEP, RECOMPUTE}
+    offload_ms = _offload_ms(ranks, times, fixed)
+    choices = {KEEP, RECOMPUTE, *([OFFLOAD] if offload_ms else [])}
     if any(selective_ms[place] is not None for place in modules[: len(selective_ms)]):
         choices.add(SELECTIVE)
-    offload_ms: tuple[float, ...] = ()
-    # Where steps vary too much to say what copies take, they would come out free.
-    measured = all(any(arm.way == "offload" for arm in one.arms) for one in ranks)
-    if measured and "offload" in times.surely_longer:
-        choices.add(OFFLOAD)
-        sizes = [max(_copied_bytes(one, n) for one in ranks) for n in range(len(candidates))]
-        whole = sum(sizes[n] for n in modules if n not in fixed)
-        longer = max(0.0, times.ms["offload"] - times.ms["keep"])
-        offload_ms = tuple(longer * size / max(1, whole) for size in sizes)
     parts = frozenset(
         place
         for place, one in enumerate(candidates)
@@ -247,6 +232,23 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
         offload_ms=offload_ms,
         parts=parts,
     )
+
+
+def _offload_ms(
+    ranks: Sequence[Rehearsal], times: ArmTimes, fixed: frozenset[int]
+) -> tuple[float, ...]:
+    """The time to have all that each module saves on the host; empty where it is not known.
+
+    Where steps vary too much to say what copies take, they would come out free.
+    """
+    measured = all(any(arm.way == "offload" for arm in one.arms) for one in ranks)
+    if not measured or "offload" not in times.surely_longer:
+        return ()
+    candidates = ranks[0].candidates
+    sizes = [max(_copied_bytes(one, n) for one in ranks) for n in range(len(candidates))]
+    whole = sum(sizes[n] for n in whole_places(candidates) if n not in fixed)
+    longer = max(0.0, times.ms["offload"] - times.ms["keep"])
+    return tuple(longer * size / max(1, whole) for size in sizes)
 
 
 def _runs_elsewhere(rehearsal: Rehearsal, part: int) -> bool:

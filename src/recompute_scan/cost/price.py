@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from recompute_scan.cost.phases import (
     Float64,
@@ -35,11 +36,6 @@ from recompute_scan.recompute.kernel_order import (
     BACKWARD,
     RECOMPUTE,
     KernelSequence,
-    beyond_first,
-    kernel_sequence,
-    recomputed,
-    spans_beside,
-    with_recomputes,
 )
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
@@ -128,9 +124,7 @@ def time_scale(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> float:
     The profiler slows the host down and leaves kernels as they are: 1 where times are kernel
     times, where no step was timed, or where none is complete.
     """
-    lengths = [
-        s.end - s.start for s, whole in zip(facts.steps, facts.complete, strict=True) if whole
-    ]
+    lengths = [step.end - step.start for step in facts.whole_steps]
     if facts.work.on_gpu or not len(timed_steps_ms) or not sum(lengths):
         return 1.0
     return median(timed_steps_ms) / (float(np.mean(lengths)) / _NS_PER_MS)
@@ -214,107 +208,92 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
     """
     evidence = facts.attention
-    if evidence is None or evidence.judgement.verdict == "inconclusive":
+    sequence = evidence.sequence(facts.trace, facts.kernels) if evidence is not None else None
+    steps = _steps(facts, sequence) if sequence is not None else None
+    if evidence is None or sequence is None or steps is None:
         return None
-    sequence = kernel_sequence(facts.trace, facts.kernels, evidence.rows)
-    at = sequence.places(evidence.rows)
-    events = with_recomputes(evidence.events, evidence.passes)
-    steps = _steps(facts, sequence)
-    if events is None or steps is None:
-        return None
-    highest = int(evidence.judgement.highest or 0)
-    repeats = recomputed(sequence, at, events, highest)
-    redundant = np.zeros(len(repeats), np.bool_)
-    if highest > 1:
-        _cut(repeats, at, events)
-        _close(sequence.token, repeats)
-        redundant = beyond_first(repeats, at, events)
-    again = repeats >= 0
-    if more_products(facts.trace, sequence, at, events, again):
+    redundant = _redundant(sequence, (evidence.judgement.highest or 0) > 1)
+    if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
     first, last, lengths = steps
     inside, number = slice(first, last), len(lengths)
-    time = np.minimum(sequence.time, _usual_wait(facts, sequence))
+    own = facts.kernels.time[sequence.rows]
+    # Between steps the device may wait for long: what counts is eight times the usual wait.
+    wait = 8 * int(median(np.maximum(sequence.time - own, 0))) + 1
+    time = np.minimum(sequence.time, own + wait)
     recorded = median(lengths) / _NS_PER_MS
     step_ms = median(timed_steps_ms) if timed_steps_ms else recorded
 
     def per_step(mask: Bool) -> float:
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
-    size = len(sequence.rows)
-    forward, backward = spans_beside(at, events, size)
-    least = per_step(redundant)
-    ends, sure = _left_out(facts, sequence, repeats, at, events)
-    most = least + min(per_step(ends), per_step(again & ~redundant))
-    if sure:
-        least = most
+    again, (forward, backward) = sequence.again, sequence.spans()
+    ends, sure = _left_out(facts, sequence)
+    most = per_step(redundant) + min(per_step(ends), per_step(again & ~redundant))
+    least = most if sure else per_step(redundant)
     # Between what is saved without early stop and with it: equally far from both, in parts.
-    redundant_ms = 2 * most * least / (most + least) if most else 0.0
-    recompute_ms = per_step(again) - redundant_ms
-    forward_ms = per_step(forward & ~again)
-    backward_ms = per_step(backward & ~again)
-    parts = [forward_ms, recompute_ms, redundant_ms, backward_ms]
-    scale = min(1.0, recorded / sum(parts)) if sum(parts) else 1.0
-    scale *= step_ms / recorded
-    forward_ms, recompute_ms, redundant_ms, backward_ms = (part * scale for part in parts)
+    both = 2 * most * least / (most + least) if most else 0.0
+    parts = [per_step(forward & ~again), per_step(again) - both, both, per_step(backward & ~again)]
+    scale = (min(1.0, recorded / sum(parts)) if sum(parts) else 1.0) * (step_ms / recorded)
+    other = max(0.0, step_ms - scale * sum(parts))
+    breakdown = Breakdown(*(part * scale for part in parts), optimizer=0.0, other=other)
     least, most = (1 - _DOUBT) * scale * least, (1 + _DOUBT) * scale * most
-    after = step_ms - redundant_ms
-    bare = after - recompute_ms
-    operators = (facts.calls.kind == Kind.OP).any()
-    shown = "The operators do not show it" if operators else "No operators are in the trace"
-    spread = (min(lengths) / _NS_PER_MS, max(lengths) / _NS_PER_MS) if number > 1 else (None, None)
-    return Cost(
+    bare = step_ms - breakdown.redundant - breakdown.recompute
+    cost = Cost(
         step_ms=step_ms,
         step_source="timed" if timed_steps_ms else "trace",
         device="gpu",
-        recompute_ms=recompute_ms + redundant_ms,
-        redundant_recompute_ms=redundant_ms,
+        recompute_ms=breakdown.recompute + breakdown.redundant,
+        redundant_recompute_ms=breakdown.redundant,
         repeated_collectives_ms=None,
-        predicted_step_ms=after,
+        predicted_step_ms=step_ms - breakdown.redundant,
         predicted_low_ms=max(0.0, step_ms - most),
         predicted_high_ms=step_ms - least,
-        saving_pct=100 * redundant_ms / step_ms,
-        breakdown=Breakdown(
-            forward=forward_ms,
-            recompute=recompute_ms,
-            redundant=redundant_ms,
-            backward=backward_ms,
-            optimizer=0.0,
-            other=max(0.0, step_ms - scale * sum(parts)),
-        ),
+        saving_pct=100 * breakdown.redundant / step_ms,
+        breakdown=breakdown,
         method="kernels",
-        assumptions=(
-            f"{shown}: recomputes are runs of kernels that repeat those around an attention "
-            "forward, by name. Their time, up to the next kernel, is taken off; edges of "
-            "recomputes may be off by a few kernels.",
-            "The remaining recompute is assumed to stop early, because one in the trace does."
-            if sure
-            else "Kernels do not show whether the remaining recompute stops early. The prediction "
-            "assumes half of that saving; the range covers none to all of it.",
-            "The optimizer's time is in everything else.",
-        ),
-        bare_step_ms=bare if again.any() else None,
-        bare_low_ms=max(0.0, bare - _DOUBT * (step_ms - bare)) if again.any() else None,
-        bare_high_ms=bare + _DOUBT * (step_ms - bare) if again.any() else None,
-        step_low_ms=spread[0],
-        step_high_ms=spread[1],
+        assumptions=_kernel_assumptions(facts, sure),
+        step_low_ms=min(lengths) / _NS_PER_MS if number > 1 else None,
+        step_high_ms=max(lengths) / _NS_PER_MS if number > 1 else None,
         steps=number,
+    )
+    low, high = bare - _DOUBT * (step_ms - bare), bare + _DOUBT * (step_ms - bare)
+    without = replace(cost, bare_step_ms=bare, bare_low_ms=max(0.0, low), bare_high_ms=high)
+    return without if again.any() else cost
+
+
+def _redundant(sequence: KernelSequence, doubled: bool) -> Bool:
+    """The kernels that ran again after the first time; recomputes get their ends, in place."""
+    if not doubled:
+        return np.zeros(len(sequence), np.bool_)
+    _cut(sequence)
+    _close(sequence.token, sequence.repeats)
+    return sequence.beyond_first()
+
+
+def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
+    operators = (facts.calls.kind == Kind.OP).any()
+    shown = "The operators do not show it" if operators else "No operators are in the trace"
+    return (
+        f"{shown}: recomputes are runs of kernels that repeat those around an attention "
+        "forward, by name. Their time, up to the next kernel, is taken off; edges of "
+        "recomputes may be off by a few kernels.",
+        "The remaining recompute is assumed to stop early, because one in the trace does."
+        if sure
+        else "Kernels do not show whether the remaining recompute stops early. The prediction "
+        "assumes half of that saving; the range covers none to all of it.",
+        "The optimizer's time is in everything else.",
     )
 
 
-def _left_out(
-    facts: RecomputeFacts,
-    sequence: KernelSequence,
-    repeats: Int64,
-    at: Int64,
-    events: list[str],
-) -> tuple[Bool, bool]:
+def _left_out(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[Bool, bool]:
     """The kernels that early stop leaves out of recomputes, and whether one is seen to stop so.
 
     These are the last product and the kernels that add its result, or those that shorter recomputes
     leave out.
     """
     passes = facts.attention.passes if facts.attention is not None else []
+    repeats = sequence.repeats
     found = np.zeros(len(repeats), np.bool_)
     highest = max((each.highest for each in passes), default=0)
     stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
@@ -326,7 +305,8 @@ def _left_out(
     if highest < 2 or not len(stops):
         return found, False
     begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])
-    backward = at[np.array([event == BACKWARD for event in events], np.bool_)]
+    is_backward = [event == BACKWARD for event in sequence.events]
+    backward = sequence.at[np.array(is_backward, np.bool_)]
     # Of the recomputes before one backward, that which stops early, or went furthest.
     left_out: dict[int, tuple[int, int, int]] = {}
     for group, stop in zip(backward.searchsorted(stops).tolist(), stops.tolist(), strict=True):
@@ -349,18 +329,20 @@ def _left_out(
     return found, False
 
 
-def _cut(repeats: Int64, at: Int64, events: Sequence[str]) -> None:
+def _cut(sequence: KernelSequence) -> None:
     """End each recompute before what another one begins with, in place.
 
     The backward pass goes on with products. One of them may have the name of the next kernel in the
     forward pass.
     """
-    ran = repeats >= 0
+    repeats, events, ran = sequence.repeats, sequence.events, sequence.again
     goes_on = np.zeros(len(repeats), np.bool_)
     goes_on[1:] = ran[1:] & ran[:-1] & (repeats[1:] == repeats[:-1] + 1)
     begun = np.isin(repeats, repeats[ran & ~goes_on]) & goes_on
     ends, cut = np.flatnonzero(~goes_on), -1
-    for place, event, following in zip(at.tolist(), events, (*events[1:], ""), strict=True):
+    for place, event, following in zip(
+        sequence.at.tolist(), events, (*events[1:], ""), strict=True
+    ):
         if event != RECOMPUTE or following == RECOMPUTE:
             continue
         stop = int(ends[ends.searchsorted(place + 1) :][:1].sum()) or len(repeats)
@@ -408,17 +390,6 @@ def _oftener(ran: Int64, last: int, begun: Int64) -> int:
     fewer = (after > 0) & (after < ran[last])
     number = len(fewer) if fewer.all() else int(np.argmin(fewer))
     return number if number <= _LONGEST_END else 0
-
-
-def _usual_wait(facts: RecomputeFacts, sequence: KernelSequence) -> Int64:
-    """The most that a kernel's time counts: its own, and what usually follows it, eight times.
-
-    Between steps the device may wait for long.
-    """
-    own = (facts.kernels.end - facts.kernels.start)[sequence.rows]
-    gap = np.maximum(sequence.time - own, 0)
-    usual: Int64 = own + 8 * int(median(gap)) + 1
-    return usual
 
 
 def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:

@@ -47,6 +47,7 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role, table
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
+from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
 # To end a recompute by an exception takes at most this share of it.
@@ -153,24 +154,20 @@ class Moments:
         rows, times = rows[order], times[order]
         firsts = np.flatnonzero(changes(thread[rows]))
         codes = thread[rows[firsts]].tolist()
-        self._times: dict[int, Int64] = dict(zip(codes, split(times, firsts), strict=True))
-        self._rows: dict[int, Int64] = dict(zip(codes, split(rows, firsts), strict=True))
+        both = zip(split(times, firsts), split(rows, firsts), strict=True)
+        self._of_thread: dict[int, tuple[Int64, Int64]] = dict(zip(codes, both, strict=True))
 
     def last(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The last moment at or before ``time`` and its call's row; ``otherwise`` and -1."""
-        times = self._times.get(thread, _NONE)
-        return self._at(thread, int(times.searchsorted(time, side="right")) - 1, otherwise)
+        times, rows = self._of_thread.get(thread, (_NONE, _NONE))
+        place = int(times.searchsorted(time, side="right")) - 1
+        return (int(times[place]), int(rows[place])) if place >= 0 else (otherwise, -1)
 
     def next(self, thread: int, time: int, *, otherwise: int) -> tuple[int, int]:
         """The first moment at or after ``time`` and its call's row; ``otherwise`` and -1."""
-        times = self._times.get(thread, _NONE)
-        return self._at(thread, int(times.searchsorted(time, side="left")), otherwise)
-
-    def _at(self, thread: int, place: int, otherwise: int) -> tuple[int, int]:
-        times = self._times.get(thread, _NONE)
-        if not 0 <= place < len(times):
-            return otherwise, -1
-        return int(times[place]), int(self._rows[thread][place])
+        times, rows = self._of_thread.get(thread, (_NONE, _NONE))
+        place = int(times.searchsorted(time, side="left"))
+        return (int(times[place]), int(rows[place])) if place < len(times) else (otherwise, -1)
 
 
 def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
@@ -207,12 +204,13 @@ class Context:
         self.own_passes = find_own_passes(facts, self.sequences)
         self.early_stop = find_early_stop(facts, self.sequences)
         # Nodes of reentrant checkpoints, and all nodes.
-        self.checkpoint_node = _named(facts, vocabulary.nodes_of(facts.structure.functions.names))
+        nodes = vocabulary.nodes_of(facts.structure.functions.names)
+        self.checkpoint_node = calls.where(nodes.__contains__)
         above = np.maximum(calls.parent, 0)
         node = (role == Role.FORMULA) & (role[above] == Role.BACKWARD) & (calls.parent >= 0)
         # The calls that time between operators can begin behind, and those that it can end before.
         work = here & (self.recomputed | _WORK[role])
-        ranges = (role == Role.RANGE) & ~_named(facts, frozenset({ANNOTATING}))
+        ranges = (role == Role.RANGE) & ~calls.where(ANNOTATING.__eq__)
         ranges &= here & ~self.checkpoint_node
         nodes = here & (node | self.checkpoint_node)
         self.behind = Moments(calls.thread, ((work | ranges, calls.end), (nodes, calls.start)))
@@ -266,7 +264,7 @@ class Context:
         for above in calls.above(row):
             if structure.role[above] != Role.RANGE:
                 break
-            if calls.names[calls.name[above]].startswith(REGION):
+            if calls.called(above).startswith(REGION):
                 parent = int(calls.parent[above])
                 function = parent >= 0 and parent == structure.function[above]
                 found.append(parent if function else above)
@@ -282,7 +280,7 @@ class Context:
         if parent < 0 or self.facts.structure.role[parent] != Role.RANGE:
             return 0.0
         inside = np.arange(parent + 1, annotations[0])
-        ours = [one for one in inside if calls.names[calls.name[one]] == ANNOTATING]
+        ours = [one for one in inside if calls.called(one) == ANNOTATING]
         before = calls.start[annotations[0]] - calls.start[parent]
         return float(before - calls.duration[ours].sum())
 
@@ -317,17 +315,14 @@ class Context:
 
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
-    calls = facts.calls
-    rows = np.flatnonzero(_named(facts, frozenset({ANNOTATING})))
-    return [
-        TimeEdit(int(calls.thread[row]), int(calls.start[row]), int(calls.end[row]), gone=True)
-        for row in rows
-    ]
+    return _gone(facts.calls, np.flatnonzero(facts.calls.where(ANNOTATING.__eq__)))
 
 
-def _named(facts: RecomputeFacts, names: frozenset[str]) -> Bool:
-    known = np.array([name in names for name in facts.calls.names], np.bool_)
-    return known[facts.calls.name]
+def _gone(calls: Calls, rows: Int64) -> list[TimeEdit]:
+    """The edits that take these calls out."""
+    columns = (one[rows].tolist() for one in (calls.thread, calls.start, calls.end))
+    each = zip(*columns, strict=True)
+    return [TimeEdit(thread, start, end, gone=True) for thread, start, end in each]
 
 
 class Removal:
@@ -414,13 +409,9 @@ class Removal:
         ]
 
     def _is_here(self, sequence: OpSequence) -> bool:
-        rows, first, here = (
-            sequence.again(self._facts),
-            sequence.originals(self._facts),
-            self._around.here,
-        )
-        # One after the other: four numbers are no array's work.
-        return bool(here[rows[0]] or here[rows[-1]] or here[first[0]] or here[first[-1]])
+        here = self._around.here
+        both = sequence.again(self._facts), sequence.originals(self._facts)
+        return any(here[rows[0]] or here[rows[-1]] for rows in both)
 
     # -- what goes ---------------------------------------------------------------------------
 
@@ -475,12 +466,9 @@ class Removal:
 
     def _of_functions(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
         """The copies of functions that go, and their further passes through a block."""
-        calls, here = self._facts.calls, self._around.here
         for owned in (self._around.own_copies, self._around.own_passes):
-            gone = owned.rows[np.asarray(goes, np.bool_)[owned.sequence] & here[owned.rows]]
-            times = (calls.thread[gone], calls.start[gone], calls.end[gone])
-            for thread, start, end in zip(*(one.tolist() for one in times), strict=True):
-                yield TimeEdit(thread, start, end, gone=True)
+            going = np.asarray(goes, np.bool_)[owned.sequence] & self._around.here[owned.rows]
+            yield from _gone(self._facts.calls, owned.rows[going])
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """The work of a reentrant checkpoint's node behind its nested backward pass."""

@@ -30,11 +30,9 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.cost.flops import parse_inputs
@@ -234,7 +232,7 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
     saves[makers] = True
     of_name = np.array([_saved(name) for name in calls.names], np.int8)
     saved: Int8 = of_name[calls.name] * saves
-    product = np.array([_plain(name) in _PRODUCTS for name in calls.names], np.bool_)[calls.name]
+    product = calls.where(lambda name: _plain(name) in _PRODUCTS)
     inside = role[np.maximum(calls.parent, 0)] == Role.BACKWARD
     nodes = _by_number(calls, np.flatnonzero(numbered & inside & (role == Role.FORMULA)))
     _limit(saved, calls, product, makers[product[makers]], nodes)
@@ -265,8 +263,7 @@ def _limit(saved: Int8, calls: Calls, product: Bool, made: Int64, nodes: Int64) 
     at = np.minimum(key.searchsorted(wanted), len(nodes) - 1)
     ran = key[at] == wanted
     made, node = made[ran], nodes[at[ran]]
-    before = np.concatenate(((0,), product.cumsum()))
-    saved[made] = np.minimum(saved[made], before[node + calls.size[node] + 1] - before[node])
+    saved[made] = np.minimum(saved[made], calls.sums(product, node))
 
 
 def _by_number(calls: Calls, rows: Int64) -> Int64:
@@ -341,12 +338,13 @@ class Recordings:
         calls = facts.calls
         self._facts = facts
         self._saves = saved_by(calls, facts.structure.role)
-        self._saved = _with_all_inside(calls, self._saves)
-        neutral = calls.matching(vocabulary.NEUTRAL)[calls.name]
+        every = np.arange(len(calls))
+        self._saved = calls.sums(self._saves, every)
+        neutral = calls.where(vocabulary.NEUTRAL.match)
         self._counts = (calls.kind == Kind.OP) & ~neutral
         # A number for what each operator consists of.
         of_name = np.array([crc32(name.encode()) for name in calls.names], np.int64)
-        self._way = _with_all_inside(calls, np.where(self._counts, of_name[calls.name], 0))
+        self._way = calls.sums(np.where(self._counts, of_name[calls.name], 0), every)
         # For each operator of the forward pass: the row of its first run again with gradients.
         self._run: Int32 = np.full(len(facts.calls), -1, np.int32)
         for sequence in reversed(sequences):
@@ -390,7 +388,7 @@ class Recordings:
         if graph >= 0 or not same or not len(last):
             return int(calls.end[row if graph < 0 else graph])
         inside = int(ours[last[0]])
-        before = _plain(calls.names[calls.name[inside]]) in _INPUTS_ONLY
+        before = _plain(calls.called(inside)) in _INPUTS_ONLY
         return int((calls.start if before else calls.end)[inside])
 
     def unevenness(self) -> float:
@@ -415,14 +413,7 @@ def _compiled_around(calls: Calls, row: int) -> int:
     """Row of the compiled graph around this call, which saves tensors at its end; or -1."""
     around = itertools.chain((row,), calls.above(row))
     graph = vocabulary.COMPILED_CALL.match
-    return next((one for one in around if graph(calls.names[calls.name[one]])), -1)
-
-
-def _with_all_inside(calls: Calls, values: npt.NDArray[np.integer[Any]]) -> Int64:
-    """For each call the sum over it and all inside it, which overflows where it has to."""
-    before = np.zeros(len(calls) + 1, np.int64)
-    np.cumsum(values, out=before[1:])
-    return np.asarray(before[np.arange(1, len(calls) + 1) + calls.size] - before[:-1])
+    return next((one for one in around if graph(calls.called(one))), -1)
 
 
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
@@ -449,10 +440,10 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
         sequences: The recomputes, in pieces of a kind.
     """
     alignment, structure = facts.alignment, facts.structure
-    own = find_own_work(facts.calls, structure, alignment)
+    own = find_own_work(alignment)
     ran = np.bincount(own.recompute, minlength=len(alignment.recomputes))
     copies = structure.rows(Role.OWN_WORK)
-    copies = copies[facts.calls.matching(_COPY)[facts.calls.name[copies]]]
+    copies = copies[facts.calls.names_where(_COPY.match)[facts.calls.name[copies]]]
     copies = copies[structure.engine[copies].argsort(kind="stable")]
     engine = structure.engine[copies]
     rows, owners = [copies[:0]], [copies[:0]]
@@ -531,30 +522,26 @@ class _Passes:
         self._engines = facts.structure.rows(Role.BACKWARD)
         above = facts.calls.parent[self._engines]
         self._around = np.where(above >= 0, facts.structure.engine[above], -1)
-        self._adds = facts.calls.matching(_ADDS)
+        self._adds = facts.calls.names_where(_ADDS.match)
 
     def of(self, recompute: Recompute) -> Iterator[int]:
-        node = self._node(recompute)
-        if node >= 0:
+        """By the engine's range around the function's node, if it is not torch's function."""
+        # A recompute that another node ran before belongs to the node that goes through it.
+        table = self._facts.structure.evaluations
+        through = int(table.through[recompute.again[len(recompute.again) // 2]])
+        node = int(table.row[through]) if through >= 0 else recompute.engine
+        if node >= 0 and is_of_others(self._facts.structure, node):
             yield from self._evaluated_again(node)
             yield from self._copied(node)
-
-    def _node(self, recompute: Recompute) -> int:
-        """Row of the engine's range around the function's node; -1 where there is none, or torch's.
-
-        A recompute that another node ran before belongs to the node that goes through it.
-        """
-        calls, structure = self._facts.calls, self._facts.structure
-        through = int(structure.evaluations.through[recompute.again[len(recompute.again) // 2]])
-        found = int(structure.evaluations.row[through]) if through >= 0 else recompute.engine
-        return found if found >= 0 and is_of_others(calls, structure, found) else -1
 
     def _evaluated_again(self, node: int) -> Iterator[int]:
         """All but the last evaluation of each node that the function's node evaluates again.
 
         Work of an earlier evaluation alone stays, such as a gradient that a later one leaves out.
         """
-        inside = self._nested(node)
+        begin, end = self._engines.searchsorted([node + 1, node + 1 + self._facts.calls.size[node]])
+        # Those right in it, without a range in between.
+        inside = self._engines[begin:end][self._around[begin:end] == node]
         number = self._facts.structure.number[inside]
         inside, number = inside[number >= 0], number[number >= 0]
         later: dict[int, int] = {}
@@ -575,11 +562,12 @@ class _Passes:
             return
         if operators[0] or not levels:
             return
+        called = self._facts.calls.called
         others: dict[str, list[int]] = {}
         for child in reversed(self._children(other)):
-            others.setdefault(self._name(child), []).append(child)
+            others.setdefault(called(child), []).append(child)
         for child in self._children(row):
-            alike = others.get(self._name(child))
+            alike = others.get(called(child))
             if alike:
                 yield from self._also_in(child, alike.pop(), levels - 1)
 
@@ -594,14 +582,7 @@ class _Passes:
         if calls.parent[adds] != calls.parent[node] or not self._adds[calls.name[adds]]:
             return
         inside = range(adds + 1, adds + 1 + int(calls.size[adds]))
-        yield from (row for row in inside if self._name(row) in _COPIES)
-
-    def _nested(self, node: int) -> Int64:
-        """The engine's ranges right in the range of a node, without a range in between."""
-        stop = node + 1 + int(self._facts.calls.size[node])
-        begin, end = self._engines.searchsorted([node + 1, stop])
-        inside: Int64 = self._engines[begin:end][self._around[begin:end] == node]
-        return inside
+        yield from (row for row in inside if calls.called(row) in _COPIES)
 
     def _children(self, row: int) -> list[int]:
         calls = self._facts.calls
@@ -611,8 +592,4 @@ class _Passes:
 
     def _names(self, row: int) -> Counter[str]:
         inside = range(row, row + 1 + int(self._facts.calls.size[row]))
-        return Counter(self._name(one) for one in inside)
-
-    def _name(self, row: int) -> str:
-        name: str = self._facts.calls.names[self._facts.calls.name[row]]
-        return name
+        return Counter(self._facts.calls.called(one) for one in inside)

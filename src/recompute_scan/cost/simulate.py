@@ -160,7 +160,7 @@ _NEVER = -np.inf
 def simulate_unchanged(graph: Graph) -> Float64:
     """How long each step takes as recorded, ns: to be held against ``Graph.measured``."""
     clocks = [keep_clock(thread) for thread in graph.threads]
-    return _steps(graph, _with_host_time(graph, graph.delay.copy(), clocks))
+    return _steps(graph, _with_host_time(graph, graph.edges.delay.copy(), clocks))
 
 
 def simulate(
@@ -177,14 +177,15 @@ def simulate(
         edits: What becomes of intervals of the host's time.
         overhead: What the profiler costs at each beginning or end of a call, ns.
     """
-    delay = graph.delay.copy()
+    edges = graph.edges
+    delay = edges.delay.copy()
     gone = _gone(graph, facts, edits)
-    away, behind = gone[graph.target], gone[graph.source]
+    away, behind = gone[edges.target], gone[edges.source]
     # Only the place of a removed kernel along its stream or thread is left: the one that stays
     # before says how early the next begins.
-    early = np.where(behind, 0.0, graph.early)
-    delay[away] = np.where(graph.along[away], early[away], _NEVER)
-    delay[~away] += (early - graph.early)[~away]
+    early = np.where(behind, 0.0, edges.early)
+    delay[away] = np.where(edges.along[away], early[away], _NEVER)
+    delay[~away] += (early - edges.early)[~away]
     clocks = [change_clock(thread, edits, overhead) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, delay, clocks))
 
@@ -212,10 +213,10 @@ def call_lengths(
 
 
 def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Float64:
+    edges = graph.edges
     for at, one in enumerate(clocks):
-        mine = graph.host == at
-        if mine.any():
-            delay[graph.on_host[mine]] += one.at(graph.until[mine]) - one.at(graph.since[mine])
+        mine = np.flatnonzero(edges.host == at)
+        delay[mine] += one.at(edges.until[mine]) - one.at(edges.since[mine])
     return delay
 
 
@@ -238,7 +239,7 @@ def _settle(graph: Graph, delay: Float64) -> Float64:
     """The time of each node: the latest that its edges ask for."""
     times: list[float] = graph.floor.tolist()
     for source, target, wait in zip(
-        graph.source.tolist(), graph.target.tolist(), delay.tolist(), strict=True
+        graph.edges.source.tolist(), graph.edges.target.tolist(), delay.tolist(), strict=True
     ):
         time = times[source] + wait
         if time > times[target]:
@@ -392,7 +393,7 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     other = _shares(
         structs.replace(base, overhead=base.other, steps=base.other_steps), removal, hooks
     )
-    middle = _typical(share, base)
+    middle, known = _typical(share, base), share[np.isfinite(share)]
     saved = abs(1 - middle)
     late = None
     if removal.stops_unseen:
@@ -406,7 +407,8 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         share=middle,
         doubts={
             "simulation": float(base.error),
-            "steps": _steps_doubt(share[np.isfinite(share)], saved),
+            # Of a single step nothing is known but that steps differ.
+            "steps": middle_doubt(known) if len(known) > 1 else _SINGLE * saved,
             "profiler": float(
                 np.hypot(_typical(other, base) - middle, base.unlike * saved),
             ),
@@ -418,11 +420,6 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
         },
         late=late,
     )
-
-
-def _steps_doubt(shares: Float64, saved: float) -> float:
-    """Of a single step nothing is known but that steps differ."""
-    return middle_doubt(shares) if len(shares) > 1 else _SINGLE * saved
 
 
 def middle_doubt(values: Float64) -> float:

@@ -19,12 +19,14 @@ than all its edges explain, the rest is given to the edge that came last, and co
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import astuple
 
-from recompute_scan.cost.device import Device, find_device, find_waits
+from recompute_scan.cost.device import Device, Waits, find_device, find_waits
 from recompute_scan.cost.phases import Float64
 from recompute_scan.numpy_tools import changes, split
 from recompute_scan.recompute.study import RecomputeFacts
@@ -200,9 +202,9 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
         return []
     duration = calls.duration[runtime]
     typical = _typical(calls.name[runtime], duration, len(calls.names))
-    synchronizes = calls.matching(_SYNCHRONIZE)[calls.name[runtime]]
-    copies = calls.matching(_COPY)[calls.name[runtime]]
-    whole = calls.matching(_WHOLE_DEVICE)[calls.name[runtime]]
+    synchronizes = calls.names_where(_SYNCHRONIZE.match)[calls.name[runtime]]
+    copies = calls.names_where(_COPY.match)[calls.name[runtime]]
+    whole = calls.names_where(_WHOLE_DEVICE.match)[calls.name[runtime]]
     slow = (duration > _SLOW_NS) & (duration > _SLOW * typical)
     own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
     by_end = device.end.argsort(kind="stable")
@@ -278,27 +280,60 @@ def _typical(name: Int32, duration: Int64, names: int) -> Int64:
     return median[name]
 
 
+class Edges(Struct, frozen=True):
+    """The times that must pass between two nodes, in the order of the nodes that wait.
+
+    Attributes:
+        source: The node that is waited for.
+        target: The node that waits.
+        delay: The time from the one to the other, ns.
+        along: Does it run along a stream, or a host thread?
+        early: Of one along a stream: how long before the end of the one the other began, if it
+            did, ns, negative; else 0. That much is left of the one, whatever the other is.
+        host: Position of the host thread with time that passes as well; -1 for none.
+        since: When its time begins to count, ns of the trace.
+        until: When it stops to count.
+    """
+
+    source: Int64
+    target: Int64
+    delay: Float64
+    along: Bool
+    early: Int64
+    host: Int64
+    since: Int64
+    until: Int64
+
+    @classmethod
+    def of(
+        cls, source: Int64, target: Int64, delay: Any, along: bool = False, **columns: Any
+    ) -> Edges:
+        """Some edges; a number holds for each, and no time passes on a host by default."""
+        others = {"early": 0, "host": -1, "since": 0, "until": 0} | columns
+        return cls(*np.broadcast_arrays(source, target, delay, along, *others.values()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Edges]) -> Edges:
+        """All of these in order."""
+        columns = [np.concatenate(column) for column in zip(*map(astuple, parts), strict=True)]
+        # An edge against the order would ask for what is not known yet.
+        good = np.flatnonzero(columns[0] < columns[1])
+        order = good[columns[1][good].argsort(kind="stable")]
+        return cls(*(column[order] for column in columns))
+
+
 class Graph(Struct, frozen=True):
     """Some steps of a trace as nodes and edges.
 
     Nodes are in an order in which each comes after those it waits for; node 0 is the beginning
-    of the first step. Edges are in the order of their targets.
+    of the first step.
 
     Attributes:
         threads: The host threads, cut at every call.
+        edges: What nodes wait for.
         floor: For each node the earliest time it can have, ns from the beginning: 0, and for
             kernels that were under way at the beginning the end they had.
         call: For each node the row of the call that launches its kernel, or that waits, or -1.
-        source: For each edge the node that is waited for.
-        target: For each edge the node that waits.
-        delay: For each edge the time from the one to the other, ns.
-        on_host: Positions of the edges over which a host's time passes as well.
-        host: For each of those, the position of the thread in ``threads``.
-        since: For each of those, when its time begins to count, ns of the trace.
-        until: For each of those, when it stops to count.
-        along: For each edge: does it run along a stream, or a host thread?
-        early: For each edge along a stream: how long before the end of the one the other began, if
-            it did, ns, negative; else 0. That much is left of the one, whatever the other is.
         begun: When the device has done what was launched before the first step, ns from its
             beginning: that is when the first step begins on the device.
         step_ends: For each step, the nodes that must be over when it is.
@@ -307,17 +342,9 @@ class Graph(Struct, frozen=True):
     """
 
     threads: tuple[HostThread, ...]
+    edges: Edges
     floor: Float64
     call: Int64
-    source: Int64
-    target: Int64
-    delay: Float64
-    on_host: Int64
-    host: Int64
-    since: Int64
-    until: Int64
-    along: Bool
-    early: Float64
     begun: float
     step_ends: tuple[Int64, ...]
     measured: Float64
@@ -326,85 +353,16 @@ class Graph(Struct, frozen=True):
 
 def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     """The graph of steps that follow each other, in order of time."""
-    begin, end = steps[0].start, steps[-1].end
-    main = main_thread(facts, steps[0])
-    threads = host_threads(facts.calls, steps, main)
-    position = {thread.thread: at for at, thread in enumerate(threads)}
-    device = find_device(facts, begin, end)
-    waits = find_waits(facts, device)
-    hosts = gpu_waits(facts, device, begin, end) + hand_overs(facts, threads, main)
-    hosts += [HostWait(main, step.end, step.end) for step in steps]
-    hosts.sort(key=lambda node: node.time)
-
-    # Numbers of the nodes: the beginning, then kernels and host nodes together in order.
-    kernels = len(device)
-    keys = np.concatenate([device.order, np.array([node.time for node in hosts], np.int64)])
-    kinds = np.repeat([0, 1], [kernels, len(hosts)])
-    rank = np.empty(len(keys), np.int64)
-    rank[np.lexsort((np.arange(len(keys)), kinds, keys))] = np.arange(1, len(keys) + 1)
-    of_kernel, of_host = rank[:kernels], rank[kernels:]
-    anchors = _Anchors(threads, hosts, of_host, begin)
-
-    edges = _Edges()
-    launched = np.flatnonzero(device.thread >= 0)
-    long = (device.end - device.start).astype(np.float64)
-    for code in np.unique(device.thread[launched]):
-        mine = launched[device.thread[launched] == code]
-        node, since = anchors.before(int(code), device.launched[mine])
-        host = position[int(code)], since, device.launched[mine]
-        edges.add(node, of_kernel[mine], (waits.launch + long)[mine], along=False, host=host)
-    later = np.flatnonzero(device.before >= 0)
-    edges.add(
-        of_kernel[device.before[later]],
-        of_kernel[later],
-        (waits.gap + long)[later],
-        along=True,
-        early=np.minimum(waits.gap[later], 0),
-    )
-    edges.add(
-        of_kernel[waits.source],
-        of_kernel[waits.target],
-        waits.lag + long[waits.target],
-        along=False,
-    )
-    for number, wait in zip(of_host, hosts, strict=True):
-        one = np.array([number])
-        node, since = anchors.before(wait.thread, np.array([wait.time]), strictly=True)
-        # Where the thread only waited, its own time does not count.
-        until = np.array([wait.until]) if wait.until >= 0 else since
-        own = np.array([float(wait.own)])
-        host = position[wait.thread], since, np.maximum(until, since)
-        edges.add(node, one, own, along=True, host=host)
-        lag = np.array([float(wait.lag)])
-        for waited in wait.kernels:
-            edges.add(of_kernel[[waited]], one, lag, along=False)
-        if wait.other >= 0:
-            moment = np.array([wait.at])
-            node, since = anchors.before(wait.other, moment)
-            host = position[wait.other], since, np.maximum(moment, since)
-            edges.add(node, one, lag, along=False, host=host)
-    source, target, delay, along, early, on_host, hosts_of, since, until = edges.in_order()
-    floor = np.zeros(len(keys) + 1)
-    under_way = np.flatnonzero((device.thread < 0) & (device.before < 0))
-    floor[of_kernel[under_way]] = np.maximum(device.end[under_way] - begin, 0)
-    call = np.full(len(keys) + 1, -1, np.int64)
-    call[of_kernel] = facts.kernels.launch[device.rows]
-    call[of_host] = [wait.call for wait in hosts]
-    begun = max(0, int(device.end[device.earlier].max(initial=begin)) - begin)
-    step_ends, measured = _step_ends(steps, begun, main, hosts, device, of_host, of_kernel)
+    nodes = _Nodes(facts, steps)
+    device, waits = nodes.device, find_waits(facts, nodes.device)
+    begun = max(0, int(device.end[device.earlier].max(initial=nodes.begin)) - nodes.begin)
+    edges = [*nodes.launches(waits), *nodes.device_edges(waits), *nodes.host_edges()]
+    step_ends, measured = nodes.step_ends(steps, begun)
     return Graph(
-        threads=threads,
-        floor=floor,
-        call=call,
-        source=source,
-        target=target,
-        delay=delay,
-        on_host=on_host,
-        host=hosts_of,
-        since=since,
-        until=until,
-        along=along,
-        early=early,
+        threads=nodes.threads,
+        edges=Edges.joined(edges),
+        floor=nodes.floor(),
+        call=nodes.calls(facts.kernels.launch),
         begun=float(begun),
         step_ends=step_ends,
         measured=measured,
@@ -412,104 +370,108 @@ def build_graph(facts: RecomputeFacts, steps: Sequence[StepSpan]) -> Graph:
     )
 
 
-def _step_ends(
-    steps: Sequence[StepSpan],
-    begun: int,
-    main: int,
-    hosts: Sequence[HostWait],
-    device: Device,
-    of_host: Int64,
-    of_kernel: Int64,
-) -> tuple[tuple[Int64, ...], Float64]:
-    """For each step the nodes that end it, and how long it took.
+class _Nodes:
+    """The nodes of a graph, numbered: the beginning, then kernels and hosts' moments in order."""
 
-    A step is over when its host and its kernels are. It takes the time from the end of the step
-    before to its end, so that work which the GPU still had to do is counted once. The first step
-    begins when the device has done all earlier work.
-    """
-    number_of = {
-        wait.time: int(number)
-        for wait, number in zip(hosts, of_host, strict=True)
-        if wait.thread == main and wait.until == wait.time
-    }
-    ends, over = [], [steps[0].start + begun]
-    for step in steps:
-        within = (device.launched >= step.start) & (device.launched < step.end)
-        mine = np.flatnonzero(within & ~device.earlier)
-        ends.append(np.append(of_kernel[mine], number_of[step.end]))
-        over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
-    # Differences first: nanoseconds since 1970 do not fit into a double.
-    return tuple(ends), np.diff(np.array(over, np.int64)).astype(np.float64)
+    def __init__(self, facts: RecomputeFacts, steps: Sequence[StepSpan]) -> None:
+        self.begin, end = steps[0].start, steps[-1].end
+        self._main = main = main_thread(facts, steps[0])
+        self.threads = host_threads(facts.calls, steps, main)
+        self._position = {thread.thread: at for at, thread in enumerate(self.threads)}
+        self.device = device = find_device(facts, self.begin, end)
+        hosts = gpu_waits(facts, device, self.begin, end) + hand_overs(facts, self.threads, main)
+        hosts += [HostWait(main, step.end, step.end) for step in steps]
+        self._hosts = sorted(hosts, key=lambda node: node.time)
+        keys = np.append(device.order, np.array([node.time for node in self._hosts], np.int64))
+        kinds = np.arange(len(keys)) >= len(device)
+        self._rank = np.empty(len(keys), np.int64)
+        self._rank[np.lexsort((kinds, keys))] = np.arange(1, len(keys) + 1)
+        self._of_kernel, self._of_host = np.split(self._rank, [len(device)])
+        # The last host node before any moment of a thread; the beginning is on every thread.
+        known = {thread.thread: [(self.begin, 0)] for thread in self.threads}
+        for wait, number in zip(self._hosts, self._of_host.tolist(), strict=True):
+            known[wait.thread].append((wait.time, number))
+        self._known = {code: np.array(both, np.int64).T for code, both in known.items()}
 
-
-class _Anchors:
-    """The last host node before any moment of a thread; the beginning is on every thread."""
-
-    def __init__(
-        self,
-        threads: Sequence[HostThread],
-        hosts: Sequence[HostWait],
-        of_host: Int64,
-        begin: int,
-    ) -> None:
-        times: dict[int, list[int]] = {thread.thread: [begin] for thread in threads}
-        nodes: dict[int, list[int]] = {thread.thread: [0] for thread in threads}
-        for wait, number in zip(hosts, of_host, strict=True):
-            times[wait.thread].append(wait.time)
-            nodes[wait.thread].append(int(number))
-        self._times = {code: np.array(values, np.int64) for code, values in times.items()}
-        self._nodes = {code: np.array(values, np.int64) for code, values in nodes.items()}
-
-    def before(self, thread: int, moments: Int64, *, strictly: bool = False) -> tuple[Int64, Int64]:
-        """The node, and its time in the trace."""
-        times = self._times[thread]
+    def _before(
+        self, thread: int, moments: Int64 | int, *, strictly: bool = False
+    ) -> tuple[Int64, Int64]:
+        """The last host node before, and its time in the trace."""
+        times, nodes = self._known[thread]
         at = times.searchsorted(moments, side="left" if strictly else "right") - 1
         at = np.maximum(at, 0)
-        return self._nodes[thread][at], times[at]
+        return nodes[at], times[at]
 
+    def launches(self, waits: Waits) -> Iterator[Edges]:
+        """From launching calls to kernels."""
+        device = self.device
+        long = waits.launch + (device.end - device.start).astype(np.float64)
+        for code in np.unique(device.thread[device.thread >= 0]).tolist():
+            mine = np.flatnonzero(device.thread == code)
+            launched = device.launched[mine]
+            node, since = self._before(code, launched)
+            host, kernels = self._position[code], self._of_kernel[mine]
+            yield Edges.of(node, kernels, long[mine], host=host, since=since, until=launched)
 
-class _Edges:
-    """Edges under way."""
+    def device_edges(self, waits: Waits) -> Iterator[Edges]:
+        """Along streams, and from kernel to kernel by events."""
+        device, of_kernel = self.device, self._of_kernel
+        long = (device.end - device.start).astype(np.float64)
+        later = np.flatnonzero(device.before >= 0)
+        ends, early = (waits.gap + long)[later], np.minimum(waits.gap[later], 0)
+        yield Edges.of(of_kernel[device.before[later]], of_kernel[later], ends, True, early=early)
+        by_event = waits.lag + long[waits.target]
+        yield Edges.of(of_kernel[waits.source], of_kernel[waits.target], by_event)
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[Int64, Int64, Float64, Int64, Int64, Int64, Bool, Int64]] = []
+    def host_edges(self) -> Iterator[Edges]:
+        """To the moments at which hosts go on."""
+        for number, wait in zip(self._of_host.tolist(), self._hosts, strict=True):
+            one = np.array([number])
+            node, since = self._before(wait.thread, wait.time, strictly=True)
+            # Where the thread only waited, its own time does not count.
+            until = max(wait.until, since) if wait.until >= 0 else since
+            host, own = self._position[wait.thread], float(wait.own)
+            yield Edges.of(node, one, own, True, host=host, since=since, until=until)
+            for waited in wait.kernels:
+                yield Edges.of(self._of_kernel[waited], one, float(wait.lag))
+            if wait.other >= 0:
+                node, since = self._before(wait.other, wait.at)
+                until = max(wait.at, since)
+                host, lag = self._position[wait.other], float(wait.lag)
+                yield Edges.of(node, one, lag, host=host, since=since, until=until)
 
-    def add(
-        self,
-        source: Int64,
-        target: Int64,
-        delay: Float64,
-        *,
-        along: bool,
-        early: Int64 | None = None,
-        host: tuple[int, Int64, Int64] | None = None,
-    ) -> None:
-        """Add edges; ``host`` is a thread, and since and until when its time counts."""
-        nothing = np.zeros(len(target), np.int64)
-        thread, since, until = host or (-1, nothing, nothing)
-        early = nothing if early is None else early
-        alongs = np.full(len(target), along, np.bool_)
-        self._parts.append((source, target, delay, nothing + thread, since, until, alongs, early))
+    def floor(self) -> Float64:
+        """See :class:`Graph`."""
+        device, floor = self.device, np.zeros(len(self._rank) + 1)
+        under_way = np.flatnonzero((device.thread < 0) & (device.before < 0))
+        floor[self._of_kernel[under_way]] = np.maximum(device.end[under_way] - self.begin, 0)
+        return floor
 
-    def in_order(
-        self,
-    ) -> tuple[Int64, Int64, Float64, Bool, Float64, Int64, Int64, Int64, Int64]:
-        source, target, delay, host, since, until, along, early = (
-            np.concatenate(column) for column in zip(*self._parts, strict=True)
-        )
-        # An edge against the order would ask for what is not known yet.
-        good = np.flatnonzero(source < target)
-        order = good[target[good].argsort(kind="stable")]
-        on_host = np.flatnonzero(host[order] >= 0)
-        timed = order[on_host]
-        return (
-            source[order],
-            target[order],
-            delay[order].astype(np.float64),
-            along[order],
-            early[order].astype(np.float64),
-            on_host,
-            host[timed],
-            since[timed],
-            until[timed],
-        )
+    def calls(self, launch: Int64) -> Int64:
+        """See :class:`Graph`."""
+        call = np.full(len(self._rank) + 1, -1, np.int64)
+        call[self._of_kernel] = launch[self.device.rows]
+        call[self._of_host] = [wait.call for wait in self._hosts]
+        return call
+
+    def step_ends(self, steps: Sequence[StepSpan], begun: int) -> tuple[tuple[Int64, ...], Float64]:
+        """For each step the nodes that end it, and how long it took.
+
+        A step is over when its host and its kernels are. It takes the time from the end of the step
+        before to its end, so that work which the GPU still had to do is counted once. The first
+        step begins when the device has done all earlier work.
+        """
+        device = self.device
+        number_of = {
+            wait.time: number
+            for wait, number in zip(self._hosts, self._of_host.tolist(), strict=True)
+            if wait.thread == self._main and wait.until == wait.time
+        }
+        ends, over = [], [self.begin + begun]
+        for step in steps:
+            within = (device.launched >= step.start) & (device.launched < step.end)
+            mine = np.flatnonzero(within & ~device.earlier)
+            ends.append(np.append(self._of_kernel[mine], number_of[step.end]))
+            over.append(max([step.end, over[-1], *device.end[mine].max(initial=0, keepdims=True)]))
+        # Differences first: nanoseconds since 1970 do not fit into a double.
+        return tuple(ends), np.diff(np.array(over, np.int64)).astype(np.float64)

@@ -198,8 +198,8 @@ class Checker:
         if apart == "altogether":
             inherited = self._unmatched or self._cause_of(entry)
             cause = inherited or self._difference(twin, entry, where, repeat)
-            for one in changed:
-                self._changed.setdefault((one.bits, one.shape), cause)
+            for tensor in changed:
+                self._changed.setdefault((tensor.bits, tensor.shape), cause)
             self._suspected[entry.place] = _Suspect(place, cause, inherited is None, entry)
             if entry.differentiable and self._found is None:
                 self._found = cause
@@ -210,7 +210,9 @@ class Checker:
             kind, facts = cause_between(twin, entry)
             self._aside[entry.place] = Difference(kind, where(), **facts)
         if apart == "rounding":
-            self._note_rounding(twin, entry)
+            for one, other in zip(twin.prints, entry.prints, strict=False):
+                if one is not None and other is not None and not one.same_bits(other):
+                    self.rounding = max(self.rounding or 0.0, one.distance(other) or 0.0)
             source = self._cause_of(entry)
             if source is not None:
                 self._faint[entry.place] = source  # a finer type shows it again
@@ -309,11 +311,6 @@ class Checker:
                 )
         expected = forward[self._next].kind.name if self._next < len(forward) else None
         return Difference("operators", where(), instead_of=expected)
-
-    def _note_rounding(self, twin: TapeEntry, entry: TapeEntry) -> None:
-        for one, other in zip(twin.prints, entry.prints, strict=False):
-            if one is not None and other is not None and not one.same_bits(other):
-                self.rounding = max(self.rounding or 0.0, one.distance(other) or 0.0)
 
     def _see_gradients(self, twin: TapeEntry, entry: TapeEntry, where: _Where) -> None:
         after = {one.place: one for one in entry.outside}

@@ -314,6 +314,7 @@ class Tape(Struct):
                 prints_of.append(print_)
                 if memory is not None and (key := prints.part(result)[0]) is not None:
                     memory.prints[key] = print_
+        real = any(one.is_floating_point() or one.is_complex() for one in computed)
         entry = TapeEntry(
             kind,
             tuple(prints_of),
@@ -321,7 +322,7 @@ class Tape(Struct):
             given.outside,
             call.numbers,
             call.drawing,
-            call.differentiable and (not computed or any(map(_has_gradient, computed))),
+            call.differentiable and (not computed or real),
             call.node,
             place,
             given.sources,
@@ -349,10 +350,6 @@ def _print_in(memory: _Memory, tensor: torch.Tensor, prints: Prints) -> Fingerpr
         return prints.of(tensor)
     print_ = memory.prints[key] = prints.of(tensor, memory.prints.get(key))
     return print_
-
-
-def _has_gradient(result: torch.Tensor) -> bool:
-    return result.is_floating_point() or result.is_complex()
 
 
 # The number that the next autograd node of this thread will have.
@@ -403,6 +400,36 @@ class Thread(threading.local):
         self.leaving: Any = None
 
 
+class _Call(Struct, frozen=True, gc=False):
+    """A call of an operator.
+
+    Attributes:
+        func: The operator.
+        kind: Its kind.
+        args: Its arguments.
+        named: Its arguments by name.
+        grad_mode: Whether autograd is on.
+        node: Number of the autograd node that was made last before it.
+    """
+
+    func: Any
+    kind: OperatorKind
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    grad_mode: bool
+    node: int
+
+    def repeated(self) -> Fingerprint | None:
+        """The fingerprint of its first result if it is made once more; ``None`` if it cannot be."""
+        kind = self.kind
+        # An operator of a library may do more than compute; a subclass has no memory for a kernel.
+        plain = all(is_plain(one) for one in tensors((*self.args, *self.named.values())))
+        if kind.writes or kind.may_draw or kind.foreign or not plain:
+            return None
+        again, _ = results(kind, self.func(*self.args, **self.named), self.args)
+        return fingerprint(again[0]) if again else None
+
+
 class _Arguments(Struct, frozen=True, gc=False):
     """The arguments of a call.
 
@@ -447,64 +474,53 @@ class Watch(SeeingMode):
         # Below a dispatch mode autograd is off; only subclasses and other modes could see us look.
         alone = not types and not _modes() and not function_modes()
         try:
-            grad_mode, node = torch.is_grad_enabled(), nodes_so_far() - 1
+            call = _Call(func, kind, args, named, torch.is_grad_enabled(), nodes_so_far() - 1)
             before = None
             if kind.changes:
                 try:
-                    before = unseen(self._look, kind, args, named)
+                    before = unseen(self._look, call)
                 except Exception as error:
                     self._fail(error)
             result = func(*args, **named)
             try:
                 if alone:
-                    self._note(func, kind, before, args, named, result, grad_mode, node)
+                    self._note(call, before, result)
                 else:
-                    unseen(self._note, func, kind, before, args, named, result, grad_mode, node)
+                    unseen(self._note, call, before, result)
             except Exception as error:
                 self._fail(error)
         finally:
             here.inside = False
         return result
 
-    def _look(self, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]) -> _Arguments:
+    def _look(self, call: _Call) -> _Arguments:
         """The arguments of a call: before it where it may change them, else after it."""
-        runs = self._here.runs
-        given, numbers = arguments(args, named)
+        runs, kind = self._here.runs, call.kind
+        given, numbers = arguments(call.args, call.named)
         prints = Prints(runs)
         lying = [(one, storage_of(one)) for one in given]
         known = [run.tape.look(lying, prints if kind.computes else None) for run in runs]
         if kind.writes:  # its arguments will change
             prints.let_go()
             prints = Prints(runs)
-        drawn = Drawn(given, named) if kind.may_draw else None
+        drawn = Drawn(given, call.named) if kind.may_draw else None
         return _Arguments(given, known, numbers, prints, drawn)
 
-    def _note(
-        self,
-        func: Any,
-        kind: OperatorKind,
-        before: _Arguments | None,
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-        result: Any,
-        grad_mode: bool,
-        node: int,
-    ) -> None:
+    def _note(self, call: _Call, before: _Arguments | None, result: Any) -> None:
         """Note a call that has returned on the tape of each run."""
+        kind, grad_mode = call.kind, call.grad_mode
         if before is None:
             if kind.changes:  # to look at it has failed
                 return
-            before = self._look(kind, args, named)
-
+            before = self._look(call)
         where = functools.partial(called_at, kind.name, self._name_of)
-        repeat = functools.partial(_repeat, func, kind, args, named)
         runs, prints = self._here.runs, before.prints
         # Where a run began without autograd, nothing in it is differentiated.
         if not grad_mode and True in [run.grad_mode for run in runs]:
             grad_mode = in_own_function()
         drawing = before.drawn.outcome() if before.drawn is not None else None
-        computed, others = results(kind, result, args)
-        call = OperatorCall(
+        computed, others = results(kind, result, call.args)
+        returned = OperatorCall(
             kind,
             before.numbers,
             [(one, storage_of(one)) for one in tensors((result,))],
@@ -512,13 +528,13 @@ class Watch(SeeingMode):
             others,
             drawing,
             grad_mode and kind.derives and True in [one.requires_grad for one in before.tensors],
-            node,
+            call.node,
         )
         try:
             for run, given in zip(runs, before.given, strict=True):
-                entry = run.tape.add(call, given, prints)
+                entry = run.tape.add(returned, given, prints)
                 if entry is not None:
-                    run.made(entry, where, repeat)
+                    run.made(entry, where, call.repeated)
         finally:
             prints.let_go()
 
@@ -586,14 +602,3 @@ def _has_context(frame: FrameType) -> bool:
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def _repeat(
-    func: Any, kind: OperatorKind, args: tuple[Any, ...], named: dict[str, Any]
-) -> Fingerprint | None:
-    # An operator of a library may do more than compute; a subclass has no memory for a kernel.
-    plain = all(is_plain(one) for one in tensors((*args, *named.values())))
-    if kind.writes or kind.may_draw or kind.foreign or not plain:
-        return None
-    again, _ = results(kind, func(*args, **named), args)
-    return fingerprint(again[0]) if again else None

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure, table
+from recompute_scan.recompute.roles import AGAIN, MAKES, OperatorCodes, Role, Structure
 from recompute_scan.recompute.sequences import (
     NEAR,
     SHORT_RUN,
@@ -42,7 +42,6 @@ from recompute_scan.recompute.sequences import (
     walks_of,
 )
 from recompute_scan.recompute.work import Ran, Work
-from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Ints
 
 
@@ -74,6 +73,7 @@ class Alignment(Struct, frozen=True, dict=True):
     """Every recompute of a trace, and the candidates that no part of the forward explains.
 
     Attributes:
+        structure: The roles of all calls.
         forward: Rows of all forward operators, in order of (thread, time); costless ones left
             out.
         backwards: One entry per forward row: how many backward passes went through it, or
@@ -86,6 +86,7 @@ class Alignment(Struct, frozen=True, dict=True):
         unexplained: Rows of candidates that match nothing.
     """
 
+    structure: Structure
     forward: Int64
     backwards: Int64
     passes: Int64
@@ -133,19 +134,19 @@ class Alignment(Struct, frozen=True, dict=True):
         return np.cumsum(sizes, dtype=np.int64)[:-1]
 
 
-def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alignment:
+def align(structure: Structure, work: Work, starts: Int64) -> Alignment:
     """Match every candidate sequence with the forward pass.
 
     Args:
-        calls: The trace's calls.
         structure: Their roles.
         work: Their work on the device; shows operators that were entered but did nothing.
         starts: Start of each step in ns, ascending; a recompute repeats work of the same step.
     """
-    neutral = calls.matching(vocabulary.NEUTRAL)[calls.name]
+    calls = structure.calls
+    neutral = calls.where(vocabulary.NEUTRAL.match)
     forward = np.flatnonzero((structure.role == Role.FORWARD) & ~neutral)
     candidates = np.flatnonzero(AGAIN[structure.role] & ~neutral)
-    matcher = Matcher(calls, structure, forward, candidates, starts)
+    matcher = Matcher(structure, forward, candidates, starts)
     matches, unexplained = _match_all(matcher, {})
     heights = _heights(matcher, matches)
     if heights:
@@ -154,6 +155,7 @@ def align(calls: Calls, structure: Structure, work: Work, starts: Int64) -> Alig
     recomputes = _without_looks(recomputes, structure, matcher)
     backwards, passes = matcher.anchors.count_passes(recomputes)
     return Alignment(
+        structure=structure,
         forward=forward,
         backwards=backwards,
         passes=passes,
@@ -263,10 +265,6 @@ def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
     return heights
 
 
-# These make the nodes that ask for recomputes.
-_MAKES = AGAIN | table(Role.FORWARD, Role.RANGE)
-
-
 class Anchor(Struct, frozen=True):
     """Where a sequence is expected: places in the forward sequence.
 
@@ -281,8 +279,8 @@ class Anchor(Struct, frozen=True):
 class Anchors:
     """Finds the anchor of an engine range, and knows what has been matched so far."""
 
-    def __init__(self, calls: Calls, structure: Structure, forward: Int64, engines: Int64) -> None:
-        self._calls = calls
+    def __init__(self, structure: Structure, forward: Int64, engines: Int64) -> None:
+        self._calls = calls = structure.calls
         self._structure = structure
         self._forward = forward
         self._origin = np.full(len(calls), -1, np.int32)
@@ -318,7 +316,7 @@ class Anchors:
         around = np.append(table.made_in, -1)[table.parent]
         mine = (maker >= 0) & (table.of[maker] == around)
         made = np.where(structure.top[maker] >= 0, structure.top[maker], maker)
-        return np.where(mine & _MAKES[structure.role[made]], made, -1).astype(np.int64)
+        return np.where(mine & MAKES[structure.role[made]], made, -1).astype(np.int64)
 
     def _place(self, row: int, engine: int) -> Anchor | None:
         """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
@@ -378,18 +376,15 @@ class Anchors:
 
     def _owners(self) -> Int64:
         """For each forward operator: its row, or the row of the outermost function around it."""
-        outermost = self._outermost_function(self._structure.function[self._forward])
-        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
-
-    def _outermost_function(self, function: Ints) -> Ints:
-        outermost: Ints = function.copy()
+        function, parent = self._structure.function, self._calls.parent
+        outermost: Ints = function[self._forward]
         for _ in range(64):
-            parents = np.where(outermost >= 0, self._calls.parent[outermost], -1)
-            above = np.where(parents >= 0, self._structure.function[parents], -1)
+            parents = np.where(outermost >= 0, parent[outermost], -1)
+            above = np.where(parents >= 0, function[parents], -1)
             if not (above >= 0).any():
                 break
             outermost = np.where(above >= 0, above, outermost)
-        return outermost
+        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
 
 
 class NodeSequence(Struct, frozen=True):
@@ -418,8 +413,7 @@ class Matcher:
     """Matches the sequences of one trace with its forward pass.
 
     Args:
-        calls: The trace's calls.
-        structure: Their roles.
+        structure: The roles of all calls.
         forward: Rows of the operators of the forward pass.
         candidates: Rows of the operators that could be recomputes.
         starts: Start of each step in ns, ascending.
@@ -432,10 +426,10 @@ class Matcher:
     """
 
     def __init__(
-        self, calls: Calls, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
+        self, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
     ) -> None:
         self.forward = forward
-        self._calls = calls
+        self._calls = calls = structure.calls
         self.structure = structure
         code = self._code = OperatorCodes(calls)
         self._sequence = ForwardSequence(code[forward])
@@ -445,7 +439,7 @@ class Matcher:
         self._first_number = int(numbers[numbers >= 0].min(initial=2**31 - 1))
         self.sequences = self._list_sequences(candidates, starts, code)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
-        self.anchors = Anchors(calls, structure, forward, engines)
+        self.anchors = Anchors(structure, forward, engines)
         self._following = self._find_following(engines)
 
     def _find_following(self, engines: Int64) -> Int64:
@@ -514,9 +508,10 @@ class Matcher:
         anchor = self.anchors.find(engine)
         checkpoint_node = bool(self.structure.checkpoint_node[engine])
         before = 0 <= self.structure.number[engine] < self._first_number
+        function = vocabulary.function_of(self._calls.called(engine))
         if anchor is None and before and self._one_thread and not checkpoint_node:
             return []
-        if checkpoint_node and self._goes_in_parts(engine):
+        if checkpoint_node and function in self.structure.functions.in_parts:
             if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
                 whole = self._once_each(node, anchor)
                 if whole:
@@ -533,13 +528,13 @@ class Matcher:
         own = walks[-1:] if checkpoint_node else []
         # The node's recompute of its function comes last. Before it, an outer checkpoint can
         # have run the function, and a few operators the unpacking of the node's inputs.
-        others = [walk for walk in walks[:-1] if not _unpacks(node, walk)] if own else walks
+        others = [
+            walk
+            for walk in (walks[:-1] if own else walks)
+            if not own or len(walk.at) >= SHORT_RUN or node.function[walk.at[0]] >= 0
+        ]
         walks = [*self._sequence.in_order(node.codes, others), *own]
         return [self._matched(node, walk) for walk in walks]
-
-    def _goes_in_parts(self, engine: int) -> bool:
-        name = vocabulary.function_of(self._calls.names[self._calls.name[engine]])
-        return name in self.structure.functions.in_parts
 
     def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[Recompute]:
         """The operators that a function ran again part by part, in any order, each once.
@@ -628,7 +623,3 @@ def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64
             return None
         places[here] = np.resize(there, len(here))
     return places if 2 * np.count_nonzero(places < 0) < len(places) else None
-
-
-def _unpacks(node: NodeSequence, walk: Walk) -> bool:
-    return bool(node.function[walk.at[0]] < 0) and len(walk.at) < SHORT_RUN

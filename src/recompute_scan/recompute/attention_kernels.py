@@ -29,15 +29,13 @@ from recompute_scan.recompute.kernel_order import (
     RECOMPUTE,
     KernelSequence,
     Pass,
-    kernel_sequence,
     passes_by_order,
     passes_by_thread,
-    recomputed,
-    spans_beside,
     with_recomputes,
 )
 from recompute_scan.recompute.roles import Structure
 from recompute_scan.recompute.verdict import Judgement
+from recompute_scan.result import Family
 from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
 
@@ -194,27 +192,6 @@ NAMED_STEP = re.compile(r"(train(ing)?[ _]?)?(step|iter|iteration)[ _#:=]*(\d+)$
 Roles = dict[int, tuple[str, Direction]]
 
 
-class FamilyCount(Struct, frozen=True):
-    """Main kernels of one family in all steps: of the forward pass, recomputed, backward.
-
-    Where threads do not separate recomputes from the forward pass, each backward is taken to
-    have had one forward, and the forwards beyond those to have run again.
-
-    Attributes:
-        name: The family.
-        forward: Kernels of the forward pass.
-        again: Kernels that ran again.
-        backward: Kernels of the backward pass.
-        again_ns: Device time of those that ran again.
-    """
-
-    name: str
-    forward: int
-    again: int
-    backward: int
-    again_ns: float
-
-
 class KernelStep(Struct, frozen=True):
     """Attention in one step, or in the whole recording where nothing marks steps.
 
@@ -239,7 +216,10 @@ class KernelEvidence(Struct, frozen=True):
     """The recomputes that attention's kernels show in one trace.
 
     Attributes:
-        families: Families that ran in the counted steps.
+        families: Families that ran in the counted steps, per step that holds an attention
+            backward; their times count the main kernels only. Where threads do not separate
+            recomputes from the forward pass, each backward is taken to have had one forward, and
+            the forwards beyond those to have run again.
         steps: Steps that hold an attention backward.
         steps_marked: Whether the trace marks its steps.
         by_thread: Whether the launching thread separated recomputes from the forward pass,
@@ -249,7 +229,7 @@ class KernelEvidence(Struct, frozen=True):
         events: What each of these is, as :mod:`recompute_scan.recompute.kernel_order` spells.
     """
 
-    families: tuple[FamilyCount, ...]
+    families: tuple[Family, ...]
     steps: tuple[KernelStep, ...]
     steps_marked: bool
     by_thread: bool
@@ -261,6 +241,14 @@ class KernelEvidence(Struct, frozen=True):
     def passes(self) -> list[Pass]:
         """All backward passes that could be read."""
         return [each for step in self.steps for each in step.passes or ()]
+
+    def sequence(self, trace: Trace, kernels: Kernels) -> KernelSequence | None:
+        """All kernels around attention's; ``None`` where recomputes are not known among these."""
+        events = with_recomputes(self.events, self.passes)
+        if events is None or self.judgement.verdict == "inconclusive":
+            return None
+        highest = int(self.judgement.highest or 0)
+        return KernelSequence(trace, kernels, self.rows, events, highest)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -311,7 +299,8 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         return None
     forward_pass = _of_forward_pass(calls, kernels.launch[rows], backward) if launched else None
     events = _spelled(backward, forward_pass)
-    marked = _marked_steps(calls) if launched else []
+    find = find_steps if marks_steps(calls) else _named_steps
+    marked = find(calls) if launched else []
     steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
     step = step_of(steps, when)
     parted = _parted(trace, kernels, rows, beside)
@@ -327,15 +316,10 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         for place in of_step
         if place >= 0 and backward[of_step[place]].any()
     )
-    inside = np.flatnonzero(step >= 0)
-    times = (kernels.end - kernels.start)[rows]
-    return KernelEvidence(
-        families=_count_families(
-            [mine[row][0] for row in inside],
-            [events[row] for row in inside],
-            times[inside].tolist(),
-            forward_pass is not None,
-        ),
+    times = kernels.time[rows].tolist()
+    inside = [(mine[row][0], events[row], times[row]) for row in np.flatnonzero(step >= 0)]
+    evidence = KernelEvidence(
+        families=_count_families(inside, forward_pass is not None, max(1, len(found))),
         steps=found,
         steps_marked=bool(marked),
         by_thread=forward_pass is not None,
@@ -343,17 +327,19 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
         rows=rows,
         events=tuple(events),
     )
+    return _settled(trace, kernels, evidence)
 
 
-def hides_backward(trace: Trace, calls: Calls, structure: Structure, kernels: Kernels) -> bool:
+def hides_backward(trace: Trace, structure: Structure, kernels: Kernels) -> bool:
     """Do graph launches hold most of the backward pass's device time, or attention's backward?
 
     What a graph runs has no operators in the trace, so they show the smaller part.
     """
+    calls = structure.calls
     launched = kernels.launch >= 0
     launch, event = kernels.launch[launched], kernels.event[launched]
-    time = (kernels.end - kernels.start)[launched]
-    graph = calls.matching(GRAPH_LAUNCH)[calls.name[launch]]
+    time = kernels.time[launched]
+    graph = calls.names_where(GRAPH_LAUNCH.match)[calls.name[launch]]
     if not graph.any():
         return False
     in_backward = structure.engine[launch] >= 0
@@ -393,17 +379,13 @@ def _parted(trace: Trace, kernels: Kernels, rows: Int64, named: Int64) -> list[f
     return [frozenset(name[start:stop].tolist()) for start, stop in both]
 
 
-def _marked_steps(calls: Calls) -> list[StepSpan]:
-    return find_steps(calls) if marks_steps(calls) else _named_steps(calls)
-
-
 def _named_steps(calls: Calls) -> list[StepSpan]:
     """Steps marked by ranges of the user's own, where these follow each other."""
     rows = calls.named(NAMED_STEP)
     rows = rows[calls.start[rows].argsort(kind="stable")]
     if not len(rows) or (calls.start[rows[1:]] < calls.end[rows[:-1]]).any():
         return []
-    numbers = (NAMED_STEP.match(calls.names[calls.name[row]]) for row in rows)
+    numbers = (NAMED_STEP.match(calls.called(row)) for row in rows)
     return [
         StepSpan(int(number[4][-9:]), int(calls.start[row]), int(calls.end[row]))
         for row, number in zip(rows, numbers, strict=True)
@@ -445,21 +427,23 @@ def _read_step(
 
 
 def _count_families(
-    names: list[str], events: list[str], times: list[int], by_thread: bool
-) -> tuple[FamilyCount, ...]:
+    kernels: Sequence[tuple[str, str, int]], by_thread: bool, steps: int
+) -> tuple[Family, ...]:
+    """The families of some kernels, each with its family, event and time, ns."""
     counts, spent = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for name, event, time in zip(names, events, times, strict=True):
+    for name, event, time in kernels:
         counts[name, event] += 1
         spent[name, event] += time
     found = []
-    for name in sorted(set(names)):
+    for name in sorted({name for name, _ in counts}):
         forward, again, backward = (counts[name, event] for event in (FORWARD, RECOMPUTE, BACKWARD))
         again_ns = float(spent[name, RECOMPUTE])
         if not by_thread and forward > backward > 0:
             again = forward - backward
             again_ns = spent[name, FORWARD] * again / forward
             forward = backward
-        found.append(FamilyCount(name, forward, again, backward, again_ns))
+        per_step = (forward / steps, again / steps, backward / steps, again_ns / 1e6 / steps)
+        found.append(Family(name, "attention", *per_step))
     return tuple(found)
 
 
@@ -488,52 +472,37 @@ _MOST_PRODUCTS = 2.1
 _ATTENTION = re.compile(r"flash|attn|attention|fmha|sdpa", re.I)
 
 
-def settle(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
+def _settled(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvidence:
     """The evidence, or ``inconclusive`` where the kernels around attention do not agree with it.
 
     A checkpoint around attention alone, or one that keeps the results of matrix products, runs
     attention again as one around the whole layer does. More products than gradients take are
     recomputes of operators without attention.
     """
-    if found.judgement.verdict == "inconclusive":
+    sequence = found.sequence(trace, kernels)
+    if sequence is None:
         return found
-    sequence = kernel_sequence(trace, kernels, found.rows)
-    at = sequence.places(found.rows)
-    events = with_recomputes(found.events, found.passes)
-    if events is None:
-        return found
-    highest = int(found.judgement.highest or 0)
-    repeats = recomputed(sequence, at, events, highest)
-    if highest < 2 and more_products(trace, sequence, at, events, repeats >= 0):
-        return _unsettled(
-            found,
+    reason = None
+    if (found.judgement.highest or 0) < 2 and more_products(trace, sequence):
+        reason = (
             "The backward pass runs more matrix products than gradients need: some may be "
-            "recomputes.",
+            "recomputes."
         )
-    if not highest:
-        return found
-    again = repeats >= 0
-    forwards = [int(row) for row, event in zip(at, events, strict=True) if event == FORWARD]
-    number = sum(event == RECOMPUTE for event in events)
-    between = np.diff(forwards)
-    if found.judgement.verdict != "full" or not number or not len(between):
-        return found
-    if again.sum() >= _WHOLE * median(between) * number:
-        return found
-    return _unsettled(
-        found,
-        "Attention runs again, and most of the kernels around do not: a checkpoint that keeps "
-        "results looks like one with kernels in another order.",
-    )
+    elif found.judgement.verdict == "full":
+        is_forward, is_again = (
+            np.array([one == event for one in sequence.events], np.bool_)
+            for event in (FORWARD, RECOMPUTE)
+        )
+        between = np.diff(sequence.at[is_forward])
+        if len(between) and sequence.again.sum() < _WHOLE * median(between) * is_again.sum():
+            reason = (
+                "Attention runs again, and most of the kernels around do not: a checkpoint that "
+                "keeps results looks like one with kernels in another order."
+            )
+    return replace(found, judgement=Judgement("inconclusive", reason)) if reason else found
 
 
-def _unsettled(found: KernelEvidence, reason: str) -> KernelEvidence:
-    return replace(found, judgement=Judgement("inconclusive", reason))
-
-
-def more_products(
-    trace: Trace, sequence: KernelSequence, at: Int64, events: Sequence[str], again: Bool
-) -> bool:
+def more_products(trace: Trace, sequence: KernelSequence) -> bool:
     """Are there more products in the backward pass, except recomputed ones, than gradients take?
 
     Between its first counted kernel and its last the backward pass goes through the same
@@ -546,12 +515,10 @@ def more_products(
         bool(PRODUCT.search(name) and not (_ATTENTION.search(name) or NAMED_BACKWARD.search(name)))
         for name in trace.names
     ]
-    products = np.array(untold, np.bool_)[sequence.token] & ~again
-    forward, backward = (
-        int(products[one].sum()) for one in spans_beside(at, events, len(products))
-    )
+    products = np.array(untold, np.bool_)[sequence.token] & ~sequence.again
+    forward, backward = (int(products[one].sum()) for one in sequence.spans())
     # A second loss goes through the same layers again: counted is from one event to the next.
-    counted = [event for event in events if event != RECOMPUTE]
+    counted = [event for event in sequence.events if event != RECOMPUTE]
     steps = Counter(pair for pair in pairwise(counted) if len(set(pair)) == 1)
     way, back = steps[FORWARD, FORWARD], steps[BACKWARD, BACKWARD]
     return backward * way > _MOST_PRODUCTS * forward * back > 0

@@ -1,8 +1,6 @@
-"""Where a checkpoint begins and ends, and which checkpoints share a boundary.
+"""Where checkpoints begin and end in the forward pass, by annotations or by recomputes.
 
-The checkpoints of one boundary, distinguished by the calls that their recomputes hold.
-
-Checkpointed sequences of the forward pass, from annotations or from recomputes, as a forest.
+Checkpoints that share a boundary are distinguished by the calls that their recomputes hold.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import cast, get_args
 
 import numpy as np
 from msgspec import Struct
@@ -26,7 +25,7 @@ from recompute_scan.annotations import (
 )
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment, Recompute
-from recompute_scan.recompute.by_design import find_own_work
+from recompute_scan.recompute.by_design import find_own_work, functions_around
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls
@@ -77,36 +76,33 @@ class Annotations(Struct, frozen=True):
     in_hooks: int = 0
 
 
-def read_annotations(
-    calls: Calls, structure: Structure, alignment: Alignment
-) -> Annotations | None:
+def read_annotations(alignment: Alignment) -> Annotations | None:
     """The annotations of the trace, or ``None`` where the run wrapper left none."""
+    calls, structure = alignment.structure.calls, alignment.structure
     regions = calls.named(re.compile(re.escape(REGION)))
     recomputes = calls.named(ANY_RECOMPUTE)
     if not len(regions):
         return None
-    times: dict[int, int] = {}
-    for row in recomputes:
-        call = parse_recompute(calls.names[calls.name[row]])
-        if call is not None:
-            times[call] = times.get(call, 0) + 1
+    times = Counter(parse_recompute(calls.called(row)) for row in recomputes)
+    known = {row: parse_region(calls.called(row)) for row in regions.tolist()}
+    # The script's own functions without a marked recompute.
+    unmarked = [row for row, one in known.items() if one and one.function and not times[one.call]]
     matched, original = alignment.again, alignment.original
     inside, around = calls.inside(recomputes), _innermost(calls, regions)[original]
     # A hook, say, ran the block of a function again, and not the function's node.
-    elsewhere = ~inside[matched] & np.isin(around, _unmarked(calls, regions, times))
+    elsewhere = ~inside[matched] & np.isin(around, unmarked)
     regions = regions[~np.isin(regions, around[elsewhere])]
     if not len(regions):
         return None
     marked = []
-    for row in regions[structure.engine[regions] < 0]:
-        annotation = parse_region(calls.names[calls.name[row]])
+    for row in regions[structure.engine[regions] < 0].tolist():
+        annotation = known[row]
         first = int(alignment.forward.searchsorted(row))
         last = int(alignment.forward.searchsorted(row + calls.size[row], side="right")) - 1
         if annotation is not None and last >= first:
-            marked.append(
-                AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
-            )
-    marked += _switched_on_later(calls, regions[inside[regions]], times, alignment, marked)
+            marked.append(AnnotatedCall(annotation, row, first, last, times[annotation.call]))
+    later = {row: one for row in regions[inside[regions]].tolist() if (one := known[row])}
+    marked += _switched_on_later(alignment, later, times, marked)
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
     beside = structure.function[original] > around
@@ -122,20 +118,15 @@ def read_annotations(
         disagreeing=int((~inside[matched] & ~beside & ~elsewhere & ~alignment.by_design).sum())
         + len(unexplained),
         recomputed=len(matched),
-        mechanisms=frozenset(
-            annotation.mechanism
-            for row in regions
-            if (annotation := parse_region(calls.names[calls.name[row]])) is not None
-        ),
+        mechanisms=frozenset(one.mechanism for row in regions.tolist() if (one := known[row])),
         in_hooks=int(np.count_nonzero((structure.engine[regions] >= 0) & ~inside[regions])),
     )
 
 
 def _switched_on_later(
-    calls: Calls,
-    regions: Int64,
-    times: dict[int, int],
     alignment: Alignment,
+    regions: dict[int, RegionAnnotation],
+    times: Counter[int | None],
     marked: Sequence[AnnotatedCall],
 ) -> list[AnnotatedCall]:
     """The checkpoints that a recompute had around work which its forward pass ran without them.
@@ -143,35 +134,18 @@ def _switched_on_later(
     A layer that checkpoints itself only where gradients are recorded does so in the recompute of a
     reentrant checkpoint, whose first run records none.
     """
+    calls = alignment.structure.calls
     there = {(each.annotation.site, each.annotation.module, each.first) for each in marked}
     order = alignment.again.argsort(kind="stable")
-    again = alignment.again[order]
-    found = []
-    for row in regions.tolist():
-        annotation = parse_region(calls.names[calls.name[row]])
-        if annotation is None or annotation.call not in times:
-            continue
+    again, found = alignment.again[order], []
+    for row, one in regions.items():
         begin, end = again.searchsorted((row, row + int(calls.size[row]) + 1)).tolist()
         places = alignment.forward.searchsorted(np.sort(alignment.original[order[begin:end]]))
-        if len(places) and (annotation.site, annotation.module, places[0]) not in there:
-            there.add((annotation.site, annotation.module, places[0]))
-            call = AnnotatedCall(
-                annotation, row, int(places[0]), int(places[-1]), times[annotation.call]
-            )
-            found.append(call)
+        if times[one.call] and len(places) and (one.site, one.module, places[0]) not in there:
+            there.add((one.site, one.module, places[0]))
+            first, last = int(places[0]), int(places[-1])
+            found.append(AnnotatedCall(one, row, first, last, times[one.call]))
     return found
-
-
-def _unmarked(calls: Calls, regions: Int64, times: dict[int, int]) -> Int64:
-    """The regions of the script's own functions without a marked recompute."""
-    found = [
-        row
-        for row in regions.tolist()
-        if (annotation := parse_region(calls.names[calls.name[row]])) is not None
-        and annotation.function
-        and not times.get(annotation.call)
-    ]
-    return np.array(found, np.int64)
 
 
 def recomputed_calls(
@@ -182,19 +156,20 @@ def recomputed_calls(
     by_number = {call.annotation.call: call.annotation for call in known}
     found = []
     for row in rows:
-        numbers = (parse_recompute(calls.names[calls.name[above]]) for above in calls.above(row))
+        numbers = (parse_recompute(calls.called(above)) for above in calls.above(row))
         found.append(by_number.get(next((number for number in numbers if number is not None), 0)))
     return found
 
 
-def unmarked_functions(calls: Calls, structure: Structure, annotations: Annotations) -> list[int]:
+def unmarked_functions(structure: Structure, annotations: Annotations) -> list[int]:
     """Rows of the calls of checkpoint functions in the forward pass that bear no annotation of
     their own.
 
     A function's annotation stands directly in its call.
     """
+    calls = structure.calls
     own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
-    own &= np.array([name != vocabulary.TORCHS_FUNCTION for name in calls.names])[calls.name]
+    own &= ~calls.where(vocabulary.TORCHS_FUNCTION.__eq__)
     marked = {
         int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
     }
@@ -215,21 +190,20 @@ class MarkedCounts(Struct, frozen=True):
     differing: tuple[str, ...]
 
 
-def count_by_marks(
-    calls: Calls, structure: Structure, alignment: Alignment, annotations: Annotations
-) -> MarkedCounts | None:
+def count_by_marks(alignment: Alignment, annotations: Annotations) -> MarkedCounts | None:
     """The counts of the annotations; ``None`` where they do not show them.
 
     One annotation is one recompute of all that its call holds, unless another checkpoint is around
     the call or within it, the call keeps some results, or a function without annotations runs work
     again.
     """
+    calls, structure = alignment.structure.calls, alignment.structure
     regions = calls.named(re.compile(re.escape(REGION)))
     alone = all(call.annotation.depth == 0 for call in annotations.calls)
     kept = any(SELECTIVE in call.annotation.options.split(",") for call in annotations.calls)
     if not alone or kept or (structure.engine[regions] >= 0).any():
         return None
-    if unmarked_functions(calls, structure, annotations):
+    if unmarked_functions(structure, annotations):
         return None
     inside = calls.inside(calls.named(ANY_RECOMPUTE))
     if any(not (each.by_design or inside[each.again].any()) for each in alignment.recomputes):
@@ -354,16 +328,15 @@ def _variants(count: int, inside: Counter[int]) -> list[Variant | None]:
 class FunctionsAround:
     """The calls of checkpoint functions around some operators and little else."""
 
-    def __init__(self, calls: Calls, structure: Structure, recomputes: Sequence[Recompute]) -> None:
-        self._calls = calls
-        self._function = structure.function
+    def __init__(self, structure: Structure, recomputes: Sequence[Recompute]) -> None:
+        self._calls, self._structure = structure.calls, structure
         self._forward = np.unique(np.concatenate([each.original for each in recomputes]))
         self._again = np.sort(np.concatenate([each.again for each in recomputes]))
 
     def first_runs(self, rows: Int64) -> list[str]:
         """Names of those around these operators of the forward pass, in order; outermost first."""
         around = list(self._around(rows, self._forward))
-        return [self._calls.names[self._calls.name[call]] for call in reversed(around)]
+        return [self._calls.called(call) for call in reversed(around)]
 
     def recomputed(self, rows: Int64) -> int:
         """How many are around these of a recompute, in order."""
@@ -371,22 +344,19 @@ class FunctionsAround:
 
     def names(self, recomputes: list[Recompute]) -> list[str]:
         """Names of the functions that hold some first run, except torch's."""
-        functions = np.concatenate([self._function[each.original] for each in recomputes])
-        rows = sorted({*functions.tolist()} - {-1})
-        names = (self._calls.names[self._calls.name[row]] for row in rows)
+        originals = np.concatenate([each.original for each in recomputes])
+        rows = sorted({*self._structure.function[originals].tolist()} - {-1})
+        names = (self._calls.called(row) for row in rows)
         return [name for name in names if name != vocabulary.TORCHS_FUNCTION]
 
     def _around(self, rows: Int64, every: Int64) -> Iterator[int]:
         """Rows of the calls, innermost first."""
         first, last = every.searchsorted(rows[[0, -1]]).tolist()
-        call = int(self._function[rows[len(rows) // 2]])
-        while call >= 0:
+        for call in functions_around(self._structure, int(rows[len(rows) // 2])):
             stop = call + int(self._calls.size[call]) + 1
             begin, end = every.searchsorted((call, stop)).tolist()
             if same_boundary((first, last), (begin, end - 1)):
                 yield call
-            above = int(self._calls.parent[call])
-            call = int(self._function[above]) if above >= 0 else -1
 
 
 class Span(Struct, frozen=True):
@@ -415,18 +385,17 @@ class Node(Struct, frozen=True):
     children: tuple[Node, ...]
 
 
-def spans_from_annotations(
-    calls: Calls, structure: Structure, annotations: Annotations
-) -> list[Span]:
+def spans_from_annotations(structure: Structure, annotations: Annotations) -> list[Span]:
     """One span per annotated boundary, and per call of a function without one, in forward order."""
+    calls = structure.calls
     in_parts = structure.functions.in_parts
     spans = [(call.row, _marked(call, in_parts)) for call in annotations.calls]
-    for row in unmarked_functions(calls, structure, annotations):
+    for row in unmarked_functions(structure, annotations):
         first, last = np.searchsorted(
             annotations.forward, (row, row + int(calls.size[row]) + 1)
         ).tolist()
         if last > first:
-            name = calls.names[calls.name[row]]
+            name = calls.called(row)
             own = of_function(Checkpoint(0, "reentrant"), name, in_parts)
             spans.append((row, Span(first, last - 1, (own,))))
     return merge([span for _, span in sorted(spans, key=lambda item: item[0])])
@@ -434,11 +403,12 @@ def spans_from_annotations(
 
 def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
     options = [one for one in call.annotation.options.split(",") if one]
+    variant = call.annotation.variant
     if call.annotation.function in in_parts:
         options.append(IN_PARTS)
     checkpoint = Checkpoint(
         depth=call.annotation.depth,
-        variant=_variant(call.annotation.variant),
+        variant=cast("Variant", variant) if variant in get_args(Variant) else None,
         mechanism=call.annotation.mechanism or None,
         call_site=call.annotation.site or None,
         options=tuple(options),
@@ -453,12 +423,13 @@ def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
     )
 
 
-def spans_from_recomputes(calls: Calls, structure: Structure, alignment: Alignment) -> list[Span]:
+def spans_from_recomputes(alignment: Alignment) -> list[Span]:
     """One span per recomputed boundary, in forward order, with the checkpoints that ranges show."""
     if not alignment.recomputes:
         return []
-    recomputes = _of_blocks(calls, structure, alignment)
-    around = FunctionsAround(calls, structure, recomputes)
+    recomputes = _of_blocks(alignment)
+    structure = alignment.structure
+    around = FunctionsAround(structure, recomputes)
     intervals = []
     for recompute in recomputes:
         places = alignment.forward.searchsorted(recompute.original)
@@ -520,17 +491,9 @@ def merge(spans: list[Span]) -> list[Span]:
     return merged
 
 
-def _variant(text: str) -> Variant | None:
-    if text == "reentrant":
-        return "reentrant"
-    if text == "non-reentrant":
-        return "non-reentrant"
-    return None
-
-
-def _of_blocks(calls: Calls, structure: Structure, alignment: Alignment) -> list[Recompute]:
+def _of_blocks(alignment: Alignment) -> list[Recompute]:
     """The recomputes without the own work of the functions inside them."""
-    own = find_own_work(calls, structure, alignment).rows
+    own = find_own_work(alignment).rows
     if not len(own):
         return list(alignment.recomputes)
     found = []

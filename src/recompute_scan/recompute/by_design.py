@@ -21,7 +21,7 @@ makes the layer reversible, and no switch can take it out.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,34 +70,30 @@ class DesignedRun(Struct, frozen=True):
 
 
 def find_by_design(
-    trace: Trace, calls: Calls, structure: Structure, kernels: Kernels, matched: Int64
+    trace: Trace, structure: Structure, kernels: Kernels, matched: Int64
 ) -> tuple[DesignedRun, ...]:
     """The functions that run again in other functions' gradients, by time.
 
-    Args:
-        trace: The trace.
-        calls: Its calls.
-        structure: Their roles.
-        kernels: Device work with its launches.
-        matched: Rows of operators that are recomputes of a checkpoint already.
+    Operators in ``matched`` are recomputes of a checkpoint already.
     """
-    functions = _functions(calls, structure)
+    calls = structure.calls
+    functions = _functions(structure)
     if not functions:
         return ()
     code = {name: at for at, name in enumerate(calls.names)}
-    explained = calls.within(matched)
     operator = calls.kind == Kind.OP
-    launched = _Launched(trace, calls, kernels)
-    # Rows of calls outside any backward pass, and inside by the function that made the node.
-    outside: dict[str, Int64] = {}
-    inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for name in functions:
-        rows = np.flatnonzero((calls.name == code[name]) & operator)
-        engine = structure.engine[rows]
-        outside[name] = rows[engine < 0]
-        for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
-            if around >= 0 and not explained[row]:
-                inside[name][vocabulary.function_of(calls.names[calls.name[around]])].append(row)
+    launched = np.flatnonzero(kernels.launch >= 0)
+    launch, time = kernels.launch[launched], kernels.time[launched]
+    named = trace.name[kernels.event[launched]]
+
+    def shows_more(rows: Int64, nodes: Int64) -> bool:
+        """Has a function's call work that its own gradient has not? Kernels, or else operators."""
+        both = [calls.within(one)[launch] for one in (rows, nodes)]
+        if both[0].any():
+            return not np.isin(named[both[0]], named[both[1]]).all()
+        return not _work(calls, rows) <= _work(calls, nodes)
+
+    outside, inside = _calls_of(structure, functions, matched)
     found = []
     for name, places in inside.items():
         others = {
@@ -110,44 +106,54 @@ def find_by_design(
         }
         if not others or not len(outside[name]):
             continue
-        if not _forward_alone(calls, structure, launched, outside[name], code, name):
+        nodes = np.flatnonzero((calls.name == code[f"{name}Backward"]) & operator)
+        if not shows_more(outside[name], nodes):
             continue
-        again = sorted(row for each in others.values() for row in each)
-        number, time = launched.of(again)
-        if not launched.any:
-            time = int(calls.duration[again].sum())
+        again = np.sort([row for each in others.values() for row in each])
+        ran = [np.bincount(launch, weights, len(calls)) for weights in (None, time)]
+        number, took = (int(calls.sums(each, again).sum()) for each in ran)
         found.append(
             DesignedRun(
                 function=name,
                 inside=tuple(sorted(others, key=lambda other: (-len(others[other]), other))),
                 forward=len(outside[name]),
                 again=len(again),
-                time=time,
+                time=took if len(launch) else int(calls.duration[again].sum()),
                 kernels=number,
-                rows=tuple(again),
+                rows=tuple(again.tolist()),
             )
         )
     return tuple(sorted(found, key=lambda each: (-each.time, each.function)))
 
 
-def part_own_runs(
-    calls: Calls, structure: Structure, work: Work, alignment: Alignment
-) -> tuple[Alignment, tuple[DesignedRun, ...]]:
+def _calls_of(
+    structure: Structure, functions: frozenset[str], matched: Int64
+) -> tuple[dict[str, Int64], dict[str, dict[str, list[int]]]]:
+    """Calls outside any backward pass, and those inside by the function that made the node."""
+    calls, outside = structure.calls, dict[str, Int64]()
+    explained = calls.within(matched)
+    inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for name in functions:
+        rows = np.flatnonzero(calls.where(name.__eq__) & (calls.kind == Kind.OP))
+        engine = structure.engine[rows]
+        outside[name] = rows[engine < 0]
+        for row, around in zip(rows.tolist(), engine.tolist(), strict=True):
+            if around >= 0 and not explained[row]:
+                inside[name][vocabulary.function_of(calls.called(around))].append(row)
+    return outside, inside
+
+
+def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[DesignedRun, ...]]:
     """The alignment without the own work of functions in their nodes, and what functions run again
     by design: that work, and their block in parts with gradients.
-
-    Args:
-        calls: The trace's calls.
-        structure: Their roles.
-        work: Their work on the device.
-        alignment: All recomputes.
     """
+    calls, structure = alignment.structure.calls, alignment.structure
     of_function: dict[tuple[str, bool], list[Recompute]] = defaultdict(list)
     own = set[int]()
     for each in alignment.recomputes:
         role = int(structure.role[each.again[0]])
-        if role in (Role.OWN_WORK, Role.BY_DESIGN) and is_of_others(calls, structure, each.engine):
-            name = vocabulary.function_of(calls.names[calls.name[each.engine]])
+        if role in (Role.OWN_WORK, Role.BY_DESIGN) and is_of_others(structure, each.engine):
+            name = vocabulary.function_of(calls.called(each.engine))
             of_function[name, role == Role.BY_DESIGN].append(each)
             if role == Role.OWN_WORK:
                 own.add(id(each))
@@ -176,39 +182,9 @@ def rows_of(found: Sequence[DesignedRun]) -> Int64:
     return np.array([row for each in found for row in each.rows], np.int64)
 
 
-def left_unexplained(unexplained: Int64, found: Sequence[DesignedRun]) -> Int64:
-    """The operators that no recompute explains, without those that run again by design."""
-    return unexplained[~np.isin(unexplained, rows_of(found))]
-
-
-class _Launched:
-    """The kernels that calls launched."""
-
-    def __init__(self, trace: Trace, calls: Calls, kernels: Kernels) -> None:
-        known = np.flatnonzero(kernels.launch >= 0)
-        order = known[kernels.launch[known].argsort(kind="stable")]
-        self._calls = calls
-        self._launch = kernels.launch[order]
-        self._name = trace.name[kernels.event[order]]
-        self._time = (kernels.end - kernels.start)[order]
-        self.any = bool(len(order))
-
-    def _span(self, row: int) -> slice:
-        first, last = self._launch.searchsorted([row, row + 1 + int(self._calls.size[row])])
-        return slice(int(first), int(last))
-
-    def of(self, rows: Sequence[int]) -> tuple[int, int]:
-        """How many kernels these calls launched, and their time in ns."""
-        spans = [self._span(row) for row in rows]
-        return sum(s.stop - s.start for s in spans), sum(int(self._time[s].sum()) for s in spans)
-
-    def names(self, rows: Sequence[int]) -> Counter[int]:
-        """The names of the kernels that these calls launched."""
-        return Counter(name for row in rows for name in self._name[self._span(row)].tolist())
-
-
-def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
+def _functions(structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
+    calls = structure.calls
     names = (calls.names[code] for code in structure.functions.called.values())
     return frozenset(
         name
@@ -219,38 +195,16 @@ def _functions(calls: Calls, structure: Structure) -> frozenset[str]:
     )
 
 
-def _work(calls: Calls, rows: Sequence[int]) -> Counter[str]:
+def _work(calls: Calls, rows: Int64) -> set[str]:
     """Operators that compute something, in these calls."""
-    found: Counter[str] = Counter()
-    for row in rows:
-        inside = slice(row + 1, row + 1 + int(calls.size[row]))
-        kinds = calls.kind[inside] == Kind.OP
-        found.update(calls.names[code] for code in calls.name[inside][kinds].tolist())
-    for name in list(found):
-        idle = (
-            _NO_WORK.match(name)
-            or vocabulary.NEUTRAL.match(name)
-            or vocabulary.PLUMBING.match(name)
-        )
-        if idle or not name.startswith("aten::"):
-            del found[name]
-    return found
-
-
-def _forward_alone(
-    calls: Calls,
-    structure: Structure,
-    launched: _Launched,
-    outside: Int64,
-    code: dict[str, int],
-    name: str,
-) -> bool:
-    """Has the function's call work that its own gradient has not?"""
-    nodes = np.flatnonzero((calls.name == code[f"{name}Backward"]) & (calls.kind == Kind.OP))
-    some = outside.tolist()
-    if launched.any and launched.of(some)[0]:
-        return bool(set(launched.names(some)) - set(launched.names(nodes.tolist())))
-    return bool(set(_work(calls, some)) - set(_work(calls, nodes.tolist())))
+    inside = calls.inside(rows) & (calls.kind == Kind.OP)
+    names = (calls.names[code] for code in np.unique(calls.name[inside]).tolist())
+    idle = (_NO_WORK, vocabulary.NEUTRAL, vocabulary.PLUMBING)
+    return {
+        name
+        for name in names
+        if name.startswith("aten::") and not any(one.match(name) for one in idle)
+    }
 
 
 class OwnWork(Struct, frozen=True):
@@ -265,20 +219,21 @@ class OwnWork(Struct, frozen=True):
     recompute: Int64
 
 
-def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> OwnWork:
+def find_own_work(alignment: Alignment) -> OwnWork:
     """The own work of all checkpoint functions in a trace."""
+    calls, structure = alignment.structure.calls, alignment.structure
     blocks: dict[int, tuple[int, int, int]] = {}
     for number, recompute in enumerate(alignment.recomputes):
-        if not is_of_others(calls, structure, recompute.engine):
+        if not is_of_others(structure, recompute.engine):
             continue
         begin = first_of_block(structure, recompute.again)
         rows, again = recompute.original[begin:], recompute.again[begin:]
         middle = len(rows) // 2
         # A node runs again what its call holds, further functions' calls among that.
-        around = _calls_around(calls, structure, int(rows[middle]))
-        inside = len(_calls_around(calls, structure, int(again[middle])))
-        name = vocabulary.function_of(calls.names[calls.name[recompute.engine]])
-        if inside < len(around) and calls.names[calls.name[around[inside]]] == name:
+        around = functions_around(structure, int(rows[middle]))
+        inside = len(functions_around(structure, int(again[middle])))
+        name = vocabulary.function_of(calls.called(recompute.engine))
+        if inside < len(around) and calls.called(around[inside]) == name:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
             bounds = min(first, int(rows.min())), max(last, int(rows.max()))
             blocks[around[inside]] = *bounds, number
@@ -295,15 +250,16 @@ def find_own_work(calls: Calls, structure: Structure, alignment: Alignment) -> O
     return OwnWork(rows[order], owner[order])
 
 
-def is_of_others(calls: Calls, structure: Structure, engine: int) -> bool:
+def is_of_others(structure: Structure, engine: int) -> bool:
     """Did a checkpoint function, and not torch's, make the node in this engine's range?"""
     if not structure.checkpoint_node[engine]:
         return False
-    return vocabulary.function_of(calls.names[calls.name[engine]]) != vocabulary.TORCHS_FUNCTION
+    return vocabulary.function_of(structure.calls.called(engine)) != vocabulary.TORCHS_FUNCTION
 
 
-def without_gradients(alignment: Alignment, own: OwnWork) -> Alignment:
-    """The alignment, in which that work has no backward pass: its function's is its block's."""
+def without_gradients(alignment: Alignment) -> Alignment:
+    """The alignment, in which functions' own work has no backward pass: theirs is their block's."""
+    own = find_own_work(alignment)
     backwards = alignment.backwards.copy()
     backwards[alignment.forward.searchsorted(own.rows)] = 0
     return replace(alignment, backwards=backwards)
@@ -318,7 +274,7 @@ def first_of_block(structure: Structure, again: Int64) -> int:
     return int(np.flatnonzero(inside)[0]) if inside.any() else 0
 
 
-def _calls_around(calls: Calls, structure: Structure, row: int) -> list[int]:
+def functions_around(structure: Structure, row: int) -> list[int]:
     """Rows of the calls of checkpoint functions around a call, innermost first.
 
     In a recompute, those inside the node that runs it.
@@ -327,7 +283,7 @@ def _calls_around(calls: Calls, structure: Structure, row: int) -> list[int]:
     call = int(structure.function[row])
     while call >= 0:
         found.append(call)
-        above = int(calls.parent[call])
+        above = int(structure.calls.parent[call])
         call = int(structure.function[above]) if above >= 0 else -1
     return found
 
@@ -352,32 +308,19 @@ class Collectives(Struct, frozen=True):
 
 
 def find_collectives(
-    calls: Calls,
-    structure: Structure,
-    kernels: Kernels,
-    alignment: Alignment,
-    steps: Sequence[StepSpan],
-    complete: Bool,
+    alignment: Alignment, kernels: Kernels, steps: Sequence[StepSpan], complete: Bool
 ) -> Collectives:
-    """The collectives of a trace; see :class:`Collectives`.
-
-    Args:
-        calls: The trace's calls.
-        structure: Their roles.
-        kernels: Device work with its launches.
-        alignment: The recomputes.
-        steps: Steps, in order.
-        complete: For each step: does it count?
-    """
-    is_one = calls.matching(vocabulary.COLLECTIVE) & ~calls.matching(vocabulary.NO_COLLECTIVE)
-    rows = np.flatnonzero(is_one[calls.name])
+    """The collectives of a trace; see :class:`Collectives`."""
+    calls, structure = alignment.structure.calls, alignment.structure
+    is_one = calls.where(vocabulary.COLLECTIVE.match)
+    is_one &= ~calls.where(vocabulary.NO_COLLECTIVE.match)
+    rows = np.flatnonzero(is_one)
     parent = calls.parent[rows]
-    rows = rows[(parent < 0) | ~is_one[calls.name[np.maximum(parent, 0)]]]
-    step = step_of(list(steps), calls.start[rows])
-    counted = (step >= 0) & np.append(complete, False)[step]
+    rows = rows[(parent < 0) | ~is_one[np.maximum(parent, 0)]]
+    counted = np.append(complete, False)[step_of(steps, calls.start[rows])]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
     recomputes = alignment.recomputes if len(rows) else ()
-    inside = [_inside(calls, structure, recompute, rows) for recompute in recomputes]
+    inside = [_inside(structure, recompute, rows) for recompute in recomputes]
     return Collectives(
         rows=rows,
         repeated=np.unique(np.concatenate([rows[:0], *inside])),
@@ -389,7 +332,7 @@ def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
     """Time of these calls in ns: of the kernels they launched, or on the host without any."""
     held = kernels_of(calls, kernels, rows)
     if held.any():
-        return float((kernels.end - kernels.start)[held].sum())
+        return float(kernels.time[held].sum())
     return float(calls.duration[rows].sum())
 
 
@@ -415,10 +358,10 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     It has the name of the record of the collective itself, which is inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
-    bare = calls.matching(vocabulary.RECORD)[calls.name[rows]]
+    bare = calls.names_where(vocabulary.RECORD.match)[calls.name[rows]]
     if not bare.any():
         return bare
-    ranges = np.flatnonzero(calls.matching(vocabulary.BACKEND)[calls.name])
+    ranges = np.flatnonzero(calls.where(vocabulary.BACKEND.match))
     launches = np.unique(kernels.launch)
     last = rows + calls.size[rows]
     for work in (ranges, launches):
@@ -428,33 +371,18 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
 
 def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
     """For each collective: is it a gather that FSDP started?"""
-    gather, sharding = calls.matching(vocabulary.GATHER), calls.matching(vocabulary.SHARDING)
-    found: Bool = np.zeros(len(rows), np.bool_)
-    for place in np.flatnonzero(gather[calls.name[rows]]):
-        found[place] = any(sharding[calls.name[above]] for above in calls.above(rows[place]))
-    return found
+    gather, sharding = (calls.where(one.match) for one in (vocabulary.GATHER, vocabulary.SHARDING))
+    return gather[rows] & calls.inside(np.flatnonzero(sharding))[rows]
 
 
-def _inside(calls: Calls, structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
+def _inside(structure: Structure, recompute: Recompute, rows: Int64) -> Int64:
     """Those of ``rows`` that this recompute does, gathers before its first operator included."""
-    mine: Int64
-    node = _node(calls, recompute.engine)
-    mine = rows[(rows > node) & (rows <= node + calls.size[node])]
-    mine = mine[structure.engine[mine] == recompute.engine]
+    calls = structure.calls
+    table = structure.evaluations
+    mine: Int64 = rows[structure.engine[rows] == recompute.engine]
+    if table.node[table.row.searchsorted(recompute.engine)] >= 0:
+        mine = mine[table.in_node[mine]]  # hooks run outside it
     if structure.checkpoint_node[recompute.engine]:
         return mine  # all that the node runs itself is the recompute
     # Later operators belong to the formula of the node that asked.
-    mine = mine[calls.start[mine] <= calls.end[recompute.again].max()]
-    return mine
-
-
-def _node(calls: Calls, engine: int) -> int:
-    """Row of the node inside an engine's range; hooks run outside it. Itself in old traces."""
-    name = calls.names[calls.name[engine]]
-    if not name.startswith(vocabulary.ENGINE):
-        return engine
-    wanted = name[len(vocabulary.ENGINE) :]
-    for row in range(engine + 1, engine + 1 + int(calls.size[engine])):
-        if calls.parent[row] == engine and calls.names[calls.name[row]] == wanted:
-            return row
-    return engine
+    return np.asarray(mine[calls.start[mine] <= calls.end[recompute.again].max()])

@@ -104,19 +104,19 @@ class PlainCounts(Struct, frozen=True):
         return next((tally for tally in self.tallies if tally.contradicts), None)
 
 
-def count_plainly(calls: Calls, structure: Structure, alignment: Alignment) -> PlainCounts:
+def count_plainly(alignment: Alignment) -> PlainCounts:
     """The plain count next to the match's; see :class:`PlainCounts`."""
+    calls, structure = alignment.structure.calls, alignment.structure
     rows = _named(calls, vocabulary.forward_only)
     if not len(rows):
         rows = _named(calls, vocabulary.light_forward)
     losses = vocabulary.nodes_of(structure.functions.losses)
     formula = calls.within(_named(calls, losses.__contains__))
-    rows = rows[_with_gradients(calls, structure, rows) & ~formula[rows]]
+    rows = rows[_with_gradients(structure, rows) & ~formula[rows]]
     table = structure.evaluations
     inside = table.of[rows] >= 0
     # AccumulateGrad asks for no saved tensor, and runs hooks.
-    adding = [name == vocabulary.ACCUMULATE_GRAD for name in calls.names]
-    hooking = np.append(np.array(adding, np.bool_)[calls.name[table.row]], False)
+    hooking = np.append(calls.where(vocabulary.ACCUMULATE_GRAD.__eq__)[table.row], False)
     hooked = inside & (~table.in_node[rows] | hooking[table.of[rows]])
     forward, again = np.zeros((2, len(calls) + 1), np.int64)
     forward[alignment.forward] = 1
@@ -133,21 +133,20 @@ def count_plainly(calls: Calls, structure: Structure, alignment: Alignment) -> P
         Tally(calls.names[code], *(column[code] for column in columns))
         for code in np.unique(calls.name[rows]).tolist()
     ]
-    return PlainCounts(tuple(sorted(tallies, key=_most_telling)))
+
+    def most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
+        attention = vocabulary.family_of(tally.name)[1] == "attention"
+        inner = tally.name.rpartition("::")[2].startswith("_")
+        return not attention, inner, -tally.outside, tally.name
+
+    return PlainCounts(tuple(sorted(tallies, key=most_telling)))
 
 
 def _named(calls: Calls, wanted: Callable[[str], bool]) -> Int64:
-    names = np.array([wanted(name) for name in calls.names], np.bool_)
-    return np.flatnonzero(names[calls.name] & (calls.kind == Kind.OP))
+    return np.flatnonzero(calls.where(wanted) & (calls.kind == Kind.OP))
 
 
-def _most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
-    attention = vocabulary.family_of(tally.name)[1] == "attention"
-    inner = tally.name.rpartition("::")[2].startswith("_")
-    return not attention, inner, -tally.outside, tally.name
-
-
-def _with_gradients(calls: Calls, structure: Structure, rows: Int64) -> Bool:
+def _with_gradients(structure: Structure, rows: Int64) -> Bool:
     """For each row: did it run with gradients on, or for a function that has a node?
 
     An operator inside one with a number has no number: a convolution's kernels are called by
@@ -155,6 +154,7 @@ def _with_gradients(calls: Calls, structure: Structure, rows: Int64) -> Bool:
     before 2.4 gives out no numbers under a dispatch mode. So all operators of a name count where
     most of them in the forward pass have no number.
     """
+    calls = structure.calls
     names = set(calls.names)
     functions = _named(calls, lambda name: f"{name}Backward" in names)
     given = rows[calls.sequence[rows] >= 0]
@@ -190,17 +190,17 @@ _COPY_SLICES = "torch::autograd::CopySlices"
 _NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
 
 
-def check_soundness(calls: Calls, structure: Structure) -> dict[str, int]:
+def check_soundness(structure: Structure) -> dict[str, int]:
     """Counters of contradictions; empty for a sound trace.
 
     For each of ``nodes_apart``, ``numbers_astray``, ``operators_unlike`` and ``shapes_missing``
     how many there are, and under the same name with ``_of`` behind it, of how many.
     """
     found = {
-        "nodes_apart": _nodes_apart(calls, structure),
-        "numbers_astray": _numbers_astray(calls, structure),
-        "operators_unlike": _operators_unlike(calls, structure),
-        "shapes_missing": _shapes_missing(calls),
+        "nodes_apart": _nodes_apart(structure),
+        "numbers_astray": _numbers_astray(structure),
+        "operators_unlike": _operators_unlike(structure),
+        "shapes_missing": _shapes_missing(structure.calls),
     }
     counters: dict[str, int] = {}
     for name, (number, of) in found.items():
@@ -226,11 +226,12 @@ def check_steps(calls: Calls, counts: Counts) -> dict[str, int]:
     return {"recomputes_uneven": uneven, "recomputes_uneven_of": of} if uneven else {}
 
 
-def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
+def _nodes_apart(structure: Structure) -> tuple[int, int]:
     """Engine ranges without their node in them, and nodes in no such range; of how many."""
+    calls = structure.calls
     operator = calls.kind == Kind.OP
-    ranges = np.array([name.startswith(vocabulary.ENGINE) for name in calls.names], np.bool_)
-    engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(calls, structure))
+    ranges = calls.names_where(lambda name: name.startswith(vocabulary.ENGINE))
+    engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(structure))
     if not len(engines):
         return 0, 0  # torch 1.8 to 1.10 opened none
     codes = {name: code for code, name in enumerate(calls.names)}
@@ -241,28 +242,29 @@ def _nodes_apart(calls: Calls, structure: Structure) -> tuple[int, int]:
         ],
         np.int64,
     )
-    is_node = np.array([_NAMED.match(name) is not None for name in calls.names], np.bool_)
+    is_node = calls.names_where(_NAMED.match)
     is_node[node_of[node_of >= 0]] = True
     nodes = np.flatnonzero(is_node[calls.name] & operator)
     above = calls.parent[nodes]
     inside = (above >= 0) & (node_of[calls.name[np.maximum(above, 0)]] == calls.name[nodes])
     holding = np.unique(above[inside])
-    copies = np.array([name == _COPY_SLICES for name in calls.names], np.bool_)
-    outside = ~inside & ~((above >= 0) & copies[calls.name[np.maximum(above, 0)]])
+    copies = calls.where(_COPY_SLICES.__eq__)
+    outside = ~inside & ~((above >= 0) & copies[np.maximum(above, 0)])
     return len(engines) - len(holding) + int(outside.sum()), len(engines)
 
 
-def _unasked(calls: Calls, structure: Structure) -> Bool:
+def _unasked(structure: Structure) -> Bool:
     """Ranges of nodes with an unneeded result: opened, without a number, and empty."""
-    return np.asarray((calls.size == 0) & (structure.number < 0))
+    return np.asarray((structure.calls.size == 0) & (structure.number < 0))
 
 
-def _numbers_astray(calls: Calls, structure: Structure) -> tuple[int, int]:
+def _numbers_astray(structure: Structure) -> tuple[int, int]:
     """Nodes with a number that leads to no earlier operator that they are named after."""
+    calls = structure.calls
     engines = structure.rows(Role.BACKWARD)
     names = [name.removeprefix(vocabulary.ENGINE) for name in calls.names]
     asking = np.array([_NO_OPERATOR.match(name) is None for name in names], np.bool_)
-    engines = engines[asking[calls.name[engines]] & ~_unasked(calls, structure)[engines]]
+    engines = engines[asking[calls.name[engines]] & ~_unasked(structure)[engines]]
     nodes = np.array([_NAMED.match(name) is not None for name in names], np.bool_)
     own = calls.sequence.copy()
     own[structure.filled] = structure.number[structure.filled]
@@ -327,8 +329,9 @@ def _comes_from(node: str, operator: str) -> bool:
     return one.startswith(two) or two.startswith(one)
 
 
-def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
+def _operators_unlike(structure: Structure) -> tuple[int, int]:
     """Operators that run inside what hardly another of their kind runs; of how many."""
+    calls = structure.calls
     operator = calls.kind == Kind.OP
     looked_through = LOOKED_THROUGH[structure.role]
     rows = np.flatnonzero(operator & ~looked_through)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute.alignment import Alignment
-from recompute_scan.recompute.evaluations import Evaluations
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.calls import Calls, StepSpan, step_of
@@ -80,10 +77,6 @@ class Counts(Struct, frozen=True):
                 return float(value)
         return 0.0
 
-    def highest_of(self, parts: Sequence[slice]) -> list[float]:
-        """The same for each of several rows of operators, each with at least one."""
-        return [self.highest(part) for part in parts]
-
     def passes(self, among: slice) -> float:
         """Most backward passes that recomputed one of these operators, at least 1."""
         most = self.multiplicity[among].max(initial=0.0)
@@ -97,27 +90,12 @@ class Counts(Struct, frozen=True):
         return float((self.multiplicity[among] * weight).sum() / weight.sum())
 
 
-def count(
-    calls: Calls,
-    structure: Structure,
-    work: Work,
-    alignment: Alignment,
-    steps: list[StepSpan],
-    complete: Bool,
-) -> Counts:
-    """Count the recomputes of each forward operator.
-
-    Args:
-        calls: The trace's calls.
-        structure: Their roles.
-        work: Their work.
-        alignment: The recomputes found.
-        steps: The steps of the trace.
-        complete: For each step: was it recorded whole?
-    """
+def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Bool) -> Counts:
+    """Count the recomputes of each forward operator."""
+    calls = alignment.structure.calls
     rows = alignment.forward
     passes = alignment.passes
-    places, shares = alignment.places, _shares(calls, structure.evaluations, work, alignment)
+    places, shares = alignment.places, _shares(work, alignment)
     checkpoints = np.flatnonzero(~alignment.by_design)
     asked = places[checkpoints]
     beyond = checkpoints[_turns(asked) >= passes[asked]]
@@ -141,18 +119,19 @@ def count(
         redundant=redundant,
         counted=(alignment.backwards > 0) & inside,
         step=step,
-        batch=_batches(calls, structure, alignment),
+        batch=_batches(alignment),
         redundant_rows=np.sort(alignment.again[beyond]),
     )
 
 
-def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> list[StepSpan]:
+def join_steps(structure: Structure, steps: list[StepSpan]) -> list[StepSpan]:
     """The steps, with those joined that several optimizers cut out of one training step.
 
     Where optimizer steps alone mark the steps, several may belong to one: they follow each
     other without a backward pass between them, or are inside one backward pass, as gradient
     hooks run them.
     """
+    calls = structure.calls
     backward = structure.rows(Role.BACKWARD)
     if not len(backward):
         return steps
@@ -180,18 +159,16 @@ def join_steps(calls: Calls, structure: Structure, steps: list[StepSpan]) -> lis
     return joined
 
 
-def complete_steps(
-    calls: Calls, alignment: Alignment, steps: list[StepSpan], cut_at: int | None = None
-) -> Bool:
+def complete_steps(alignment: Alignment, steps: list[StepSpan], cut_at: int | None = None) -> Bool:
     """For each step: does it hold a forward pass with its backward, and was it read to its end?
 
     Args:
-        calls: The trace's calls.
         alignment: What ran backward.
         steps: The steps.
         cut_at: Where a trace that was cut short ends, ns. A step's own range can be in the
             file before all that ran in it.
     """
+    calls = alignment.structure.calls
     step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])
     trained = np.bincount(step[step >= 0], minlength=len(steps)) > 0
     if cut_at is None:
@@ -213,7 +190,7 @@ def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
     return typical
 
 
-def _shares(calls: Calls, table: Evaluations, work: Work, alignment: Alignment) -> Float64:
+def _shares(work: Work, alignment: Alignment) -> Float64:
     """Time of each operator of all recomputes; on a CPU the gaps between them are shared out."""
     again, begins = alignment.again, alignment.begins
     time: Float64 = work.time[again].astype(np.float64)
@@ -221,15 +198,16 @@ def _shares(calls: Calls, table: Evaluations, work: Work, alignment: Alignment) 
         return time
     total = np.add.reduceat(time, begins)
     factor = np.ones(len(begins))
-    np.divide(host_times(calls, table, alignment), total, out=factor, where=total > 0)
+    np.divide(host_times(alignment), total, out=factor, where=total > 0)
     time *= np.repeat(np.maximum(factor, 1.0), np.diff(begins, append=len(again)))
     return time
 
 
-def host_times(calls: Calls, table: Evaluations, alignment: Alignment) -> Int64:
+def host_times(alignment: Alignment) -> Int64:
     """Time from the first to the last operator of each recompute on the host, ns, without the
     backward passes between: a function that runs its block in pieces runs backward through each.
     """
+    calls, table = alignment.structure.calls, alignment.structure.evaluations
     again, begins = alignment.again, alignment.begins
     if not len(again):
         return begins
@@ -261,9 +239,9 @@ def _turns(places: Int64) -> Int64:
     return turns
 
 
-def _batches(calls: Calls, structure: Structure, alignment: Alignment) -> Int64:
+def _batches(alignment: Alignment) -> Int64:
     """A new forward pass begins with the first operator after a backward pass."""
-    roots = structure.roots
+    calls, roots = alignment.structure.calls, alignment.structure.roots
     forward = alignment.forward
     trained = forward[alignment.backwards > 0]
     rows = np.concatenate([trained, roots])

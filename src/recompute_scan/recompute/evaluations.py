@@ -84,18 +84,13 @@ class Evaluations(Struct, frozen=True):
     fate: Int8
     through: Int32
 
-    def name(self, calls: Calls, one: int) -> str:
-        """Name of an evaluation's node."""
-        found: str = calls.names[calls.name[self.row[one]]]
-        return found
-
 
 def find_evaluations(calls: Calls) -> Evaluations:
     """The table of a trace."""
     is_op = calls.kind == Kind.OP
-    named = np.array([name.startswith(vocabulary.ENGINE) for name in calls.names], np.bool_)
+    named = calls.names_where(lambda name: name.startswith(vocabulary.ENGINE))
     bare = not named.any()
-    named = calls.matching(vocabulary.BARE_NODE) if bare else named
+    named = calls.names_where(vocabulary.BARE_NODE.match) if bare else named
     row = np.flatnonzero(named[calls.name] & is_op)
     node, parent, of, in_node = _find_places(calls, row, is_op, bare)
     # A node with tensor hooks (FSDP's, say) has its number while its engine range has none, or that
@@ -339,11 +334,8 @@ def under_a_mode(calls: Calls, rows: Int64) -> Bool:
 
     A dispatch mode sees an operator, and calls it again.
     """
-    child = np.flatnonzero((calls.parent >= 0) & (calls.kind == Kind.OP))
-    echo = np.zeros(len(calls) + 1, np.int64)
-    echo[child + 1] = calls.name[child] == calls.name[calls.parent[child]]
-    before = echo.cumsum()
-    return np.asarray(before[rows + 1 + calls.size[rows]] > before[rows + 1])
+    echo = (calls.parent >= 0) & (calls.kind == Kind.OP) & (calls.name == calls.name[calls.parent])
+    return np.asarray(calls.sums(echo, rows) > echo[rows])
 
 
 def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64) -> Int64:
@@ -488,7 +480,7 @@ def _last_work(calls: Calls, own: int) -> int | None:
     """Name of the last operator in a call that is heavy work of a forward pass, if any is."""
     inside = np.arange(own + 1, own + 1 + calls.size[own])
     for row in inside[calls.kind[inside] == Kind.OP][::-1].tolist():
-        name = calls.names[calls.name[row]]
+        name = calls.called(row)
         if vocabulary.forward_only(name) or name in _PRODUCTS:
             return int(calls.name[row])
     return None
@@ -529,17 +521,12 @@ def _are_losses(calls: Calls, evaluations: Evaluations, nodes: Int64) -> bool:
     A backward pass begins at one number, so either the call made it, or something after it did.
     """
     roots = nodes[evaluations.of[evaluations.maker[nodes]] < 0][:_ENOUGH]
-    return bool(len(roots)) and all(
-        _is_loss(calls, int(evaluations.maker[one]), int(evaluations.row[one]))
-        for one in roots.tolist()
-    )
-
-
-def _is_loss(calls: Calls, own: int, node: int) -> bool:
-    after: Bool = calls.start >= calls.end[own]
-    after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
-    rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
-    names = {calls.names[name] for name in np.unique(calls.name[rows]).tolist()}
-    return not any(
-        vocabulary.forward_only(name) or vocabulary.REDUCES.match(name) for name in names
-    )
+    for one in roots.tolist():
+        own, node = evaluations.maker[one], evaluations.row[one]
+        after: Bool = calls.start >= calls.end[own]
+        after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
+        rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
+        names = [calls.names[name] for name in np.unique(calls.name[rows]).tolist()]
+        if any(vocabulary.forward_only(name) or vocabulary.REDUCES.match(name) for name in names):
+            return False
+    return len(roots) > 0

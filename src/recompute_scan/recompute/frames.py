@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.boundaries import Span, merge, same_boundary
@@ -22,7 +23,7 @@ from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls, nest
-from recompute_scan.trace.columns import Int64, Kind, Trace
+from recompute_scan.trace.columns import Kind, Trace
 
 _NUMBERED = re.compile(r"nn\.Module: ((\w+)_\d+)$")
 # From a place, ``path:function``, to the name of the mechanism that asks from there.
@@ -44,7 +45,8 @@ def name_blocks(
     Of several such modules, one inside the other, the innermost names it. Blocks that have a
     name keep it; where the trace has no module frames, all stay as they are.
     """
-    frames = _module_frames(trace)
+    names = [bool(_NUMBERED.match(name)) for name in trace.names]
+    frames = np.flatnonzero((trace.kind == Kind.PYTHON) & np.array(names, np.bool_)[trace.name])
     if not len(frames):
         return tuple(blocks)
     first = calls.start[counts.rows[[block.span.first for block in blocks]]]
@@ -72,12 +74,6 @@ def name_blocks(
     return tuple(named)
 
 
-def _module_frames(trace: Trace) -> Int64:
-    rows = np.flatnonzero(trace.kind == Kind.PYTHON)
-    is_module = np.array([bool(_NUMBERED.match(name)) for name in trace.names] or [False], np.bool_)
-    return rows[is_module[trace.name[rows]]]
-
-
 class _Place(Struct, frozen=True):
     path: str
     line: str
@@ -97,29 +93,27 @@ def spans_from_frames(
     trace: Trace, calls: Calls, alignment: Alignment, recognise: Recognise
 ) -> list[Span]:
     """One span per checkpointed boundary that the frames show, in forward order."""
-    frames = nest(trace, (Kind.PYTHON,))
-    places = [_place(name) for name in frames.names]
-    boundaries = np.array(
-        [place is not None and place.text in vocabulary.CHECKPOINT_FRAMES for place in places],
-        np.bool_,
-    )
-    starts = _ForwardStarts(calls, alignment)
+    frames = _Frames(nest(trace, (Kind.PYTHON,)))
+    started = calls.start[alignment.forward]
+    of_thread = {
+        thread: (places, started[places])
+        for thread, places in places_of(calls.thread[alignment.forward]).items()
+    }
     spans = []
-    for row in np.flatnonzero(boundaries[frames.name]):
-        held = int(frames.parent[row])
-        place = places[frames.name[row]]
-        holds = _outer(frames, places, held) if place and _is_hook(place) else int(row)
-        sequence = starts.inside(frames, holds)
-        if sequence is None:
+    for row in np.flatnonzero(frames.boundary).tolist():
+        begin, end, thread = frames.interval(row)
+        places, starts = of_thread.get(thread, (started[:0], started[:0]))
+        first, stop = starts.searchsorted((begin, end)).tolist()
+        if first >= stop:
             continue
-        asking, depth = _asking(frames, places, int(row), boundaries)
+        asking, depth = frames.asking(row)
         checkpoint = Checkpoint(
             depth=depth,
-            variant=_variant(frames, places, int(row)),
+            variant=frames.variant(row),
             mechanism=recognise(asking.text) if asking else None,
-            call_site=_site(frames, places, int(row)),
+            call_site=frames.site(row),
         )
-        spans.append(Span(*sequence, (checkpoint,)))
+        spans.append(Span(int(places[first]), int(places[stop - 1]), (checkpoint,)))
     return merge(spans)
 
 
@@ -151,28 +145,6 @@ def _without_preparation(span: Span, firsts: list[int]) -> Span:
     return replace(span, first=min(close)) if close and span.first not in firsts else span
 
 
-class _ForwardStarts:
-    """Finds the forward operators that began within a frame."""
-
-    def __init__(self, calls: Calls, alignment: Alignment) -> None:
-        rows = alignment.forward
-        self._by_thread = {
-            int(thread): np.flatnonzero(calls.thread[rows] == thread)
-            for thread in np.unique(calls.thread[rows])
-        }
-        self._start = calls.start[rows]
-
-    def inside(self, frames: Calls, row: int) -> tuple[int, int] | None:
-        """First and last position in ``Alignment.forward``; ``None`` for none."""
-        mine: Int64 | None = self._by_thread.get(int(frames.thread[row]))
-        if mine is None:
-            return None
-        times = self._start[mine]
-        first = int(times.searchsorted(frames.start[row]))
-        last = int(times.searchsorted(frames.end[row])) - 1
-        return (int(mine[first]), int(mine[last])) if last >= first else None
-
-
 def _place(name: str) -> _Place | None:
     found = _FRAME.match(name)
     if found is None:
@@ -181,58 +153,68 @@ def _place(name: str) -> _Place | None:
     return _Place(path, found["line"], found["function"])
 
 
-def _is_hook(place: _Place) -> bool:
-    return place.text == vocabulary.COMPOSABLE_HOOK
+class _Frames:
+    """The Python frames of a trace, as calls.
 
+    Attributes:
+        calls: The frames.
+        boundary: For each: does it hold the first run of a checkpointed function?
+    """
 
-def _outer(frames: Calls, places: list[_Place | None], row: int) -> int:
-    """The call of the module with the hook that this frame is in. Hooks end before it runs."""
-    while row >= 0 and not _MODULE.match(frames.names[frames.name[row]]):
-        row = int(frames.parent[row])
-    return row
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self._places = [_place(name) for name in calls.names]
+        texts = [place.text if place is not None else "" for place in self._places]
+        self.boundary = np.isin(texts, list(vocabulary.CHECKPOINT_FRAMES))[calls.name]
 
+    def _place(self, row: int) -> _Place | None:
+        return self._places[int(self.calls.name[row])]
 
-def _asking(
-    frames: Calls,
-    places: list[_Place | None],
-    row: int,
-    boundaries: np.ndarray[tuple[int], np.dtype[np.bool_]],
-) -> tuple[_Place | None, int]:
-    """The place that asks for the checkpoint, and how many checkpoints are around the call."""
-    asking = places[frames.name[row]]
-    asks = asking is not None and asking.path != vocabulary.CHECKPOINT_FILE
-    depth = 0
-    for above in frames.above(row):
-        place = places[frames.name[above]]
-        depth += bool(boundaries[frames.name[above]])
-        if asks or place is None:
-            continue
-        if place.text in vocabulary.ASKING_FRAMES or not place.path.startswith("torch/"):
-            asking, asks = place, True
-    return asking, depth
+    def _is_hook(self, row: int) -> bool:
+        place = self._place(row)
+        return place is not None and place.text == vocabulary.COMPOSABLE_HOOK
 
+    def interval(self, row: int) -> tuple[int, int, int]:
+        """Begin, end and thread of the first run: of a hook, which ends before, its module's."""
+        calls = self.calls
+        if self._is_hook(row):
+            modules = (one for one in calls.above(row) if _MODULE.match(calls.called(one)))
+            row = next(modules, -1)
+        return int(calls.start[row]), int(calls.end[row]), int(calls.thread[row])
 
-def _site(frames: Calls, places: list[_Place | None], row: int) -> str | None:
-    """``file:line`` of the function outside torch that asks, its own line."""
-    for above in frames.above(row):
-        place = places[frames.name[above]]
-        if place is not None and not place.path.startswith("torch/"):
-            return f"{place.path}:{place.line}"
-    return None
+    def asking(self, row: int) -> tuple[_Place | None, int]:
+        """The place that asks for the checkpoint, and how many checkpoints are around the call."""
+        asking = self._place(row)
+        asks = asking is not None and asking.path != vocabulary.CHECKPOINT_FILE
+        depth = 0
+        for above in self.calls.above(row):
+            place = self._place(above)
+            depth += bool(self.boundary[above])
+            if asks or place is None:
+                continue
+            if place.text in vocabulary.ASKING_FRAMES or not place.path.startswith("torch/"):
+                asking, asks = place, True
+        return asking, depth
 
+    def site(self, row: int) -> str | None:
+        """``file:line`` of the function outside torch that asks, its own line."""
+        places = filter(None, map(self._place, self.calls.above(row)))
+        own = next((place for place in places if not place.path.startswith("torch/")), None)
+        return f"{own.path}:{own.line}" if own else None
 
-def _variant(frames: Calls, places: list[_Place | None], row: int) -> Variant | None:
-    place = places[frames.name[row]]
-    if place is None or place.path != vocabulary.CHECKPOINT_FILE:
-        return "non-reentrant" if place and _is_hook(place) else "reentrant"
-    for inside in range(row + 1, row + 1 + int(frames.size[row])):
-        function = places[frames.name[inside]]
-        if function is not None and function.path == vocabulary.CHECKPOINT_FILE:
-            if function.function == "_checkpoint_without_reentrant_generator":
-                return "non-reentrant"
-            if function.function == "forward":
-                return "reentrant"
-    return None
+    def variant(self, row: int) -> Variant | None:
+        """The variant of the checkpoint; ``None`` where nothing shows it."""
+        place = self._place(row)
+        if place is None or place.path != vocabulary.CHECKPOINT_FILE:
+            return "non-reentrant" if self._is_hook(row) else "reentrant"
+        for inside in range(row + 1, row + 1 + int(self.calls.size[row])):
+            function = self._place(inside)
+            if function is not None and function.path == vocabulary.CHECKPOINT_FILE:
+                if function.function == "_checkpoint_without_reentrant_generator":
+                    return "non-reentrant"
+                if function.function == "forward":
+                    return "reentrant"
+        return None
 
 
 def _near(known: dict[int, Span], first: int) -> Iterator[int]:

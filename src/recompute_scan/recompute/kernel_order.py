@@ -16,9 +16,8 @@ backward pass begins: kernels that are named after it come between the two (``|`
     F F F F | F F F F F B F B F B F B   m = 2, a checkpoint a layer and one around all
     F F F F F F F F | B B B B           evaluation, or another model: unknown
 
-Recomputes in the sequence of all kernels, where attention's main kernels say where they are.
-
-A recompute launches the forward pass's kernels again in the forward pass's order. Around each
+Attention's main kernels say where recomputes are in the sequence of all kernels. A recompute
+launches the forward pass's kernels again in the forward pass's order. Around each
 attention forward that ran again the kernels before and after it are compared, by name, with those
 around its first run; as long as they agree they are the recompute's. Matrix products have the same
 names in both directions, so nothing is a recompute here that is not in one piece with a counted
@@ -209,36 +208,6 @@ def _may_begin(numbers: Sequence[int], place: int) -> bool:
     return rest >= _FEWEST_LAYERS and mine >= rest and mine > max(others)
 
 
-class KernelSequence(Struct, frozen=True):
-    """The kernels of the stream that attention runs on, in order.
-
-    ``token`` is one number per name; ``time`` is to the start of the next, ns.
-    """
-
-    rows: Int64
-    token: Int64
-    start: Int64
-    time: Int64
-
-    def places(self, rows: Int64) -> Int64:
-        """Where these kernels are in the sequence, by their positions in :class:`Kernels`."""
-        return self.rows.searchsorted(rows)
-
-
-def kernel_sequence(trace: Trace, kernels: Kernels, attention: Int64) -> KernelSequence:
-    """The kernels of the stream, or streams, that attention ran on."""
-    stream = trace.thread[kernels.event]
-    mine = np.isin(stream, np.unique(stream[attention])) & (
-        trace.kind[kernels.event] == Kind.KERNEL
-    )
-    mine[attention] = True
-    rows = np.flatnonzero(mine)
-    event = kernels.event[rows]
-    start = kernels.start[rows]
-    time = np.append(np.diff(start), kernels.end[rows[-1:]] - start[-1:])
-    return KernelSequence(rows, trace.name[event].astype(np.int64), start, time)
-
-
 def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] | None:
     """The events, with recomputes found by their order where threads do not show them.
 
@@ -268,38 +237,100 @@ def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] 
     return found
 
 
-def recomputed(sequence: KernelSequence, at: Int64, events: list[str], highest: int) -> Int64:
-    """For each kernel: which it repeats, -1 for none."""
-    token = sequence.token
-    repeats = np.full(len(token), -1, np.int64)
-    limits = _limits(at, events)
-    before = 0
-    least: dict[int, int] = {}
-    for number, layer, originals in sorted(_layers(events, highest)):
-        here, (low, high) = int(at[number]), limits[number]
-        places = [int(at[original]) for original in originals]
-        # Of recomputes in a row, equal layers hide where one ends; each begins as the first does.
-        # Where the backward pass before it ends as a layer does, it seems to begin earlier.
-        if not number or events[number - 1] != RECOMPUTE:
-            before = here - _equal(token, here, places[layer], (low, here + 1))[0]
-            if highest > 1 and len(set(np.diff(places).tolist())) == 1:
-                before = least[places[0]] = min(before, least.get(places[0], before))
-        low = max(low, here - before)
-        if events[number + 1 : number + 2] == [RECOMPUTE]:
-            high = max(here + 1, min(high, int(at[number + 1]) - before))
-        first, last = _equal(token, here, places[layer], (low, high))
-        _fill(repeats, first, last, places[layer] - here)
-    return repeats
+class KernelSequence:
+    """The kernels of the stream, or streams, that attention runs on, in order.
 
+    Attributes:
+        rows: Their positions in :class:`Kernels`.
+        token: One number per name.
+        start: When each began, ns.
+        time: To the start of the next, ns.
+        at: Where attention's main kernels are in the sequence.
+        events: What each of these is; recomputes are known.
+        repeats: For each kernel: which it repeats, -1 for none.
+    """
 
-def beyond_first(repeats: Int64, at: Int64, events: Sequence[str]) -> Bool:
-    """For each kernel: did another one repeat the same before it, in the same backward pass?"""
-    again = repeats >= 0
-    rows = np.flatnonzero(again)
-    ends = at[_turns(events)]
-    run = repeats[rows] + len(repeats) * ends.searchsorted(rows)
-    again[rows[np.unique(run, return_index=True)[1]]] = False
-    return again
+    def __init__(
+        self, trace: Trace, kernels: Kernels, attention: Int64, events: list[str], highest: int
+    ) -> None:
+        stream = trace.thread[kernels.event]
+        mine = np.isin(stream, np.unique(stream[attention]))
+        mine &= trace.kind[kernels.event] == Kind.KERNEL
+        mine[attention] = True
+        self.rows = np.flatnonzero(mine)
+        self.token = trace.name[kernels.event[self.rows]].astype(np.int64)
+        self.start = kernels.start[self.rows]
+        last = kernels.end[self.rows[-1:]] - self.start[-1:]
+        self.time = np.append(np.diff(self.start), last)
+        self.at = self.rows.searchsorted(attention)
+        self.events = events
+        self.repeats = np.full(len(self.token), -1, np.int64)
+        self._find_repeats(highest)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def again(self) -> Bool:
+        """For each kernel: does it repeat one?"""
+        return self.repeats >= 0
+
+    def _find_repeats(self, highest: int) -> None:
+        before = 0
+        least: dict[int, int] = {}
+        for number, layer, originals in sorted(_layers(self.events, highest)):
+            here = int(self.at[number])
+            # It reaches as far as the events next to it.
+            low = int(self.at[number - 1]) + 1 if number else 0
+            high = int(self.at[number + 1]) if number + 1 < len(self.at) else here + 1
+            places = [int(self.at[original]) for original in originals]
+            # Of recomputes in a row, equal layers hide where one ends; each begins as the first
+            # does. Where the backward pass before it ends as a layer does, it seems to begin
+            # earlier.
+            if not number or self.events[number - 1] != RECOMPUTE:
+                before = here - self._equal(here, places[layer], low, here + 1)[0]
+                if highest > 1 and len(set(np.diff(places).tolist())) == 1:
+                    before = least[places[0]] = min(before, least.get(places[0], before))
+            low = max(low, here - before)
+            if self.events[number + 1 : number + 2] == [RECOMPUTE]:
+                high = max(here + 1, min(high, int(self.at[number + 1]) - before))
+            rows = np.arange(*self._equal(here, places[layer], low, high))
+            rows = rows[self.repeats[rows] < 0]
+            self.repeats[rows] = rows + places[layer] - here
+
+    def _equal(self, at: int, origin: int, low: int, high: int) -> tuple[int, int]:
+        """The run around ``at`` that equals one around ``origin``: its first kernel and its end."""
+        token, away = self.token, origin - at
+        first, last = at, at + 1
+        if token[origin] != token[at]:
+            return first, last
+        while first > low and first + away > 0 and token[first - 1] == token[first - 1 + away]:
+            first -= 1
+        while last < high and last + away < at and token[last] == token[last + away]:
+            last += 1
+        return first, last
+
+    def beyond_first(self) -> Bool:
+        """For each kernel: did another repeat the same before it, in the same backward pass?"""
+        again = self.again
+        rows = np.flatnonzero(again)
+        ends = self.at[_turns(self.events)]
+        run = self.repeats[rows] + len(self) * ends.searchsorted(rows)
+        again[rows[np.unique(run, return_index=True)[1]]] = False
+        return again
+
+    def spans(self) -> tuple[Bool, Bool]:
+        """For each kernel: is it between the first and last event of a forward; of a backward pass?
+
+        Recomputes are not counted as either's events.
+        """
+        found = np.zeros((2, len(self)), np.bool_)
+        both = zip(self.at.tolist(), self.events, strict=True)
+        kept = [each for each in both if each[1] != RECOMPUTE]
+        for event, run in groupby(kept, lambda each: each[1]):
+            places = [place for place, _ in run]
+            found[int(event == BACKWARD), places[0] : places[-1] + 1] = True
+        return found[0], found[1]
 
 
 def _turns(events: Sequence[str]) -> list[int]:
@@ -315,13 +346,6 @@ def _turns(events: Sequence[str]) -> list[int]:
                 found.append(number)
                 backward = 0 if backward == forward else backward
     return found
-
-
-def _fill(repeats: Int64, first: int, last: int, away: int) -> None:
-    """Note which kernels a run repeats, where that is not known yet."""
-    rows = np.arange(first, last)
-    rows = rows[repeats[rows] < 0]
-    repeats[rows] = rows + away
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
@@ -365,44 +389,3 @@ def _assigned(
     for back, number in enumerate(reversed(found)):
         step = back if back < size else (back - size) % chunk
         yield number, max(0, layer - step), originals
-
-
-def _limits(at: Int64, events: Sequence[str]) -> list[tuple[int, int]]:
-    """For each event: how far around it a recompute can reach, without the events next to it."""
-    found = []
-    for number in range(len(events)):
-        low = int(at[number - 1]) + 1 if number else 0
-        high = int(at[number + 1]) if number + 1 < len(events) else int(at[number]) + 1
-        found.append((low, high))
-    return found
-
-
-def _equal(token: Int64, at: int, origin: int, limits: tuple[int, int]) -> tuple[int, int]:
-    """The run around ``at`` that equals one around ``origin``: its first kernel and its end."""
-    low, high = limits
-    if token[origin] != token[at]:
-        return at, at + 1
-    away = origin - at
-    first, last = at, at + 1
-    while first > low and first + away > 0 and token[first - 1] == token[first - 1 + away]:
-        first -= 1
-    while last < high and last + away < at and token[last] == token[last + away]:
-        last += 1
-    return first, last
-
-
-def spans_of(at: Int64, events: Sequence[str], forward: bool, size: int) -> Bool:
-    """For each kernel: is it between the first and last event of a forward, or a backward, pass?"""
-    found = np.zeros(size, np.bool_)
-    for mine, run in groupby(zip(at.tolist(), events, strict=True), lambda e: e[1] == FORWARD):
-        places = [place for place, _ in run]
-        if mine == forward:
-            found[places[0] : places[-1] + 1] = True
-    return found
-
-
-def spans_beside(at: Int64, events: Sequence[str], size: int) -> tuple[Bool, Bool]:
-    """The spans of forward and of backward passes, recomputes not counted as either's events."""
-    kept = [row for row, event in enumerate(events) if event != RECOMPUTE]
-    rest = [events[row] for row in kept]
-    return spans_of(at[kept], rest, True, size), spans_of(at[kept], rest, False, size)

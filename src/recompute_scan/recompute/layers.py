@@ -1,6 +1,4 @@
-"""The layers of the model: which are checkpointed, and which are alike.
-
-The blocks of the forward pass, which a person calls layers, and which are the same layer.
+"""The blocks of the forward pass, which a person calls layers, and which are the same layer.
 
 A block is a checkpointed sequence, or a sequence of the same forward pass that looks like one
 and was not recomputed. Where checkpoints nest with different boundaries (the whole model round
@@ -337,10 +335,9 @@ def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
     """
     kinds: dict[tuple[object, float], list[Block]] = defaultdict(list)
     steps: dict[int, set[tuple[object, float]]] = defaultdict(set)
-    highest = counts.highest_of([block.places for block in blocks])
-    for block, number in zip(blocks, highest, strict=True):
+    for block in blocks:
         sites = tuple(checkpoint.call_site for checkpoint in block.checkpoints)
-        kind = (sites, number)
+        kind = (sites, counts.highest(block.places))
         kinds[kind].append(block)
         steps[int(counts.step[block.places].max())].add(kind)
     apart = any(len(found) > 1 for found in steps.values())

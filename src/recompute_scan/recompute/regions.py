@@ -5,27 +5,17 @@ Operators by family: how often each ran in the forward pass, again, and backward
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
-from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.attention_kernels import KernelEvidence
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, numbered, operators_of
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Attention, Checkpoint, Family, Proof, ProofLane, ProofOp, Region
-from recompute_scan.trace.calls import step_of
 from recompute_scan.trace.columns import Bool, Int64
-
-
-class _Tally(Struct):
-    forward: int = 0
-    again: float = 0.0
-    backward: int = 0
-    time_ms: float = 0.0
 
 
 def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, ...]:
@@ -38,34 +28,31 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
         scale: Factor from recorded to unprofiled times.
     """
     steps = max(1, facts.complete_count)
-    tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
-    counts = facts.counts
+    counts, mine = facts.counts, facts.counts.counted
     if counts.operators is None:
-        known, kinds = _families_of_rows(facts, counts.rows[counts.counted])
+        found = _families_of(facts, counts.rows[mine])
     else:
-        known, kinds = _families_of_names(np.array(counts.operators)[counts.counted].tolist())
+        found = [vocabulary.family_of(name) for name in np.array(counts.operators)[mine].tolist()]
+    known = {family: place for place, family in enumerate(dict.fromkeys(found))}
+    kinds = np.array([known[family] for family in found], np.int64)
     columns = (
         np.bincount(kinds),
-        np.bincount(kinds, counts.runs[counts.counted]),
-        np.bincount(kinds, counts.again[counts.counted] / 1e6),
+        np.bincount(kinds, counts.runs[mine]),
+        np.bincount(kinds, counts.again[mine] / 1e6),
     )
-    for family, forward, again, time_ms in zip(
-        known, *map(np.ndarray.tolist, columns), strict=True
-    ):
-        tallies[family] = _Tally(forward=forward, again=again, time_ms=time_ms)
-    for family, number in _backward_nodes(facts).items():
-        if family in tallies:
-            tallies[family].backward = number
+    nodes = _backward_nodes(facts)
     families = [
         Family(
             family=name,
             kind=kind,
-            forward_per_step=tally.forward / steps,
-            recomputed_per_step=tally.again / steps,
-            backward_per_step=tally.backward / steps,
-            recompute_ms_per_step=tally.time_ms * scale / steps,
+            forward_per_step=forward / steps,
+            recomputed_per_step=again / steps,
+            backward_per_step=nodes[name, kind] / steps,
+            recompute_ms_per_step=time_ms * scale / steps,
         )
-        for (name, kind), tally in tallies.items()
+        for (name, kind), forward, again, time_ms in zip(
+            known, *map(np.ndarray.tolist, columns), strict=True
+        )
     ]
     return tuple(sorted(families, key=lambda f: (-f.recompute_ms_per_step, f.family)))
 
@@ -82,30 +69,8 @@ def attention_of(families: tuple[Family, ...]) -> Attention | None:
     )
 
 
-def count_kernels(evidence: KernelEvidence) -> tuple[Family, ...]:
-    """Families by their main kernels, per step that holds a backward of them.
-
-    Their times count the main kernels only.
-    """
-    steps = max(1, len(evidence.steps))
-    return tuple(
-        Family(
-            family=family.name,
-            kind="attention",
-            forward_per_step=family.forward / steps,
-            recomputed_per_step=family.again / steps,
-            backward_per_step=family.backward / steps,
-            recompute_ms_per_step=family.again_ns / 1e6 / steps,
-        )
-        for family in evidence.families
-    )
-
-
-def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[str, str]], Int64]:
-    """Families in order of appearance, and the position there of each operator's.
-
-    Attention has the family of the kernel-level operator inside the wrapper.
-    """
+def _families_of(facts: RecomputeFacts, rows: Int64) -> list[tuple[str, str]]:
+    """The family of each operator; attention has the kernel-level operator's in the wrapper."""
     calls = facts.calls
     by_name = [vocabulary.family_of(name) for name in calls.names]
     found = [by_name[code] for code in calls.name[rows].tolist()]
@@ -115,25 +80,15 @@ def _families_of_rows(facts: RecomputeFacts, rows: Int64) -> tuple[list[tuple[st
         exact = {by_name[code] for code in calls.name[inside].tolist()}
         exact.discard(("attention", "attention"))
         found[place] = min((f for f in exact if f[1] == "attention"), default=found[place])
-    known = dict(zip(dict.fromkeys(found), range(len(found)), strict=False))
-    return list(known), np.array([known[family] for family in found], np.int64)
+    return found
 
 
-def _families_of_names(names: list[str]) -> tuple[list[tuple[str, str]], Int64]:
-    """The same by the operators' names alone."""
-    found = [vocabulary.family_of(name) for name in names]
-    known = dict(zip(dict.fromkeys(found), range(len(found)), strict=False))
-    return list(known), np.array([known[family] for family in found], np.int64)
-
-
-def _backward_nodes(facts: RecomputeFacts) -> dict[tuple[str, str], int]:
-    calls, structure = facts.calls, facts.structure
-    engines = structure.rows(Role.BACKWARD)
-    step = step_of(list(facts.steps), calls.start[engines])
-    engines = engines[(step >= 0) & facts.complete[np.maximum(step, 0)]]
-    numbers: dict[tuple[str, str], int] = defaultdict(int)
-    for code, times in zip(*np.unique(calls.name[engines], return_counts=True), strict=True):
-        numbers[family_of_node(calls.names[code])] += int(times)
+def _backward_nodes(facts: RecomputeFacts) -> Counter[tuple[str, str]]:
+    engines = facts.structure.rows(Role.BACKWARD)
+    names = facts.calls.name[engines[facts.in_whole_step(engines)]]
+    numbers: Counter[tuple[str, str]] = Counter()
+    for code, times in zip(*np.unique(names, return_counts=True), strict=True):
+        numbers[family_of_node(facts.calls.names[code])] += int(times)
     return numbers
 
 
@@ -162,7 +117,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
     regions = []
     for ordinal, blocks in enumerate(facts.layers):
         places = [block.places for block in blocks]
-        recomputes = counts.highest_of(places)
+        recomputes = [counts.highest(part) for part in places]
         everywhere = np.concatenate([np.arange(p.start, p.stop) for p in places])
         first = blocks[0]
         regions.append(
@@ -202,13 +157,13 @@ def _checkpoints(counts: Counts, blocks: list[Block], runs: float) -> tuple[Chec
     around = Counter(block.checkpoints for block in blocks).most_common(1)[0][0]
     if runs <= len(around):
         return around
-    parts = [part for block in blocks for part in block.parts]
-    highest = counts.highest_of([part.places for part in parts])
     told = {
         (one.mechanism, one.call_site, one.variant, one.function): one
-        for part, times in zip(parts, highest, strict=True)
+        for block in blocks
+        for part in block.parts
+        if counts.highest(part.places) > len(around)
         for one in part.checkpoints
-        if one.around == "part" and times > len(around)
+        if one.around == "part"
     }
     return numbered((*around, *told.values()))
 
@@ -250,7 +205,7 @@ def show_proof(facts: RecomputeFacts, regions: tuple[Region, ...]) -> Proof | No
 def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLane:
     calls = facts.calls
     starts, ends = _spans(facts, rows)
-    start, end = int(starts.min()), int(ends.max())
+    start, end, shown = int(starts.min()), int(ends.max()), rows[:_MOST_OPERATORS].tolist()
     return ProofLane(
         label=label,
         kind=kind,  # type: ignore[arg-type]
@@ -258,12 +213,15 @@ def _lane(facts: RecomputeFacts, label: str, kind: str, rows: Int64) -> ProofLan
         duration_us=(end - start) / 1000,
         ops=tuple(
             ProofOp(
-                name=_shown_name(calls.names[calls.name[row]]),
-                family=_family(calls.names[calls.name[row]]),
+                name=name.removeprefix(vocabulary.ENGINE).removeprefix("aten::"),
+                # The kind of a node is what the forward operator's family is called.
+                family=family_of_node(name)[1]
+                if name.startswith(vocabulary.ENGINE)
+                else vocabulary.family_of(name)[0],
                 start_us=float(begin) / 1000,
                 duration_us=float(over - begin) / 1000,
             )
-            for row, begin, over in list(zip(rows, starts, ends, strict=True))[:_MOST_OPERATORS]
+            for name, begin, over in zip(map(calls.called, shown), starts, ends, strict=False)
         ),
     )
 
@@ -290,19 +248,6 @@ def _spans(facts: RecomputeFacts, rows: Int64) -> tuple[Int64, Int64]:
     earliest = min(begin for begin, _ in spans if begin >= 0)
     found = np.array([(earliest,) * 2 if begin < 0 else (begin, end) for begin, end in spans])
     return found[:, 0], found[:, 1]
-
-
-def _family(name: str) -> str:
-    # the kind of a node is what the forward operator's family is called
-    return (
-        family_of_node(name)[1]
-        if name.startswith(vocabulary.ENGINE)
-        else vocabulary.family_of(name)[0]
-    )
-
-
-def _shown_name(name: str) -> str:
-    return name.removeprefix(vocabulary.ENGINE).removeprefix("aten::")
 
 
 def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:

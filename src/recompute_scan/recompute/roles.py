@@ -54,16 +54,19 @@ def table(*roles: int) -> Bool:
     return found
 
 
-# For each role: what is looked through; forward work run again; outermost operators of either.
+# For each role: what is looked through; forward work run again; it, or its first run.
 LOOKED_THROUGH = table(Role.RANGE, Role.BACKWARD)
 AGAIN = table(Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
-OPERATORS = table(Role.FORWARD, Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
+OPERATORS = AGAIN | table(Role.FORWARD)
+# These make the nodes that ask for recomputes.
+MAKES = OPERATORS | table(Role.RANGE)
 
 
 class Structure(Struct, frozen=True):
     """One entry per call.
 
     Attributes:
+        calls: The calls.
         role: A :class:`Role`.
         engine: Row of the innermost engine range that holds the call (itself for one), or -1.
         top: Row of the outermost operator with a role that holds the call, or -1.
@@ -78,6 +81,7 @@ class Structure(Struct, frozen=True):
         evaluations: The evaluations of autograd nodes.
     """
 
+    calls: Calls
     role: Int8
     engine: Int32
     top: Int32
@@ -135,7 +139,7 @@ class Operators:
     @cached_property
     def plumbing(self) -> Bool:
         """Is it communication or resharding?"""
-        return self.calls.matching(vocabulary.PLUMBING)[self.calls.name[self.rows]]
+        return self.calls.names_where(vocabulary.PLUMBING.match)[self.calls.name[self.rows]]
 
     @cached_property
     def beside(self) -> Bool:
@@ -241,9 +245,8 @@ class Operators:
 
     def in_node_of(self, functions: Collection[str]) -> Bool:
         """Is it in an evaluation of a node of these functions?"""
-        known = [vocabulary.function_of(name) in functions for name in self.calls.names]
-        named = np.array(known, np.bool_)[self.calls.name[self.table.row]]
-        return np.append(named, False)[self.home]
+        known = self.calls.names_where(lambda name: vocabulary.function_of(name) in functions)
+        return np.append(known[self.calls.name[self.table.row]], False)[self.home]
 
     def last(self, holds: Bool) -> Int64:
         """For each: when the last operator of its evaluation began for which this holds; or -1."""
@@ -341,6 +344,7 @@ def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
     role[rows] = decided
     engine = np.append(evaluations.row, -1)[evaluations.of].astype(np.int32)
     return Structure(
+        calls=calls,
         role=role,
         engine=engine,
         top=_tops(calls, role),
@@ -375,9 +379,8 @@ def _find_outermost(
     is_op = calls.kind == Kind.OP
     begins = np.zeros(size, np.bool_)
     begins[evaluations.row] = True
-    is_function = np.array([name in functions.names for name in calls.names], np.bool_)
-    is_function = is_function[calls.name] & is_op
-    plumbing = calls.matching(vocabulary.PLUMBING)[calls.name] & (calls.kind != Kind.RUNTIME)
+    is_function = calls.where(functions.names.__contains__) & is_op
+    plumbing = calls.where(vocabulary.PLUMBING.match) & (calls.kind != Kind.RUNTIME)
     through = (calls.kind == Kind.ANNOTATION) | is_function | evaluations.special
     through |= _holding_backward(calls, evaluations) | _broken_regions(calls)
     through &= ~plumbing & ~optimizer
@@ -419,7 +422,7 @@ def _optimizers(calls: Calls) -> tuple[Int64, Bool]:
     ``optimizer.step(closure)`` holds it; Lightning steps so by default. An update itself runs
     without gradients, so its operators have no sequence numbers.
     """
-    optimizer = calls.matching(vocabulary.OPTIMIZER)[calls.name]
+    optimizer = calls.where(vocabulary.OPTIMIZER.match)
     ranges = np.flatnonzero(optimizer)
     numbered = np.flatnonzero((calls.sequence >= 0) & (calls.kind == Kind.OP))
     first = numbered.searchsorted(ranges + 1)
@@ -466,11 +469,10 @@ def _broken_regions(calls: Calls) -> Bool:
     rows = np.flatnonzero(region[calls.name])
     if not len(rows):
         return broken
-    compiled = calls.matching(vocabulary.COMPILED_FUNCTION)[calls.name]
+    compiled = calls.where(vocabulary.COMPILED_FUNCTION.match)
     hidden = calls.within(np.flatnonzero(compiled))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
-    before = np.append(0, np.cumsum(own | region[calls.name]))
-    divided = rows[before[rows + 1 + calls.size[rows]] > before[rows + 1]]
+    divided = rows[calls.sums(own | region[calls.name], rows) > 1]
     frames = {match[1] for code in np.unique(calls.name[divided]) if (match := names[code])}
     same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
     return np.asarray(same[calls.name], np.bool_)
@@ -511,14 +513,13 @@ def _checkpoint_nodes(
     calls: Calls, evaluations: Evaluations, functions: CheckpointFunctions
 ) -> Bool:
     """For engine ranges: is its node a checkpoint function's?"""
-    known = [vocabulary.function_of(name) in functions.names for name in calls.names]
+    known = calls.names_where(lambda name: vocabulary.function_of(name) in functions.names)
     found = np.zeros(len(calls), np.bool_)
-    found[evaluations.row] = np.array(known, np.bool_)[calls.name[evaluations.row]]
+    found[evaluations.row] = known[calls.name[evaluations.row]]
     return found
 
 
 def _holds(calls: Calls, name: str, rows: Int64) -> Bool:
     """For each row: does the call hold one of that name?"""
-    named = np.array([one == name for one in calls.names], np.bool_)[calls.name]
-    before = np.append(0, named.cumsum())
-    return np.asarray(before[rows + 1 + calls.size[rows]] > before[rows + 1])
+    named = calls.where(name.__eq__)
+    return np.asarray(calls.sums(named, rows) > named[rows])

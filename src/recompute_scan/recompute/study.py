@@ -13,12 +13,7 @@ from msgspec.structs import replace
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment, align
-from recompute_scan.recompute.attention_kernels import (
-    KernelEvidence,
-    hides_backward,
-    read_kernels,
-    settle,
-)
+from recompute_scan.recompute.attention_kernels import KernelEvidence, hides_backward, read_kernels
 from recompute_scan.recompute.boundaries import (
     Annotations,
     count_by_marks,
@@ -31,8 +26,6 @@ from recompute_scan.recompute.by_design import (
     DesignedRun,
     find_by_design,
     find_collectives,
-    find_own_work,
-    left_unexplained,
     part_own_runs,
     rows_of,
     without_gradients,
@@ -62,8 +55,16 @@ from recompute_scan.recompute.verdict import (
 )
 from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
-from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, link_kernels, nest
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.calls import (
+    Calls,
+    Kernels,
+    StepSpan,
+    find_steps,
+    link_kernels,
+    nest,
+    step_of,
+)
+from recompute_scan.trace.columns import Bool, Int8, Int64, Kind, Trace
 
 
 class RecomputeFacts(Struct, frozen=True, dict=True):
@@ -71,8 +72,6 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
 
     Attributes:
         trace: The trace.
-        calls: Its host calls, nested.
-        structure: Role of each call.
         kernels: Device work with its launches.
         work: Time of each call on the device that it kept busy.
         steps: Steps, in order.
@@ -92,8 +91,6 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     """
 
     trace: Trace
-    calls: Calls
-    structure: Structure
     kernels: Kernels
     work: Work
     steps: tuple[StepSpan, ...]
@@ -110,6 +107,16 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     framed: bool = False
     by_design: tuple[DesignedRun, ...] = ()
 
+    @property
+    def structure(self) -> Structure:
+        """The role of each call."""
+        return self.alignment.structure
+
+    @property
+    def calls(self) -> Calls:
+        """The trace's host calls, nested."""
+        return self.alignment.structure.calls
+
     @cached_property
     def designed(self) -> Int64:
         """Rows of all calls that run again by design."""
@@ -120,12 +127,19 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         """Number of complete steps."""
         return int(self.complete.sum())
 
+    @property
+    def whole_steps(self) -> list[StepSpan]:
+        """The complete steps, in order."""
+        return [step for step, whole in zip(self.steps, self.complete, strict=True) if whole]
+
+    def in_whole_step(self, rows: Int64) -> Bool:
+        """For each of these calls: did it begin in a complete step?"""
+        return np.append(self.complete, False)[step_of(self.steps, self.calls.start[rows])]
+
     @cached_property
     def collectives(self) -> Collectives:
         """The collectives of complete steps, and those that recomputes repeat."""
-        return find_collectives(
-            self.calls, self.structure, self.kernels, self.alignment, self.steps, self.complete
-        )
+        return find_collectives(self.alignment, self.kernels, self.steps, self.complete)
 
     @cached_property
     def layers(self) -> list[list[Block]]:
@@ -137,9 +151,17 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         """Whether FSDP is at work."""
         return bool(len(self.calls.named(vocabulary.SHARDING)))
 
+    @cached_property
+    def turns(self) -> Int8:
+        """For each call: 1 where it is a first recompute, 2 where a further one, else 0."""
+        found = np.zeros(len(self.calls), np.int8)
+        found[self.alignment.again] = 1
+        found[self.counts.redundant_rows] = 2
+        return found
+
     def ran_again(self, pattern: re.Pattern[str]) -> int:
         """How many calls with a name that matches from its beginning were recomputed."""
-        named = self.calls.matching(pattern)[self.calls.name]
+        named = self.calls.where(pattern.match)
         return sum(int(named[each.again[each.ran]].sum()) for each in self.alignment.recomputes)
 
 
@@ -153,32 +175,30 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     """
     calls = nest(trace)
     structure = classify(calls)
-    trace = replace(trace, health=trace.health | check_soundness(calls, structure))
+    trace = replace(trace, health=trace.health | check_soundness(structure))
     kernels = link_kernels(trace, calls)
-    work = measure(calls, structure, kernels)
-    steps = join_steps(calls, structure, find_steps(calls))
+    work = measure(structure, kernels)
+    steps = join_steps(structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
-    alignment = align(calls, structure, work, starts)
-    alignment, own_runs = part_own_runs(calls, structure, work, alignment)
-    alignment = without_gradients(alignment, find_own_work(calls, structure, alignment))
-    complete = complete_steps(calls, alignment, steps, trace.cut_at)
-    counts = count(calls, structure, work, alignment, steps, complete)
+    alignment = align(structure, work, starts)
+    alignment, own_runs = part_own_runs(work, alignment)
+    alignment = without_gradients(alignment)
+    complete = complete_steps(alignment, steps, trace.cut_at)
+    counts = count(work, alignment, steps, complete)
     trace = replace(trace, health=trace.health | check_steps(calls, counts))
-    annotations = read_annotations(calls, structure, alignment)
+    annotations = read_annotations(alignment)
     if annotations is not None:
-        spans = spans_from_annotations(calls, structure, annotations)
+        spans = spans_from_annotations(structure, annotations)
     else:
-        spans = spans_from_recomputes(calls, structure, alignment)
+        spans = spans_from_recomputes(alignment)
     framed = []
     if annotations is None and recognise is not None and has_frames(trace):
         framed = spans_from_frames(trace, calls, alignment, recognise)
         spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
-    by_design = (*find_by_design(trace, calls, structure, kernels, alignment.again), *own_runs)
+    by_design = (*find_by_design(trace, structure, kernels, alignment.again), *own_runs)
     facts = RecomputeFacts(
         trace=trace,
-        calls=calls,
-        structure=structure,
         kernels=kernels,
         work=work,
         steps=tuple(steps),
@@ -187,10 +207,10 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         counts=counts,
         annotations=annotations,
         blocks=blocks,
-        plain=count_plainly(calls, structure, alignment),
+        plain=count_plainly(alignment),
         judgement=Judgement("inconclusive"),
         level="annotated" if annotations is not None else "autograd",
-        compiled=find_compiled_backward(calls, structure),
+        compiled=find_compiled_backward(structure),
         attention=None,
         framed=bool(framed),
         by_design=by_design,
@@ -203,35 +223,22 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
 
     Nothing else sets ``judgement`` and ``level``, nor the counts that annotations or design give.
     """
-    trace, calls, structure = facts.trace, facts.calls, facts.structure
-    counts, annotations, marked, in_hooks = facts.counts, facts.annotations, None, 0
-    if annotations is not None:
-        marked = count_by_marks(calls, structure, facts.alignment, annotations)
-        in_hooks = annotations.in_hooks
-    unexplained = left_unexplained(facts.alignment.unexplained, facts.by_design)
-    judgement = judge(
-        calls,
-        structure,
-        counts,
-        facts.blocks,
-        replace(facts.alignment, unexplained=unexplained),
-        facts.plain,
-        facts.compiled,
-        bool((trace.kind[facts.kernels.event] == Kind.KERNEL).any()),
-        marked,
-        in_hooks,
-    )
+    trace, calls, counts, marked = facts.trace, facts.calls, facts.counts, None
+    if facts.annotations is not None:
+        marked = count_by_marks(facts.alignment, facts.annotations)
+    unexplained = facts.alignment.unexplained
+    unexplained = unexplained[~np.isin(unexplained, facts.designed)]
+    alignment = replace(facts.alignment, unexplained=unexplained)
+    judgement = judge(replace(facts, alignment=alignment), marked)
     if marked is not None and judgement.by_marks:
         counts = with_marks(counts, marked)
     if judgement.by_design:
         counts = as_designed(counts, facts.alignment)
-    forward_time = float(counts.weight[counts.counted].sum())
-    judgement = with_design(judgement, facts.by_design, forward_time)
-    hidden = hides_backward(trace, calls, structure, facts.kernels)
+    judgement = with_design(judgement, facts.by_design, counts)
+    hidden = hides_backward(trace, facts.structure, facts.kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
         attention = read_kernels(trace, calls, facts.kernels)
-        attention = attention and settle(trace, facts.kernels, attention)
     seen = _by_kernels(facts, judgement, attention, hidden)
     level: EvidenceLevel = facts.level if (calls.kind == Kind.OP).any() else "kernels"
     if attention is not None and seen is attention.judgement:

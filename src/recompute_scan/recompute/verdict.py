@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -13,13 +14,14 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.boundaries import MarkedCounts
 from recompute_scan.recompute.by_design import DesignedRun
-from recompute_scan.recompute.checks import PlainCounts
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Verdict
-from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Kind
+
+if TYPE_CHECKING:
+    from recompute_scan.recompute.study import RecomputeFacts
 
 
 class Compiled(Struct, frozen=True):
@@ -38,26 +40,25 @@ class Compiled(Struct, frozen=True):
     recomputes: bool
 
 
-def find_compiled_backward(calls: Calls, structure: Structure) -> Compiled | None:
+def find_compiled_backward(structure: Structure) -> Compiled | None:
     """The compiled part of the backward pass; ``None`` where nothing of it is compiled."""
-    named = calls.matching(vocabulary.COMPILED_NODE)
+    calls = structure.calls
+    named = calls.where(vocabulary.COMPILED_NODE.match)
     engines = structure.rows(Role.BACKWARD)
-    mine = engines[named[calls.name[engines]]]
+    mine = engines[named[engines]]
     if not len(mine):
         return None
     # A node can hold the recompute that it asked for: that is not compiled into it.
     asked = np.isin(structure.engine, mine) & (structure.role == Role.RECOMPUTE)
     time = int(calls.duration[mine].sum()) - int(calls.duration[asked].sum())
     whole = int(calls.duration[structure.roots].sum())
-    forward = np.array(
-        [vocabulary.only_forward(name) and name != "aten::addmm" for name in calls.names], np.bool_
-    )
-    rows = np.flatnonzero(forward[calls.name] & (structure.top >= 0) & (structure.engine >= 0))
+    forward = calls.where(lambda name: vocabulary.only_forward(name) and name != "aten::addmm")
+    rows = np.flatnonzero(forward & (structure.top >= 0) & (structure.engine >= 0))
     rows = rows[structure.role[structure.top[rows]] == Role.FORMULA]
     return Compiled(
         nodes=len(mine),
         share=min(1.0, max(0, time) / max(1, whole)),
-        recomputes=bool(named[calls.name[structure.engine[rows]]].any()),
+        recomputes=bool(named[structure.engine[rows]].any()),
     )
 
 
@@ -77,6 +78,10 @@ HIDDEN_BY_GRAPHS = (
 )
 NO_BACKWARD_OF_ITS_OWN = (
     "Most recomputed operators repeat forward work without a backward pass in the trace."
+)
+NO_BACKWARD_IN_HOOKS = (
+    "{} checkpointed calls ran in gradient hooks, which begin other backward passes: their forward "
+    "pass is part of a backward pass and looks like a recompute."
 )
 
 
@@ -107,56 +112,37 @@ class Judgement(Struct, frozen=True):
     differing: tuple[str, ...] = ()
 
 
-def judge(
-    calls: Calls,
-    structure: Structure,
-    counts: Counts,
-    blocks: Sequence[Block],
-    alignment: Alignment,
-    plain: PlainCounts,
-    compiled: Compiled | None,
-    any_kernel: bool = True,
-    marked: MarkedCounts | None = None,
-    in_hooks: int = 0,
-) -> Judgement:
-    """The verdict on a whole trace.
+def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgement:
+    """The verdict on a whole trace by its operators, or by annotations where these decide.
 
     Args:
-        calls: The trace's calls.
-        structure: Their roles.
-        counts: The counts.
-        blocks: The blocks of all forward passes.
-        alignment: The recomputes.
-        plain: The count by name.
-        compiled: The compiled part of the backward pass.
-        any_kernel: Whether the trace holds kernels.
+        facts: What ran again; the verdict in it does not count.
         marked: The counts of recorded checkpoints' annotations, where they show them.
-        in_hooks: How many checkpointed calls gradient hooks ran.
     """
-    counted = counts.counted
-    names = counts.names(calls, slice(None))
+    counts, counted, alignment = facts.counts, facts.counts.counted, facts.alignment
+    names = counts.names(facts.calls, slice(None))
     recomputed = bool((counts.runs[counted] > 0).any())
     designed = not recomputed and bool((counts.designed[counted] > 0).any())
     recomputed |= designed
-    reason = _reason(calls, structure, counts, alignment, recomputed, compiled, any_kernel)
-    if reason == NO_BACKWARD_OF_ITS_OWN and in_hooks:
-        reason = (
-            f"{in_hooks} checkpointed calls ran in gradient hooks, which begin other backward "
-            "passes: their forward pass is part of a backward pass and looks like a recompute."
+    reason = _reason(facts, recomputed)
+    marked = marked if facts.compiled is None else None
+    lost = _lost(facts.structure, alignment.unexplained) if not recomputed else None
+    unmatched, tally = lost, facts.plain.contradicting
+    if unmatched is None and tally is not None:
+        unmatched = (
+            f"{tally.inside} calls of {tally.name} are inside the backward pass and "
+            f"{tally.outside} outside, and {tally.again} of them were matched with the forward "
+            "pass."
         )
-    marked = marked if compiled is None else None
     # Annotations can explain operators that no match explains.
-    unmatched = _lost(structure, alignment.unexplained) if not recomputed else None
-    unmatched = unmatched or _contradiction(plain)
     if reason is None and unmatched is not None and marked is not None:
         by_marks = with_marks(counts, marked)
-        found = _without_others(weigh(by_marks, blocks, names), calls, by_marks, blocks)
+        found = _without_others(weigh(by_marks, facts.blocks, names), facts, by_marks)
         if found.highest == 1:
             return replace(found, by_marks=True, differing=marked.differing)
-    if reason is None and not recomputed:
-        reason = _lost(structure, alignment.unexplained)
+    reason = reason or lost
     highest = counts.highest(counted)
-    if reason is None and highest < 2 and compiled is not None and compiled.recomputes:
+    if reason is None and highest < 2 and facts.compiled is not None and facts.compiled.recomputes:
         # The operators outside it then give a lower bound only.
         reason = (
             "The compiled backward pass runs forward work again; how often, and where, a trace "
@@ -172,27 +158,23 @@ def judge(
                 f"annotations of the recorded checkpoints count {count:g}."
             )
         elif count != highest:
-            return replace(
-                weigh(by_marks, blocks, names), by_marks=True, differing=marked.differing
-            )
+            found = weigh(by_marks, facts.blocks, names)
+            return replace(found, by_marks=True, differing=marked.differing)
     if reason is not None:
         differing = marked.differing if marked is not None else ()
         return Judgement("inconclusive", reason, differing=differing)
     if designed:
-        again = as_designed(counts, alignment)
-        return replace(weigh(again, blocks, names), verdict="partial", by_design=True)
+        again = weigh(as_designed(counts, alignment), facts.blocks, names)
+        return replace(again, verdict="partial", by_design=True)
     # The counts have more places than the trace where compiled code is taken apart.
     same = len(alignment.forward) == len(counts.runs)
-    otherwise = _ran_otherwise(structure, alignment) if same else None
-    found = weigh(counts, blocks, names, otherwise)
-    return _without_others(found, calls, counts, blocks)
+    otherwise = _ran_otherwise(facts.structure, alignment) if same else None
+    return _without_others(weigh(counts, facts.blocks, names, otherwise), facts, counts)
 
 
-def _without_others(
-    found: Judgement, calls: Calls, counts: Counts, blocks: Sequence[Block]
-) -> Judgement:
+def _without_others(found: Judgement, facts: RecomputeFacts, counts: Counts) -> Judgement:
     """The verdict, but not `full` where some layers are no blocks."""
-    if found.verdict == "full" and leaves_layers(calls, counts, blocks):
+    if found.verdict == "full" and leaves_layers(facts.calls, counts, facts.blocks):
         return replace(found, verdict="partial")
     return found
 
@@ -290,28 +272,10 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
     return None
 
 
-def _contradiction(plain: PlainCounts) -> str | None:
-    """The reason not to believe the match: a plain count that it does not explain."""
-    tally = plain.contradicting
-    if tally is None:
-        return None
-    return (
-        f"{tally.inside} calls of {tally.name} are inside the backward pass and "
-        f"{tally.outside} outside, and {tally.again} of them were matched with the forward pass."
-    )
-
-
-def _reason(
-    calls: Calls,
-    structure: Structure,
-    counts: Counts,
-    alignment: Alignment,
-    recomputed: bool,
-    compiled: Compiled | None,
-    any_kernel: bool,
-) -> str | None:
+def _reason(facts: RecomputeFacts, recomputed: bool) -> str | None:
+    calls, structure, counts = facts.calls, facts.structure, facts.counts
     if not (calls.kind == Kind.OP).any():
-        if not any_kernel:
+        if not (facts.trace.kind[facts.kernels.event] == Kind.KERNEL).any():
             return "The trace has neither operators nor kernels."
         return (
             "The trace has no operators, only kernels, and no kernel is known as the backward of "
@@ -325,31 +289,25 @@ def _reason(
         return "The trace holds no backward pass."
     if not counts.counted.any():
         return "No forward pass in the trace has its own backward pass in it."
-    found = [each for each in alignment.recomputes if not each.by_design]
+    found = [each for each in facts.alignment.recomputes if not each.by_design]
     sizes = np.array([len(each.again) for each in found], np.int64)
     # Among operators that have a backward, those without need no gradient.
     places = (counts.rows.searchsorted(each.original) for each in found)
     alone = np.array([not counts.counted[some].any() for some in places], np.bool_)
     if 2 * sizes[alone].sum() > sizes.sum():
-        return NO_BACKWARD_OF_ITS_OWN
-    if compiled is not None and compiled.share >= MOSTLY_COMPILED and not recomputed:
+        in_hooks = facts.annotations.in_hooks if facts.annotations is not None else 0
+        return NO_BACKWARD_IN_HOOKS.format(in_hooks) if in_hooks else NO_BACKWARD_OF_ITS_OWN
+    if facts.compiled is not None and facts.compiled.share >= MOSTLY_COMPILED and not recomputed:
         return HIDDEN_BY_COMPILER
     return None
 
 
-def with_design(
-    judgement: Judgement, found: Sequence[DesignedRun], forward_time: float
-) -> Judgement:
-    """The verdict with these: no checkpoint, and yet forward work that runs again, once.
-
-    Args:
-        judgement: The verdict without them.
-        found: What runs again by design.
-        forward_time: Time of all forward operators, in the unit of ``ByDesign.time``.
-    """
+def with_design(judgement: Judgement, found: Sequence[DesignedRun], counts: Counts) -> Judgement:
+    """The verdict with these: no checkpoint, and yet forward work that runs again, once."""
     if judgement.verdict != "none" or not found:
         return judgement
     highest = max(max(1, math.ceil(each.again / each.forward)) for each in found)
     again = sum(each.time for each in found)
+    forward_time = float(counts.weight[counts.counted].sum())
     share = min(1.0, again / forward_time) if forward_time > 0 else None
     return Judgement("partial", None, float(highest), share, share)

@@ -30,8 +30,9 @@ class Work(Struct, frozen=True):
     queued: int
 
 
-def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
+def measure(structure: Structure, kernels: Kernels) -> Work:
     """The work of every call that is a top (see ``Structure.top``)."""
+    calls = structure.calls
     launched = kernels.launch >= 0
     unlaunched, queued = int((~launched).sum()), int(kernels.queued.sum())
     if not launched.any():
@@ -43,7 +44,7 @@ def measure(calls: Calls, structure: Structure, kernels: Kernels) -> Work:
     top = structure.top[kernels.launch[launched]]
     known = top >= 0
     np.add.at(count, top[known], 1)
-    np.add.at(time, top[known], (kernels.end - kernels.start)[launched][known])
+    np.add.at(time, top[known], kernels.time[launched][known])
     return Work(time, count, True, unlaunched, queued)
 
 
@@ -63,7 +64,6 @@ class Ran:
         self._calls = calls
         self._work = work
         self._neutral = neutral
-        self._twins_before = _twins_before(calls, neutral)
 
     def of(self, original: Int64, again: Int64, ends: Int64, whole: Bool) -> Bool:
         """For each operator of all recomputes: did it?
@@ -74,7 +74,8 @@ class Ran:
             ends: For each recompute, where its last operator is in these.
             whole: For each recompute: early stop cannot have cut it.
         """
-        ran = np.asarray(self._twins(again) >= self._twins(original))
+        twins = _twins(self._calls, self._neutral, np.concatenate((original, again)))
+        ran = np.asarray(twins[len(original) :] >= twins[: len(original)])
         if self._work.on_gpu:
             kernels = self._work.kernels
             return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
@@ -103,27 +104,18 @@ class Ran:
         following = np.append(counted[1:], row + 1 + self._calls.size[row])
         return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
-    def _twins(self, rows: Int64) -> Int32:
-        """For each call: how many operators inside it stand directly in one of the same name."""
-        before = self._twins_before
-        twins: Int32 = before[rows + self._calls.size[rows] + 1] - before[rows + 1]
-        return twins
 
-
-def _twins_before(calls: Calls, neutral: Bool) -> Int32:
-    """Operators before each row, and before the end, that are in one of the same name.
+def _twins(calls: Calls, neutral: Bool, rows: Int64) -> Int64:
+    """For each of these calls: how many operators inside it stand directly in one of the same name.
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
     the other (since torch 2.13 with a range between); one that returns a saved result has
     no inner one. Bookkeeping differs between first run and recompute and is left out.
     """
-    mode = np.array([name == vocabulary.DISPATCH_MODE for name in calls.names], np.bool_)[
-        calls.name
-    ]
+    mode = calls.where(vocabulary.DISPATCH_MODE.__eq__)
     above = np.maximum(calls.parent, 0)
     beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
     above[beyond] = calls.parent[above[beyond]]
     twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
-    before = np.zeros(len(calls) + 1, np.int32)
-    np.cumsum(twin & ~neutral, out=before[1:])
-    return before
+    twin &= ~neutral
+    return np.asarray(calls.sums(twin, rows) - twin[rows])

@@ -333,7 +333,13 @@ def parse_snapshot(
     data: bytes, source: str, limits: Limits = DEFAULT_LIMITS
 ) -> list[DeviceHistory]:
     """The same of the bytes of a file; see :func:`read_snapshot`."""
-    return _Parsed(source, limits).devices(read_plain(data, source, limits))
+    value = read_plain(data, source, limits)
+    # Before torch 2.0 a snapshot was the list of segments alone.
+    whole = {"segments": value} if isinstance(value, list) else value
+    try:
+        return list(_Parsed(source, limits).devices(whole))
+    except _Wrong as wrong:
+        raise refuse_snapshot(source, str(wrong)) from None
 
 
 class _Parsed:
@@ -344,15 +350,7 @@ class _Parsed:
         # A list that is there many times is one list, kept by the pickle's own value.
         self._stacks: dict[int, Stack] = {}
 
-    def devices(self, value: Any) -> list[DeviceHistory]:
-        try:
-            # Before torch 2.0 a snapshot was the list of segments alone.
-            whole = {"segments": value} if isinstance(value, list) else value
-            return list(self._devices(whole))
-        except _Wrong as wrong:
-            raise refuse_snapshot(self._source, str(wrong)) from None
-
-    def _devices(self, whole: Any) -> Iterator[DeviceHistory]:
+    def devices(self, whole: Any) -> Iterator[DeviceHistory]:
         if not isinstance(whole, dict) or "segments" not in whole:
             raise _Wrong("it has no segments")
         live: dict[int, dict[int, MemoryBlock]] = {}

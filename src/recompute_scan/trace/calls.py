@@ -8,9 +8,11 @@ time: a GPU runs behind its host, in one public trace by 38 ms.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.trace.columns import (
@@ -114,13 +116,27 @@ class Calls(Struct, frozen=True):
         np.add.at(edges, rows + 1 + self.size[rows], -1)
         return np.asarray(edges.cumsum()[:-1] > 0)
 
+    def sums(self, values: npt.NDArray[Any], rows: Ints) -> Int64:
+        """Of these calls: the sum of the values of each and of all inside it."""
+        before = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(values, out=before[1:])
+        return np.asarray(before[rows + 1 + self.size[rows]] - before[rows])
+
+    def called(self, row: int | np.integer[Any]) -> str:
+        """Name of a call."""
+        return self.names[int(self.name[row])]
+
     def named(self, pattern: re.Pattern[str]) -> CallRows:
         """Rows with a name that matches from its beginning."""
-        return np.flatnonzero(self.matching(pattern)[self.name])
+        return np.flatnonzero(self.where(pattern.match))
 
-    def matching(self, pattern: re.Pattern[str]) -> Bool:
-        """One entry per distinct name: does it match from its beginning?"""
-        return np.array([bool(pattern.match(name)) for name in self.names], np.bool_)
+    def where(self, holds: Callable[[str], object]) -> Bool:
+        """For each call: does this hold of its name?"""
+        return self.names_where(holds)[self.name]
+
+    def names_where(self, holds: Callable[[str], object]) -> Bool:
+        """The same for each of the different names."""
+        return np.array([bool(holds(name)) for name in self.names], np.bool_)
 
 
 class Kernels(Struct, frozen=True):
@@ -139,6 +155,11 @@ class Kernels(Struct, frozen=True):
     end: Int64
     launch: CallRows
     queued: Bool
+
+    @property
+    def time(self) -> Int64:
+        """How long each ran."""
+        return self.end - self.start
 
 
 class StepSpan(Struct, frozen=True):
@@ -229,7 +250,7 @@ def find_steps(calls: Calls) -> list[StepSpan]:
     if len(marked):
         spans: dict[int, StepSpan] = {}
         for row in marked[calls.start[marked].argsort(kind="stable")]:
-            number = int(calls.names[calls.name[row]].partition("#")[2])
+            number = int(calls.called(row).partition("#")[2])
             spans.setdefault(number, StepSpan(number, int(calls.start[row]), int(calls.end[row])))
         return list(spans.values())
     if not len(calls):
@@ -251,7 +272,7 @@ def marks_steps(calls: Calls) -> bool:
     return bool(len(calls.named(_STEP)) or len(calls.named(_OPTIMIZER_STEP)))
 
 
-def step_of(steps: list[StepSpan], times: Int64) -> Int64:
+def step_of(steps: Sequence[StepSpan], times: Int64) -> Int64:
     """Position in ``steps`` of the step that holds each time, -1 for none."""
     if not steps:
         return np.full(len(times), -1, np.int64)

@@ -97,7 +97,11 @@ def _nest_together(start: Int64, end: Int64) -> tuple[Int16, Int64, tuple[Int64,
 def _forest(start: Int64, end: Int64) -> tuple[Int16, Int64, tuple[Int64, ...]]:
     depth = _depths(start, end)
     levels = levels_of(depth)
-    return depth, _parents(len(depth), levels), levels
+    parent = np.full(len(depth), -1, np.int64)
+    for above, rows in itertools.pairwise(levels):
+        if len(above):
+            parent[rows] = above[above.searchsorted(rows) - 1]
+    return depth, parent, levels
 
 
 def _cut_to_nest(start: Int64, end: Int64) -> int:
@@ -140,14 +144,6 @@ def _depths(start: Int64, end: Int64) -> Int16:
     # NumPy sorts 16 bits by counting them, four times faster than what is longer.
     depth: Int16 = np.minimum(rows - closed, _DEEPEST).astype(np.int16)
     return depth
-
-
-def _parents(size: int, levels: tuple[Int64, ...]) -> Int64:
-    parent = np.full(size, -1, np.int64)
-    for above, rows in itertools.pairwise(levels):
-        if len(above):
-            parent[rows] = above[above.searchsorted(rows) - 1]
-    return parent
 
 
 def levels_of(depth: Int16, first: int = 0) -> tuple[Int64, ...]:

@@ -296,49 +296,53 @@ class TableReader:
             InputError: More events (``E313``) or distinct names (``E314``) than allowed.
         """
         parts = [
-            self.kernels(),
-            self.copies(),
-            self.activities(_SETS, Kind.COPY, "Memset"),
-            self.activities(_GRAPHS, Kind.KERNEL, "CUDA graph"),
-            self.calls(),
-            self.ranges(),
+            self._device(_KERNELS, Kind.KERNEL, reading=self.names.kernel),
+            self._device(_COPIES, Kind.COPY, _copy_name),
+            self._device(_SETS, Kind.COPY, lambda _: "Memset"),
+            self._device(_GRAPHS, Kind.KERNEL, lambda _: "CUDA graph"),
+            self._calls(),
+            self._ranges(),
         ]
-        self.resolve()
+        self._resolve()
         names = EventRows.__struct_fields__
         return EventRows(
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         )
 
-    def kernels(self) -> EventRows:
-        naming = ("demangledName", "shortName", "mangledName")
-        columns, strings = self._device(_KERNELS, naming)
-        name = strings[0]
-        for other in strings[1:]:
+    def _device(
+        self,
+        table: str,
+        kind: int,
+        named: Callable[[int], str] | None = None,
+        reading: Callable[[bytes], Said] | None = None,
+    ) -> EventRows:
+        """Device activities, named by their kind of copy or by the texts that they refer to."""
+        wanted = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
+        texts = ("demangledName", "shortName", "mangledName") if reading else ("copyKind",)
+        start, end, pid, device, stream, correlation, *others = self._columns(
+            table, (*wanted, *texts)
+        )
+        device, stream = (_within(column, 0, 2**31) for column in (device, stream))
+        columns = {"start": start, "end": end, "correlation": correlation, "stream": stream}
+        columns |= {"place": (device << 32) + stream, "process": _process(pid)}
+        said = _nameless(kind, len(start))
+        name = others[0]
+        for other in others[1:]:
             name = np.where(name == UNKNOWN, other, name)
-        return self._events(columns, Kind.KERNEL, name, self.names.kernel, on_device=True)
+        if named is not None:
+            distinct, which = np.unique(name, return_inverse=True)
+            codes = [self.names.code(named(number)) for number in distinct.tolist()]
+            said[:, 0] = np.array(codes, np.int64)[which]
+        return self._events(columns, said, name, reading, on_device=True)
 
-    def copies(self) -> EventRows:
-        columns, (kinds,) = self._device(_COPIES, ("copyKind",))
-        said = np.tile(np.array(_nameless(Kind.COPY), np.int64), (len(columns["start"]), 1))
-        distinct, which = np.unique(kinds, return_inverse=True)
-        codes = [self.names.code(_copy_name(kind)) for kind in distinct.tolist()]
-        said[:, 0] = np.array(codes, np.int64)[which]
-        return self._events(columns, Kind.COPY, said=said, on_device=True)
-
-    def activities(self, table: str, kind: int, name: str) -> EventRows:
-        columns, _ = self._device(table, ())
-        said = np.tile(np.array(_nameless(kind), np.int64), (len(columns["start"]), 1))
-        if len(said):
-            said[:, 0] = self.names.code(name)
-        return self._events(columns, kind, said=said, on_device=True)
-
-    def calls(self) -> EventRows:
+    def _calls(self) -> EventRows:
         wanted = ("start", "end", "globalTid", "correlationId", "nameId")
         start, end, thread, correlation, name = self._columns(_CALLS, wanted)
         columns = {"start": start, "end": end, "correlation": correlation} | _on_host(thread)
-        return self._events(columns, Kind.RUNTIME, name, self.names.call)
+        said = _nameless(Kind.RUNTIME, len(start))
+        return self._events(columns, said, name, self.names.call)
 
-    def ranges(self) -> EventRows:
+    def _ranges(self) -> EventRows:
         wanted = ("start", "end", "globalTid", "eventType", "textId")
         typed = "eventType" in self._database.columns(_RANGES)
         blocks = [np.empty((0, len(wanted) + 4), np.int64)]
@@ -350,7 +354,9 @@ class TableReader:
             self._add("ranges_without_end", int((pushed & ~closed).sum()))
             kept = np.flatnonzero(pushed & closed)
             said = [
-                _nameless(Kind.ANNOTATION) if (text := texts[row]) is None else self._range(text)
+                (NAMELESS, Kind.ANNOTATION, -1, 0)
+                if (text := texts[row]) is None
+                else self._range(text)
                 for row in kept.tolist()
             ]
             if said:
@@ -359,9 +365,9 @@ class TableReader:
         said_of = np.ascontiguousarray(rows[:, len(wanted) :])
         strings = np.where(said_of[:, 0] == NAMELESS, rows[:, 4], UNKNOWN)
         columns = {"start": rows[:, 0], "end": rows[:, 1]} | _on_host(rows[:, 2])
-        return self._events(columns, Kind.ANNOTATION, strings, self._range, said=said_of)
+        return self._events(columns, said_of, strings, self._range)
 
-    def resolve(self) -> None:
+    def _resolve(self) -> None:
         """Give events their names, once all tables were read."""
         for numbers, texts in self._sound(self._database.texts(STRINGS, ("id",), "value")):
             for one, _ in self._asked:
@@ -384,32 +390,21 @@ class TableReader:
         self._check_names()
         return said
 
-    def _device(self, table: str, further: tuple[str, ...]) -> tuple[dict[str, Int64], list[Int64]]:
-        wanted = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId", *further)
-        start, end, pid, device, stream, correlation, *others = self._columns(table, wanted)
-        device, stream = (_within(column, 0, 2**31) for column in (device, stream))
-        columns = {"start": start, "end": end, "correlation": correlation, "stream": stream}
-        columns |= {"place": (device << 32) + stream, "process": _process(pid)}
-        return columns, others
-
     def _events(
         self,
         columns: dict[str, Int64],
-        kind: int,
-        strings: Int64 | None = None,
-        reading: Callable[[bytes], Said] | None = None,
+        said: Int64,
+        strings: Int64,
+        reading: Callable[[bytes], Said] | None,
         *,
-        said: Int64 | None = None,
         on_device: bool = False,
     ) -> EventRows:
-        """Events with usable times; their names are looked up later where ``strings`` has any."""
+        """Events with usable times; with ``reading`` names are looked up later in ``strings``."""
         start, end = columns["start"], columns["end"]
         timed = (start > -_LATEST) & (start < _LATEST) & (end > -_LATEST) & (end < _LATEST)
         self._add("events_without_time", int((~timed).sum()))
         self._add("negative_durations", int((timed & (end < start)).sum()))
         none = np.full(len(start), -1, np.int64)
-        if said is None:
-            said = np.tile(np.array(_nameless(kind), np.int64), (len(start), 1))
         events = EventRows(
             start=start,
             end=np.maximum(start, end),
@@ -420,7 +415,7 @@ class TableReader:
             stream=columns.get("stream", none),
             texts=said,
         ).rows(timed)
-        if strings is not None and reading is not None:
+        if reading is not None:
             self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events.texts))
         return events
 
@@ -458,8 +453,9 @@ def _copy_name(kind: int) -> str:
     return f"Memcpy {_COPIED[kind]}" if kind in _COPIED else "Memcpy"
 
 
-def _nameless(kind: int) -> Said:
-    return NAMELESS, kind, -1, 0
+def _nameless(kind: int, number: int) -> Int64:
+    """So many events of a kind, as texts without a name."""
+    return np.tile(np.array((NAMELESS, kind, -1, 0), np.int64), (number, 1))
 
 
 def _on_host(thread: Int64) -> dict[str, Int64]:

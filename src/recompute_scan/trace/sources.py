@@ -107,52 +107,6 @@ _NOT_A_TRACE = re.compile(
 )
 
 
-def load_file(
-    path: Path,
-    *,
-    python: bool = False,
-    within: tuple[int, int] | None = None,
-    outline: Outline | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Trace:
-    """The trace in one file, or in one member of a zip archive.
-
-    The first bytes show the compression, not the name. A damaged file is read as far as it can be,
-    and the trace's ``health`` counts repairs and losses.
-
-    Args:
-        path: The file; a member of an archive is named as if the archive were a folder, and
-            may be left out where the archive holds one trace.
-        python: Whether ``python_function`` events are kept.
-        within: Only what overlaps this span of time is kept, ns on the trace's clock.
-        outline: The file's own, from an earlier reading; with ``within``, parts that hold nothing
-            but later events are passed over, and not counted in ``left_out``.
-        limits: What is refused.
-
-    Raises:
-        InputError: The file is missing or unreadable (``E301``), an archive is unsafe
-            (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
-            limit (see :func:`recompute_scan.trace.sources.read`).
-    """
-    inside = split_member(path) if not is_there(path) else None
-    if inside is None and is_zip(path):
-        inside = path, _only_trace(path, limits)
-    health: dict[str, int] = {}
-    how = functools.partial(read, python=python, within=within, limits=limits, health=health)
-    try:
-        if inside is None:
-            with opened(path, buffering=0) as file, reading(file):
-                if outline is not None and within is not None:
-                    return how(Excerpt(file, outline.before(within[1])), str(path))
-                return how(file, str(path), again=True)
-        archive, member = inside
-        source = str(archive / member)
-        with open_member(archive, member, source, limits, health) as stream:
-            return how(stream, source)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
 def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     """A small file next to a trace, in a folder or in an archive; ``None`` if it is not there.
 
@@ -184,31 +138,6 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     if len(data) > most:
         raise refuse("E315", str(path), most)
     return data
-
-
-def find_files(paths: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> list[Path]:
-    """The trace files that the given files, folders, globs and archives stand for, in order.
-
-    A folder stands for the traces in it, one a rank, and for its zip archives where it holds
-    none; an archive for the traces in it; a name with ``*``, ``?`` or ``[`` that no file has,
-    for its matches. Other files of ``recompute-scan run`` are passed over.
-
-    Raises:
-        InputError: A path is missing (``E301``), a folder or an archive has no trace
-            (``E308``), or an archive is damaged, too large or unsafe (``E307``, ``E316``,
-            ``E317``).
-    """
-    found: list[Path] = []
-    for path in paths:
-        for each in _matches(path):
-            refuse_special(each)
-            if each.is_dir():
-                found += _in_folder(each, limits)
-            elif is_zip(each):
-                found += [each / name for name in _in_archive(each, limits)]
-            else:
-                found.append(each)
-    return found
 
 
 def refuse_special(path: Path) -> None:
@@ -328,20 +257,31 @@ _HERE = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 
 def find(addresses: Sequence[Address], limits: Limits = DEFAULT_LIMITS) -> list[Address]:
-    """The traces that the given files, folders, globs, archives and addresses stand for.
+    """The traces that the given files, folders, globs, archives and addresses stand for, in order.
+
+    A folder stands for the traces in it, one a rank, and for its zip archives where it holds
+    none; an archive for the traces in it; a name with ``*``, ``?`` or ``[`` that no file has,
+    for its matches. Other files of ``recompute-scan run`` are passed over.
 
     Raises:
-        InputError: See :func:`recompute_scan.trace.sources.find_files` and
-            :func:`recompute_scan.trace.streams.list_remote`.
+        InputError: A path is missing (``E301``), a folder or an archive has no trace
+            (``E308``), or an archive is damaged, too large or unsafe (``E307``, ``E316``,
+            ``E317``); see also :func:`recompute_scan.trace.streams.list_remote`.
     """
     found: list[Address] = []
     for address in addresses:
-        if isinstance(address, str) and (here := _HERE.match(address)):
-            found.extend(find_files([Path(address[here.end() :])], limits))
-        elif isinstance(address, str) and is_remote(address):
-            found.extend(list_remote(address, limits))
-        else:
-            found.extend(find_files([Path(address)], limits))
+        here = _HERE.match(address) if isinstance(address, str) else None
+        if isinstance(address, str) and is_remote(address) and not here:
+            found += list_remote(address, limits)
+            continue
+        for each in _matches(Path(str(address)[here.end() :] if here else address)):
+            refuse_special(each)
+            if each.is_dir():
+                found += _in_folder(each, limits)
+            elif is_zip(each):
+                found += [each / name for name in _in_archive(each, limits)]
+            else:
+                found.append(each)
     return found
 
 
@@ -353,20 +293,25 @@ def load(
     outline: Outline | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Trace:
-    """The trace at one address; its first bytes show its format.
+    """The trace at one address; its first bytes show its format and compression, not its name.
+
+    A damaged file is read as far as it can be, and the trace's ``health`` counts repairs and
+    losses.
 
     Args:
-        address: A file, a member of an archive, or a remote address.
+        address: A file, or a remote address. A member of an archive is named as if the archive
+            were a folder, and may be left out where the archive holds one trace.
         python: Whether ``python_function`` events are kept.
         within: Only what overlaps this span of time is kept, ns on the trace's clock; of a
             database or a remote file, all.
-        outline: The file's own, from an earlier reading; with ``within``, later parts of the file
-            are passed over.
+        outline: The file's own, from an earlier reading; with ``within``, parts that hold nothing
+            but later events are passed over, and not counted in ``left_out``.
         limits: What is refused.
 
     Raises:
-        InputError: See :func:`recompute_scan.trace.sources.load_file`,
-            :func:`recompute_scan.trace.nsys.load_nsys` and
+        InputError: The file is missing or unreadable (``E301``), an archive is unsafe
+            (``E317``) or holds several traces (``E318``), or the file is no trace or beyond a
+            limit; see :func:`read`, :func:`recompute_scan.trace.nsys.load_nsys` and
             :func:`recompute_scan.trace.streams.open_remote`.
     """
     if isinstance(address, str) and is_remote(address):
@@ -381,7 +326,23 @@ def load(
             from recompute_scan.trace.nsys import load_nsys  # noqa: PLC0415 - most are JSON
 
             return load_nsys(path, limits)
-    return load_file(path, python=python, within=within, outline=outline, limits=limits)
+    inside = split_member(path) if not is_there(path) else None
+    if inside is None and is_zip(path):
+        inside = path, _only_trace(path, limits)
+    health: dict[str, int] = {}
+    how = functools.partial(read, python=python, within=within, limits=limits, health=health)
+    try:
+        if inside is None:
+            with opened(path, buffering=0) as file, reading(file):
+                if outline is not None and within is not None:
+                    return how(Excerpt(file, outline.before(within[1])), str(path))
+                return how(file, str(path), again=True)
+        archive, member = inside
+        source = str(archive / member)
+        with open_member(archive, member, source, limits, health) as stream:
+            return how(stream, source)
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def name_of(address: Address) -> str:

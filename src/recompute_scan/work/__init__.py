@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from recompute_scan.result.uses import WatchedStep
-from recompute_scan.work.groups import waste_of
+from recompute_scan.work.groups import kept_of, peak_of, waste_of
 from recompute_scan.work.ledger import Ledger
-from recompute_scan.work.storages import kept_of, peak_of
 from recompute_scan.work.watch import StepWatch
 
 __all__ = ["Ledger", "StepWatch", "watched_step"]

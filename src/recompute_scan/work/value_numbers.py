@@ -54,12 +54,6 @@ class Given(Struct, eq=False, gc=False):
     drawn: Drawn | None = None
     begun: Any = None
 
-    @property
-    def first_bytes(self) -> int:
-        """Size of the first tensor."""
-        first = self.tensors[0] if self.tensors else None
-        return first.numel() * first.element_size() if first is not None else 0
-
 
 class Values:
     """Gives numbers to values, and notes when their memory is first seen and when it ends.

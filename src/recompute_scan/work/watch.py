@@ -369,7 +369,7 @@ class StepWatch:
             return
         reads = given.memories
         if kind.overwrites:
-            size = given.first_bytes
+            size = sum(one.numel() * one.element_size() for one in given.tensors[:1])
             reads = [one for one in reads if one not in given.written or one.bytes > size]
         for memory in reads:
             memory.last_read = place
