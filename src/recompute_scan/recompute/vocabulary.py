@@ -78,7 +78,7 @@ PLUMBING = re.compile(
 )
 
 COLLECTIVE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
-NO_COLLECTIVE = re.compile(r".*::(wait_tensor|barrier|monitored_barrier_)$")
+NO_COLLECTIVE = re.compile(r".*::(wait_tensor|_wrap_tensor_autograd|barrier|monitored_barrier_)$")
 GATHER = re.compile(r".*::_?all_?gather")
 
 # Calls that c10d hands to a backend, which names both sides; and the ranges in which the backends

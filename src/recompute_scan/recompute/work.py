@@ -74,8 +74,10 @@ class Ran:
             ends: For each recompute, where its last operator is in these.
             whole: For each recompute: early stop cannot have cut it.
         """
-        twins = _twins(self._calls, self._neutral, np.concatenate((original, again)))
-        ran = np.asarray(twins[len(original) :] >= twins[: len(original)])
+        both = np.concatenate((original, again))
+        twin = _twin(self._calls)
+        first_twins, twins = np.split(_inside(self._calls, twin & ~self._neutral, both), 2)
+        ran = np.asarray((twins >= first_twins) | self._without_mode(twin, both, ends))
         if self._work.on_gpu:
             kernels = self._work.kernels
             return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
@@ -84,6 +86,24 @@ class Ran:
         for at in np.flatnonzero(~whole & (name[last] == name[first_run])):
             ran[ends[at]] &= self._ended(int(last[at]), int(first_run[at]))
         return ran
+
+    def _without_mode(self, twin: Bool, both: Int64, ends: Int64) -> Bool:
+        """For each operator: does its recompute run all that the first run did, and no mode?
+
+        A reentrant checkpoint inside a selective one goes through its block once more by itself.
+        """
+        calls = self._calls
+        first_twins, twins = np.split(_inside(calls, twin, both), 2)
+        # The mode detaches what it keeps.
+        modes = {vocabulary.DISPATCH_MODE, vocabulary.DETACH}
+        operator = (calls.kind == Kind.OP) & ~calls.where(modes.__contains__)
+        first, again = np.split(_inside(calls, operator, both), 2)
+        lengths = np.diff(ends, prepend=-1)
+        whole = again >= first - first_twins
+        whole[ends[lengths > 1]] = True  # early stop may have cut it
+        number = np.arange(len(ends)).repeat(lengths)
+        lacking = np.bincount(number, weights=twins + ~whole, minlength=len(ends))
+        return np.asarray(lacking[number] == 0)
 
     def _ended(self, last: int, first_run: int) -> bool:
         """Did the last operator of a recompute do half the work of its first run, or more?
@@ -105,17 +125,21 @@ class Ran:
         return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
 
-def _twins(calls: Calls, neutral: Bool, rows: Int64) -> Int64:
-    """For each of these calls: how many operators inside it stand directly in one of the same name.
+def _twin(calls: Calls) -> Bool:
+    """For each call: is it an operator that stands directly in one of the same name?
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
     the other (since torch 2.13 with a range between); one that returns a saved result has
-    no inner one. Bookkeeping differs between first run and recompute and is left out.
+    no inner one.
     """
     mode = calls.where(vocabulary.DISPATCH_MODE.__eq__)
     above = np.maximum(calls.parent, 0)
     beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
     above[beyond] = calls.parent[above[beyond]]
     twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
-    twin &= ~neutral
-    return np.asarray(calls.sums(twin, rows) - twin[rows])
+    return np.asarray(twin)
+
+
+def _inside(calls: Calls, marked: Bool, rows: Int64) -> Int64:
+    """For each of these calls: how many of the marked ones are inside it."""
+    return np.asarray(calls.sums(marked, rows) - marked[rows])
