@@ -290,6 +290,7 @@ def _set_first_path(folder: str) -> None:
 @contextmanager
 def _interpreter_state() -> Iterator[None]:
     modules, argv, path = dict(sys.modules), list(sys.argv), list(sys.path)
+    deep = sys.getrecursionlimit()
     hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
     try:
         yield
@@ -298,13 +299,14 @@ def _interpreter_state() -> Iterator[None]:
         _put(found, 0)
         atexit.register(_put, found, 1)
         _stop_timers()
+        atexit.register(sys.setrecursionlimit, now_deep := sys.getrecursionlimit())
+        sys.setrecursionlimit(max(deep, now_deep))
         # The script may refuse no import and no file of ours from here on, also by a module that is
         # `None`. Functions that it has left for the interpreter's end find all of it again.
         for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
-            if now != before:
-                atexit.register(now.__setitem__, slice(None), list(now))
-                now[:] = before
-                sys.path_importer_cache.clear()  # what it holds may have found no hook
+            atexit.register(now.__setitem__, slice(None), list(now))
+            now[:] = before
+            sys.path_importer_cache.clear()  # what it holds may have found no hook
         names = [n for n, one in list(sys.modules.items()) if modules.get(n, one or 0) is not one]
         atexit.register(sys.modules.update, {name: sys.modules.pop(name) for name in names})
         sys.modules.update(modules)
@@ -313,9 +315,7 @@ def _interpreter_state() -> Iterator[None]:
 
 
 def replaced() -> list[tuple[Any, str, Any, Any]]:
-    """Functions of the standard library that the script has replaced: where, by which name, what
-    was there, and what is.
-    """
+    """Functions that the script has replaced: owner, name, the one before it, the one now."""
     return [
         (owner, name, was, now)
         for owner, name, was in _BEFORE
