@@ -202,15 +202,17 @@ def test_python_imports_and_opens_again_behind_a_script_that_had_it_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clears = "sys.path_hooks.clear()\nsys.path_importer_cache.clear()\nsys.meta_path[0] = None"
+    clears += "\nsys.modules['re'] = sys.modules['colorsys'] = None"
     write_script(tmp_path, f"import builtins, os, sys\n{clears}\nbuiltins.open = os.stat = None\n")
     assert run_here(tmp_path, capsys, "train.py")[0].exit_status == 0
-    for function in (execute._put, sys.path_hooks.__setitem__, sys.meta_path.__setitem__):
+    lists = sys.path_hooks.__setitem__, sys.meta_path.__setitem__
+    for function in (execute._put, sys.modules.update, *lists):
         atexit.unregister(function)  # or the script's would be back where the tests end
+    assert __import__("re").escape(__import__("colorsys").__name__) == "colorsys"
     (tmp_path / "found_again.py").write_text("number = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert __import__("found_again").number == 7
-    with open(tmp_path / "found_again.py") as file:  # noqa: PTH123 - the builtin
-        assert file.read() == "number = 7\n"
+    assert callable(open)
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ INTERRUPTED = {-2: 130}
 
 @dataclass(frozen=True)
 class Ran:
-    """How a script ended, what it printed, and what the recording says; the seconds that it took,
-    and those behind its report.
-    """
+    """How a script ended, its seconds in all and behind the report, its output, and its record."""
 
     status: int
     took_s: float

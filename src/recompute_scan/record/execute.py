@@ -31,8 +31,8 @@ from msgspec import Struct
 from recompute_scan.errors import UsageError
 
 _OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
-# What recording calls, or torch's profiler for it, and scripts replace: with mocks, or by a library
-# that makes time or files up. Not what is there to be replaced, and what we replace ourselves.
+# Recording, or torch's profiler for it, calls functions of these, and scripts replace them: with
+# mocks, or by a library that makes time or files up. Hooks are there to be replaced.
 _LIBRARY = (
     "ast atexit builtins ctypes faulthandler gc gzip importlib inspect io json os platform "
     "posixpath select shutil signal subprocess tempfile threading time traceback zlib"
@@ -289,7 +289,8 @@ def _set_first_path(folder: str) -> None:
 
 @contextmanager
 def _interpreter_state() -> Iterator[None]:
-    main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    modules, argv, path = dict(sys.modules), list(sys.argv), list(sys.path)
+    deep = sys.getrecursionlimit()
     hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
     try:
         yield
@@ -298,25 +299,23 @@ def _interpreter_state() -> Iterator[None]:
         _put(found, 0)
         atexit.register(_put, found, 1)
         _stop_timers()
-        # The script may not refuse our imports and files from here on. Functions that it has left
-        # for the interpreter's end find its hooks again.
+        atexit.register(sys.setrecursionlimit, now_deep := sys.getrecursionlimit())
+        sys.setrecursionlimit(max(deep, now_deep))
+        # The script may refuse no import and no file of ours from here on, also by a module that is
+        # `None`. Functions that it has left for the interpreter's end find all of it again.
         for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
-            if now != before:
-                atexit.register(now.__setitem__, slice(None), list(now))
-                now[:] = before
-                sys.path_importer_cache.clear()  # what it holds may have found no hook
-        if sys.modules.get("__main__") is not main:
-            # Functions that the script has left for the interpreter's end are called after this.
-            atexit.register(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
-        sys.modules["__main__"] = main
+            atexit.register(now.__setitem__, slice(None), list(now))
+            now[:] = before
+            sys.path_importer_cache.clear()  # what it holds may have found no hook
+        names = [n for n, one in list(sys.modules.items()) if modules.get(n, one or 0) is not one]
+        atexit.register(sys.modules.update, {name: sys.modules.pop(name) for name in names})
+        sys.modules.update(modules)
         sys.argv[:] = argv
         sys.path[:] = path
 
 
 def replaced() -> list[tuple[Any, str, Any, Any]]:
-    """Functions of the standard library that the script has replaced: where, by which name, what
-    was there, and what is.
-    """
+    """Functions that the script has replaced: owner, name, the one before it, the one now."""
     return [
         (owner, name, was, now)
         for owner, name, was in _BEFORE

@@ -263,8 +263,9 @@ class Watchdog:
         self._on_hang = on_hang
         self._waits = waits
         self._main = threading.get_ident()
-        self._stopped = threading.Event()
-        self._leaving = threading.Event()
+        self._runs = _thread.allocate_lock()  # of an Event scripts may replace methods
+        self._runs.acquire()
+        self._leaving = False
         self._beats = 0
         self._seen: dict[int, tuple[object, float]] = {}
         self._file: Any = None
@@ -286,12 +287,13 @@ class Watchdog:
 
         The first rank that leaves wakes the others with an error that does not show the cause.
         """
-        while self._leaving.is_set():
+        while self._leaving:
             sleep(self._look_s)
 
     def stop(self) -> None:
         """The script has ended by itself: nothing is waited for any more."""
-        self._stopped.set()
+        with suppress(RuntimeError):  # stopped before
+            self._runs.release()
         with suppress(OSError):
             _beat_path(self._folder, rank_facts().rank).unlink(missing_ok=True)
 
@@ -311,9 +313,7 @@ class Watchdog:
 
     def forget(self) -> None:
         """This process was forked from the one that is watched, and is not."""
-        self._stopped = threading.Event()  # the other's may be locked for ever
-        self._stopped.set()
-        self._leaving = threading.Event()
+        self._leaving = False
         if self._file is not None:
             _let_go_of_sigterm()
 
@@ -334,7 +334,7 @@ class Watchdog:
         mark, moved_at = self._mark(), monotonic()
         used = process_time()
         told = False
-        while not self._stopped.wait(look):
+        while not self._runs.acquire(timeout=look):
             if self._file is None:  # it may be known only now that there are several
                 self._keep_stacks_when_terminated()
             ranks = rank_facts()
@@ -351,11 +351,11 @@ class Watchdog:
                 told = True
                 self._write_stacks(ranks)
             if self._all_silent(ranks, now, patient=now - moved_at < _UNSEEN_PATIENCE * timeout):
-                self._leaving.set()
+                self._leaving = True
                 try:
                     self._on_hang(self._end(ranks))
                 finally:
-                    self._leaving.clear()
+                    self._leaving = False
                 return
 
     def _mark(self) -> object:
