@@ -215,7 +215,7 @@ CONDITIONS: dict[str, Condition] = {
     "timed in each run, without the profiler": lambda r: r.verified.before,
     # blocks, call sites, compiled code
     "the steps differ. Blocks that are alike": lambda r: len(r.steps) > 1,
-    "more are in the JSON": lambda r: len(r.regions) > 1,
+    "more columns": lambda r: len(r.regions) > 1,
     "every block ran again the same number of times": lambda r: len(r.steps) > 1,
     "of block left out": lambda r: len(r.regions) > 1,
     "The compiler left code to Python": lambda r: r.compiled is not None,

@@ -121,7 +121,7 @@ def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -
         return "The statement shares its line with others, so there is no diff to check."
     if mechanism.caution and not mechanism.edits:
         return mechanism.caution
-    return "The change is not one to the statement on that line, so there is no diff to check."
+    return "The fix does not edit the statement on that line, so there is no diff to check."
 
 
 def _renamed(text: str, rename: Rename, run: RunFacts, statement: str) -> str:

@@ -98,7 +98,8 @@ _OPTIONS = (
         "--timing-steps",
         default=10,
         show_default=True,
-        help="Steps to time without the profiler, at most; fewer once their median is known.",
+        help="Most steps to time without the profiler; timing ends early once the median is "
+        "precise.",
     ),
     click.option(
         "--quick",
@@ -134,8 +135,8 @@ _OPTIONS = (
     click.option(
         "--fidelity/--no-fidelity",
         default=None,
-        help="Only compare one step's recomputes with their forward, or leave that step out.  "
-        "[default: compare it after the profiled ones]",
+        help="Only compare one step's recomputes with their forward, or skip that step.  "
+        "[default: compare it after profiling]",
     ),
     click.option(
         "--work",

@@ -169,8 +169,8 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         )
     if base.overhead:
         found.append(
-            f"The profiler took {2 * base.overhead / 1000:.1f} µs a call, which were taken off "
-            "first."
+            f"The profiler took {2 * base.overhead / 1000:.1f} µs a call, which was subtracted "
+            f"first."
         )
     if fixed.doubts.get("hooks"):
         found.append(

@@ -424,7 +424,7 @@ CHECKPOINTING_SIGNATURES = (
         code="RS131",
         cause_name="no-function",
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
-        title="A model's checkpointing flag was set past its method, so it has no function to call",
+        title="A model's checkpointing flag was set by hand, so it has no checkpoint function",
         cause="""transformers sets the flag gradient_checkpointing together with the checkpoint
             function. Here only the flag is set, or on another module.""",
         fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers
@@ -445,7 +445,7 @@ CHECKPOINTING_SIGNATURES = (
         fix="""Remove the switch and wrap the layers from outside: torch's
             apply_activation_checkpointing, or fsdp_config's activation_checkpointing, with
             use_cache=False. Or upgrade the model's code. In your own class, set
-            supports_gradient_checkpointing = True and derive layers from
+            supports_gradient_checkpointing to True and derive layers from
             GradientCheckpointingLayer.""",
         versions="transformers and diffusers, all versions.",
         sources=("mosaicml/llm-foundry/issues/399", "huggingface/transformers/issues/17464"),
@@ -470,12 +470,12 @@ CHECKPOINTING_SIGNATURES = (
         cause_name="partial",
         message=re.compile(r"'functools\.partial' object has no attribute '__self__'"),
         where=innermost(r"checkpoint"),
-        title="A checkpoint function looks for a layer's method, and was handed a partial",
+        title="A checkpoint function expects a layer's method, and got a functools.partial",
         cause="""transformers passes the layer's call inside a functools.partial, and this
             library's function expects the method.""",
         fix="""Upgrade the library of the last frame (axolotl and LLaMA-Factory: April 2025 or
             newer), or use its plain checkpointing without offloading.""",
-        versions="transformers 4.51 and later, with axolotl and LLaMA-Factory of before.",
+        versions="transformers 4.51 and later, with older axolotl or LLaMA-Factory.",
         sources=("axolotl-ai-cloud/axolotl/issues/2561", "hiyouga/LlamaFactory/issues/7699"),
     ),
     Signature(
@@ -512,9 +512,9 @@ CHECKPOINTING_SIGNATURES = (
         code="RS134",
         cause_name="tracker",
         message=re.compile(r"^[Bb]ackward pass should have cleared tracker of all tensors"),
-        title="Activation offloading began a forward pass with tensors left of the one before",
+        title="Activation offloading began a forward pass with tensors left over from the last one",
         cause="""An output that no loss uses, or a forward pass without a backward pass or inside
-            one, leaves tensors behind that the offloading tracks.""",
+            one, leaves tensors in the offloading's list.""",
         fix="""Switch offloading off and keep checkpointing: activation_offloading in TRL,
             enable_activation_offloading in torchtune. The step needs more GPU memory. axolotl has
             activation_offloading: legacy, which is slower.""",
@@ -550,8 +550,9 @@ CHECKPOINTING_SIGNATURES = (
             re.DOTALL,
         ),
         title="A checkpointed block changes something outside itself, and torch.compile refuses it",
-        cause="""torch.compile makes one operator of a checkpoint, which must not change an
-            attribute, counter or list outside. An eager recompute would change it twice.""",
+        cause="""torch.compile turns a checkpoint into one operator, which must not change an
+            attribute, counter or list outside the block. An eager recompute would change it
+            twice.""",
         fix="""Return the value and store it outside the block. Or compile the layer inside the
             checkpoint. If the recompute may skip the change, set
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True.""",

@@ -295,7 +295,7 @@ SIGNATURES = (
             r"expected to be in states .{0,400}?TrainingState"
             r"|Expects `BACKWARD_PRE` or `BACKWARD_POST` state"
         ),
-        title="FSDP was asked for something out of its order",
+        title="FSDP was called out of order",
         cause="""Each forward pass of an FSDP unit needs one backward pass. A reentrant checkpoint,
             several forward passes, a backward outside the strategy, or saving during an exception
             break that order.""",

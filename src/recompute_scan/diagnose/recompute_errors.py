@@ -183,7 +183,7 @@ _MISMATCH = Signature(
     cause_name="unknown",
     error="CheckpointError",
     message=MISMATCH,
-    title="A checkpointed block saved other tensors in its recompute than in its first run",
+    title="A checkpointed block saved different tensors in its recompute than in its forward",
     cause="""Something that the block reads changed between forward and recompute: a cache, a
         counter, a context or a random choice.""",
     fix="""Run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True), which lists
@@ -318,7 +318,7 @@ _SHOWN = (
         _READ,
         cause_name="attention-kernel",
         fits=_random_state_differs,
-        title="The recompute's attention ran in another kernel than the original's",
+        title="The recompute's attention used a different kernel than the forward's",
         cause="""Only one of the two saved flash attention's random state.
             scaled_dot_product_attention chooses a kernel at every call (cuDNN, flash,
             memory-efficient), and each saves other tensors.""",
@@ -336,7 +336,7 @@ _COUNT = Signature(
     message=re.compile(
         r"A different number of tensors was saved|trying to save more tensors during recomputation"
     ),
-    title="A checkpointed block saved another number of tensors in its recompute",
+    title="A checkpointed block saved a different number of tensors in its recompute",
     cause="""The block took another path the second time: a branch on data or a counter, a list
         argument that it empties, an operator called by forward() instead of apply(), or another
         compiled graph.""",

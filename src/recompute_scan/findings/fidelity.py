@@ -329,9 +329,9 @@ def _why(difference: Difference) -> str:
     where = describe_operation(difference.operation)
     if difference.kind == "input":
         return (
-            f"{where} gets a tensor that no operator of the block made, and that is no longer what "
-            "it was in the forward: it was written or replaced before the backward pass came to "
-            "it, or each call makes another one."
+            f"{where} gets a tensor that no operator of the block made and that has changed since "
+            "the forward: it was written to or replaced before the recompute, or each call makes "
+            "a new one."
         )
     if difference.kind == "argument":
         return (
@@ -522,9 +522,9 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
     ),
     "arrives-otherwise": (
         "Recomputes of {} run backward from another gradient than the function gets",
-        "The autograd function returns what its block returns. So the gradient that its "
-        "backward gets has to arrive, whole, at what the block returns when it runs again. "
-        "Another one arrives there: one that is scaled, or a part of it.",
+        "The autograd function returns its block's results, so its recompute must run backward "
+        "from the whole gradient that the function gets. It runs from a scaled gradient, or from "
+        "a part of it.",
         "Run backward from the block's results with the gradient that backward gets.",
     ),
     "returned-otherwise": (

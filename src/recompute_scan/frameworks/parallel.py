@@ -169,8 +169,7 @@ def signatures() -> tuple[Signature, ...]:
             ),
             title="Megatron refuses this combination of recompute settings",
             cause="""Granularity full needs recompute_method (uniform or block) and
-                recompute_num_layers. Selective takes neither, but recompute_modules. The message
-                names the conflict.""",
+                recompute_num_layers. Granularity selective takes recompute_modules instead.""",
             fix="""Set --recompute-granularity full with --recompute-method and
                 --recompute-num-layers, or selective with --recompute-modules. With Primus before
                 pull request 965, use recompute_layer_ids or multi-token prediction, not both.""",
@@ -265,7 +264,7 @@ def signatures() -> tuple[Signature, ...]:
                 The forward keeps no scaling state, and the recompute asks for it. Only delayed
                 scaling keeps such state.""",
             fix="""Enter the FP8 autocast around te.checkpoint, or use Transformer Engine with pull
-                request 3284 or another recipe than delayed scaling.""",
+                request 3284 or a recipe other than delayed scaling.""",
             versions="Transformer Engine before pull request 3284 (July 2026); delayed scaling.",
             sources=("NVIDIA/TransformerEngine/pull/3284",),
         ),
@@ -281,7 +280,7 @@ def signatures() -> tuple[Signature, ...]:
                 With BF16 weights the recompute runs in another precision, without an error.""",
             fix="""Remove `core_attn` and `gdn` from `--recompute-modules` (fused attention needs
                 no recompute), or use granularity full. Megatron's pull request 7538 switches FP8
-                on.""",
+                on in the recompute.""",
             versions="Megatron-core with FP8 and selective recompute, as of September 2026.",
             sources=("NVIDIA/Megatron-LM/pull/7538",),
         ),

@@ -464,7 +464,7 @@ def _rank_words(end: RankEnd) -> str:
 def _ending_words(end: RankEnd) -> str:
     """How a rank ended; of one that was killed outright there is no stack."""
     if end.ending == "killed" and not end.stack:
-        return "ended without a word"
+        return "ended without a message"
     return _ENDING_WORDS[end.ending]
 
 

@@ -101,8 +101,8 @@ def by_step(result: Result) -> ByStep | None:
     )
     if len(rows) > MOST_KINDS or len(steps) > MOST_COLUMNS:
         sentence += (
-            f" {plural(max(0, len(rows) - MOST_KINDS), 'row')} and "
-            f"{plural(max(0, len(steps) - MOST_COLUMNS), 'column')} more are in the JSON."
+            f" The JSON has {max(0, len(rows) - MOST_KINDS)} more rows and "
+            f"{max(0, len(steps) - MOST_COLUMNS)} more columns."
         )
     steps = steps[:MOST_COLUMNS]
     return ByStep(
