@@ -449,7 +449,7 @@ def _applied_once(
         how = leave_out(mechanism, run).format(layers=layers, title=name)
         summary = f"Apply {name} once, {kept.extent}: {how}{place(site)}"
         remove = f"its checkpoints {dropped.extent}"
-        reason = "That line switches both on, and stays." if together else reason
+        reason = "That line switches both on, so it stays." if together else reason
     elif kept.around != dropped.around:
         keep = f"keep it {kept.extent}{place(kept.call_site)}"
         summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"

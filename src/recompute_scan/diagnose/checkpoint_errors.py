@@ -71,7 +71,7 @@ SILENT = Signature(
     severity="warning",
     title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
     cause="""The reentrant variant connects a block's output to its inputs only. No input needs a
-        gradient here, so the block's weights get none, while later layers train on.""",
+        gradient here, so the block's weights get none, while later layers still train.""",
     fix="""Use the non-reentrant variant: use_reentrant=False. Or give the block an input that needs
         a gradient; a model of transformers does that after enable_input_require_grads(). Don't
         checkpoint a block that should stay frozen.""",

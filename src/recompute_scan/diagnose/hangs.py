@@ -93,7 +93,7 @@ TIMED_OUT = Signature(
 NAMED = replace(
     TIMED_OUT,
     cause_name="named",
-    title="torch compared the ranks, and some did not come to a collective",
+    title="torch compared the ranks, and some did not reach a collective",
     cause="The named ranks died, were slow, or took another path.",
     fix="""Read the log of the named ranks up to that collective. If they were only slow (loading,
         saving, compiling), pass a longer timeout to init_process_group.""",
@@ -123,7 +123,7 @@ BARRIER = replace(
     message=re.compile(
         r"failed to pass monitoredBarrier in \d+ ms|successfully reached monitoredBarrier, but"
     ),
-    title="Some ranks did not come to a monitored barrier in time",
+    title="Some ranks did not reach a monitored barrier in time",
     cause="The ranks that the message names died, were slow, or took another path.",
     fix="""Read the log of the named ranks. If they were only slow (loading, preparing data), give
         the barrier more time.""",

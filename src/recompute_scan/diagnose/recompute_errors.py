@@ -524,8 +524,8 @@ SAVING_SIGNATURES = (
         cause="""The optimizer holds only some parameters of a unit, or requires_grad changed after
             it was built.""",
         fix="""Before wrapping, set requires_grad=False for frozen parameters or wrap them in their
-            own units. Give the optimizer all others. Rebuild it after (un)freezing, which resets
-            its state.""",
+            own units. Give the optimizer all trainable parameters. Rebuild it after (un)freezing,
+            which resets its state.""",
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
         checked="reproduced",

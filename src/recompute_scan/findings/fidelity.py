@@ -202,9 +202,9 @@ def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         evidence,
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
-            f"{describe_operation(fault.difference.operation)} starts from another state of "
+            f"{describe_operation(fault.difference.operation)} starts from a different state of "
             f"{fault.difference.generator} in the recompute than in the forward: if the operator "
-            "uses random numbers, the gradient comes from other numbers than the loss."
+            f"uses random numbers, the gradient does not match the loss."
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),
@@ -274,8 +274,8 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         detail=(
             f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
             f"recompute and {difference.forward} in the forward. A context that was entered around "
-            "the forward, such as autocast or an FP8 recipe, is not there when the backward pass "
-            "runs it again."
+            "the forward, such as autocast or an FP8 recipe, is not active when the backward pass "
+            "runs the forward again."
         ),
         evidence=fault.shown(),
         fix=review(

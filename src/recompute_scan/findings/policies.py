@@ -303,7 +303,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
         if hidden
         else "None of the operators that it names is called here."
         if unmet
-        else "It decided so itself."
+        else "Its function answered so."
     )
     return RS501.finding(
         evidence,

@@ -231,12 +231,12 @@ def signatures() -> tuple[Signature, ...]:
                 r"|^Gradient computed twice for this partition"
             ),
             title="ZeRO saw the gradient of one parameter twice in one backward pass",
-            cause="""ZeRO reduces a gradient once. A reentrant checkpoint around a module that runs
-                twice, or two backward passes through one graph, give it twice. The message does
-                not say which.""",
+            cause="""ZeRO reduces a gradient once. A reentrant checkpoint around a module that
+                runs twice, or two backward passes through one graph, make it twice. The message
+                does not say which.""",
             fix="""With checkpoints, use the non-reentrant variant (use_reentrant=False). Run one
                 forward and one backward pass per step: add the losses up, or join the batches if
-                neither BatchNorm nor the loss looks across a batch.""",
+                neither BatchNorm nor the loss depends on the whole batch.""",
             gradients=NON_REENTRANT,
             versions="DeepSpeed, ZeRO stages 1 and 2.",
             sources=("modelscope/ms-swift/issues/3128", "xfactlab/orpo/issues/9"),

@@ -396,7 +396,7 @@ def _edits(
         if [*map(opposite, old.elements())] != [*new.elements()] or new.total() != 1:
             raise _unusable("it does more than switch a setting off")
     elif not _SETTINGS.issuperset(new):
-        raise _unusable("it does more than take words out and set settings")
+        raise _unusable("it does more than remove words and change settings")
     return change.edits
 
 
