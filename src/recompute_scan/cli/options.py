@@ -125,12 +125,12 @@ _OPTIONS = (
     click.option(
         "--verify",
         is_flag=True,
-        help="Run it again with the fix applied in memory, and measure what that changes.",
+        help="Run the script again with the fix applied in memory, and measure the difference.",
     ),
     click.option(
         "--without-checkpointing",
         is_flag=True,
-        help="With --verify: measure it without any checkpoint too, where it fits into memory.",
+        help="With --verify: also measure the script without any checkpoint, if it fits.",
     ),
     click.option(
         "--fidelity/--no-fidelity",
@@ -141,7 +141,7 @@ _OPTIONS = (
     click.option(
         "--work",
         is_flag=True,
-        help="Watch two steps more for repeated and unused work and memory.",
+        help="Watch two more steps for repeated and unused work and memory.",
     ),
     click.option(
         "--guard",

@@ -503,7 +503,7 @@ def plan(
 ) -> int:
     """Find the fastest way to checkpoint SCRIPT's layers within a memory limit.
 
-    It is run three times: as it is, then with checkpoints put on and taken off in memory from step
+    SCRIPT runs three times: as it is, then with checkpoints put on and taken off in memory from step
     to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
     there, on a CPU on what is saved for the backward pass.
     """

@@ -90,8 +90,8 @@ WARNED = replace(
     unsure=True,
     severity="info",
     title="torch warned that no input of a reentrant checkpoint needs a gradient",
-    cause="""In training, the block's weights get no gradient. In evaluation, under no_grad and for
-        frozen blocks the warning means nothing. It does not say which.""",
+    cause="""In training, the block's weights get no gradient. In evaluation, under no_grad and
+        for frozen blocks the warning means nothing. It does not say which case this is.""",
     fix="""Check whether the block's weights change. If they should: use the non-reentrant variant
         (use_reentrant=False), or give the block an input that needs a gradient.""",
     checked="message",
@@ -308,9 +308,9 @@ CHECKPOINTING_SIGNATURES = (
             r"Tensor cached during selective activation checkpoint has been mutated"
         ),
         title="An output that a selective checkpoint keeps was changed in place",
-        cause="""The policy keeps this operator's output, and later code changes it in place (out
-            += ..., as an adapter does).""",
-        fix="Write out = out + ..., or keep other operators, such as attention only.",
+        cause="""The policy keeps this operator's output, and later code adds to it in place, as an
+            adapter does.""",
+        fix="Add out of place, or keep other operators, such as attention only.",
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(_DOCS,),
         checked="reproduced",

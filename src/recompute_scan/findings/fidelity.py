@@ -528,9 +528,9 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
         "Run backward from the block's results with the gradient that backward gets.",
     ),
     "returned-otherwise": (
-        "The function around {} returns another gradient than its recompute gives",
-        "Behind the recompute, the block's input has one gradient, and the autograd function "
-        "returns another one: what comes before the block is trained by that.",
+        "The function around {} returns a different gradient than its recompute gives",
+        "The recompute gives the block's input one gradient, and the autograd function returns a "
+        "different one, which trains everything before the block.",
         "Return the gradient that the recompute gives for the block's input.",
     ),
     "weights-left-out": (

@@ -185,10 +185,10 @@ def signatures() -> tuple[Signature, ...]:
             error="CheckpointError",
             message=detect.MISMATCH,
             fits=detect.came_back_empty,
-            title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
-            cause="""DeepSpeed ZeRO-3 partitions a frozen parameter again when its layer's forward
-                ends. The recompute saves the empty placeholder of shape [0]. LoRA on ZeRO-3 is the
-                usual case.""",
+            title="Frozen parameters were partitioned again before their layer was recomputed "
+            "(ZeRO-3)",
+            cause="""DeepSpeed ZeRO-3 does that when the layer's forward ends. The recompute saves
+                the empty placeholder of shape [0]. LoRA on ZeRO-3 is the usual case.""",
             fix="""Upgrade DeepSpeed. Before the fix, pass
                 `gradient_checkpointing_kwargs={'use_reentrant': True}` with `use_cache=False` and
                 `enable_input_require_grads()`, or use ZeRO-2: here the tensors are right and only
@@ -215,7 +215,8 @@ def signatures() -> tuple[Signature, ...]:
                 deepspeed.checkpointing.configure) to the checkpoints of one forward pass, or
                 contiguous_memory_optimization to false. In evaluation call
                 deepspeed.checkpointing.reset() after each forward.""",
-            versions="DeepSpeed; from pull request 8041 (June 2026) on, a missing number is named.",
+            versions="DeepSpeed; from pull request 8041 (June 2026) on, the error names a missing "
+            "number.",
             sources=(
                 "Lightning-AI/pytorch-lightning/issues/20329",
                 "deepspeedai/DeepSpeed/pull/3005",

@@ -191,7 +191,7 @@ def _outcome(verified: Verified) -> str:
 
 def _losses(losses: Losses) -> str:
     if losses.status == "not-seen":
-        return "No loss was seen: nothing with one element went through backward()."
+        return "No loss was seen: backward() was called on no tensor with one element."
     if losses.status == "not-repeatable":
         return (
             "The unchanged script does not give the same losses twice (they differ by up to "

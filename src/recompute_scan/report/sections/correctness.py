@@ -314,6 +314,6 @@ COMPILED_CODE = Section(
     help=(
         _COMPILED_CODE_TITLE,
         "lists what the compiler's graphs run again in their backward pass: for a checkpoint, for "
-        "the memory budget, or because it is cheaper than to keep it.",
+        "the memory budget, or because it is cheaper than keeping it.",
     ),
 )
