@@ -232,7 +232,7 @@ SIGNATURES = (
         message=re.compile(
             r"^\w{0,80}[Cc]heckpoint\w{0,80}\.forward: expected (?:Tensor|Variable) or tuple"
         ),
-        title="A reentrant checkpoint's block returned something else than tensors",
+        title="A reentrant checkpoint's block returned something other than tensors",
         cause="""The block returns a nested tuple (a key-value cache), a list or another object.
             This version of torch takes tensors or one flat tuple of them.""",
         fix="""Return tensors or one flat tuple; with a key-value cache, train with
@@ -247,7 +247,7 @@ SIGNATURES = (
         cause_name="arguments",
         message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
         where=some(_CALLED.pattern),
-        title="A checkpoint that saves its arguments was given something else than tensors",
+        title="A checkpoint that saves its arguments was given something other than tensors",
         cause="""This function saves every argument for the backward pass, but autograd saves
             only tensors.""",
         fix="""Pass only tensors and None as arguments, and the rest by a closure:

@@ -133,8 +133,8 @@ NO_PROGRESS = Signature(
     cause_name="waiting",
     title="The run made no progress until the watchdog ended it",
     cause="All ranks were at the same place when the watchdog ended the run.",
-    fix="""Look at the place named here. If the work is only long, raise `--timeout`, or wait for
-        ever with `--timeout 0`.""",
+    fix="""Look at the place named here. If the work is only long, raise `--timeout`, or wait
+        forever with `--timeout 0`.""",
     sources=("https://docs.python.org/3/library/faulthandler.html",),
     checked="reproduced",
 )

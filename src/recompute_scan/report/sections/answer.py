@@ -573,7 +573,7 @@ def _every_rule_html(result: Result) -> Mapping[str, Any]:
 
 EVERY_RULE = Section(
     anchor="rules",
-    title="Every rule and what became of it",
+    title="Every rule and its outcome",
     template="every_rule.html",
     present=lambda result: bool(result.checked),
     html=_every_rule_html,
