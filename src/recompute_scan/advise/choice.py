@@ -85,7 +85,7 @@ def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: 
             return f"unset {site}"
         if mechanism.on_by_default:
             given = f"{site} false" if site.startswith("-") else f"{site}=false"
-            return f"pass {given} on the command line: left out, it is on"
+            return f"pass {given} on the command line: by default it is on"
         return f"leave {site} out of the command line"
     statement = source.statement if source else ""
     keyword = next((name for name in _settings(mechanism) if _names(statement, name)), None)

@@ -460,14 +460,14 @@ def run(
 @click.option(
     "--memory",
     metavar="AMOUNT|N%|free",
-    help="Memory to keep to: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
+    help="Memory limit: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
 )
 @click.option(
     "--step-time",
     "step_time_ms",
     metavar="MS",
     type=Number(min=0, min_open=True),
-    help="Longest step to keep to instead, for the least memory.",
+    help="Limit the step time instead, for the least memory.",
 )
 @click.option(
     "--verify/--no-verify",

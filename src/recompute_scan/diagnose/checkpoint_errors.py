@@ -352,8 +352,9 @@ CHECKPOINTING_SIGNATURES = (
         title="The device was used for the first time inside a checkpointed block",
         cause="""A checkpoint saves the device's random state, but the block was the first to start
             the device.""",
-        fix="""Use the device once before the first forward pass: torch.zeros(1, device=...). Or,
-            where nothing in the block draws random numbers, pass preserve_rng_state=False.""",
+        fix="""Use the device once before the first forward pass: `torch.zeros(1, device=...)`.
+            Or, where nothing in the block draws random numbers, pass
+            `preserve_rng_state=False`.""",
         gradients=RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
         sources=(_DOCS,),

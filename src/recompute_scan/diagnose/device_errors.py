@@ -366,7 +366,7 @@ SIGNATURES = (
         title="A layer was called while its weight was a flat, sharded piece (FSDP, ZeRO-3)",
         cause="""FSDP and ZeRO-3 gather parameters when the unit is called. A direct call of a
             sub-module, generate() on the inner model, or an unwrapped second model sees the flat
-            piece. Without either, the weight was loaded wrongly.""",
+            piece. Otherwise the weight was loaded wrongly.""",
         fix="""Call the wrapped model. For a call without gradients, such as generate(), wrap it
             in FullyShardedDataParallel.summon_full_params(model)
             (deepspeed.zero.GatheredParameters).""",
