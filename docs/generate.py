@@ -202,49 +202,76 @@ _DIAGNOSES = """\
 ## How this was checked
 
 `python -m benchmarks diagnoses` runs every script that fails (`tests/diagnose/scripts`) under
-`recompute-scan run` and prints the expected and the found code. RS201 needs lightning 2.2.1 or older;
-it was run with 2.2.1 in a separate environment, and its log is among the logs. RS101's log is from
-transformers 4.57.3; the script in the tests raises the same error with a small model. RS101, RS117,
-RS202 and RS204 have two more forms each in `scripts/forms`, under DDP and FSDP, with and without a
-barrier. Each form has a repaired twin, which gets no diagnosis. `python -m benchmarks diagnoses
---reported` runs these with the versions of the reports, and with torch 2.4.1
-([every row](live-failures.md)). Where rank 0 waits inside a saving function of the script, the answer
-is RS210 with both places: a function's name is no evidence.
+`recompute-scan run` and prints the expected and the found code. RS201 needs lightning 2.2.1 or
+older; it was run with 2.2.1 in a separate environment, and its log is among the logs. RS101's log
+is from transformers 4.57.3; the script in the tests raises the same error with a small model.
+RS101, RS117, RS202 and RS204 have two more forms each in `scripts/forms`, under DDP and FSDP, with
+and without a barrier. Each form has a repaired twin, which gets no diagnosis. `python -m benchmarks
+diagnoses --reported` runs these with the versions of the reports, and with torch 2.4.1 ([every
+row](live-failures.md)). Where rank 0 waits inside a saving function of the script, the answer is
+RS210 with both places: a function's name is no evidence.
 
-The logs are in `tests/diagnose/corpus`. `known` and `unrelated` are ours: one or more for each known
-failure, and 55 others, with near misses among them. Those of a known failure come from our scripts, or
-follow public reports where it could not be reproduced.
+The logs are in `tests/diagnose/corpus`. `known` and `unrelated` are ours: one or more for each
+known failure, and 55 others, with near misses among them. Those of a known failure come from our
+scripts, or follow public reports where it could not be reproduced.
 
-`public` has excerpts of logs from public threads, each with its repository, its number and the cause
-that the thread established, or torch's message where that states the cause. They were labeled before
-the rules were written. A hash of the thread's name halved them: the rules were built on one half, and
-the other was kept aside until they were ready. The later parts below measure the first answer: the one
-given before any rule was changed for that part.
+`public` has excerpts of logs from public threads, each with its repository, its number and the
+cause that the thread established, or torch's message where that states the cause. They were labeled
+before the rules were written. A hash of the thread's name halved them: the rules were built on one
+half, and the other was kept aside until they were ready. The later parts below measure the first
+answer: the one given before any rule was changed for that part, counted over "ours" unless stated
+otherwise.
 
-| part | what it is | first answer, of "ours" | after that |
-| --- | --- | --- | --- |
-| `later` | public logs, collected after the rules | 14 of 20 right, 0 wrong | three wordings added |
-| `newest` | public logs, collected and labeled by someone who had not written the rules | 24 of 30 right; 6 of all 62 wrong, at medium confidence: a state copied for saving taken for a gathered one (4), a full /dev/shm for a crash in native code, an unknown weight for a sharded one | those rules changed; of 13 further logs, the 3 of "ours" right and none wrong |
-| `written` | 101 logs, written after public ones by someone who knew the rules, labeled by what their text proves before the program saw them | 28 of 29 right, 1 wrong: an inference engine that loads weights, taken for one that generates | rules fixed on this half |
-| `written`, aside | the other half, looked at once after that | 31 of 31 right; 1 of all 49 wrong, at high confidence: feature maps of a convolution, twice as high, taken for a key-value cache | that rule changed |
-| `threads` | logs about checkpointing alone, labeled before the program saw them. With `threads-kept` 85: 68 named after new public threads, with the threads' error lines below invented stacks, and 17 unrelated errors | 15 of 29 right, 1 wrong, at high confidence: a torch too old to know use_reentrant | rules fixed on these: 29 of 29 |
-| `threads-kept` | the other half | 6 of 21 right, 0 wrong; no log without a cause got one | 16 of 21 |
-| `recent`, second file | 62 logs, split by the same hash | 11 of 13 and 10 of 12 right, 0 wrong | a shell's wording for a crash and an older DeepSpeed's for a gradient reduced twice, learned from one half: 12 of 13 and 11 of 12 |
-| `recent`, third file | 64 logs, chosen for other devices, launchers and servers | 7 of 8 and 14 of 19 right, 0 wrong | wordings added (memory of Apple's and other devices, crash handlers, lines of an `ExceptionGroup`, ZeRO-3's optimizer step): 8 of 8 and 18 of 19. Their author had labeled both halves, so neither is unseen now |
-| `recent`, fourth file | 14 logs | 8 of 9 right, 0 wrong | a message of torch from 2017 added. One written log, labeled "less is true" as Apple's wording was unknown, is now "ours" |
-| `last` | three batches, labeled and committed before the program saw them | first batch 11 of 21 and, in the half aside, 17 of 21; then 14 of 21 and 17 of 21. 1 of all 192 was called wrong: true, less than the label, and missing from it by mistake | most missing wordings added: Ray's monitor, shells, the kernel, Kubernetes, schedulers, gdb and Windows for an ended process; Lightning for unused parameters; older vLLM; tracebacks that begin in a log record; steps and evaluations in functions of other names |
-| `unseen` | 48 logs, labeled and committed after that, scored once | 23 of 25 right, 0 wrong | nobody has looked at single answers; `python -m benchmarks diagnoses` says whether the rules have changed since |
-| `limits` | 54 logs on RS130 to RS133, compiled recomputes and look-alikes, labeled before those rules were written | half aside, scored once: 13 of 13 right, 0 of 25 wrong | rules fixed on the other half: 10 of 11. Their author had read both halves |
+- **`later`:** public logs, collected after the rules. First answer: 14 of 20 right, 0 wrong. Then:
+  three wordings added.
+- **`newest`:** public logs, collected and labeled by someone who had not written the rules. First
+  answer: 24 of 30 right; 6 of all 62 wrong, at medium confidence: a state copied for saving taken
+  for a gathered one (4), a full /dev/shm for a crash in native code, an unknown weight for a
+  sharded one. Then: those rules changed; of 13 further logs, the 3 of "ours" right and none wrong.
+- **`written`:** 101 logs, written after public ones by someone who knew the rules, labeled by what
+  their text proves before the program saw them. First answer: 28 of 29 right, 1 wrong: an inference
+  engine that loads weights, taken for one that generates. Then: rules fixed on this half.
+- **`written`, aside:** the other half, looked at once after that. First answer: 31 of 31 right; 1
+  of all 49 wrong, at high confidence: feature maps of a convolution, twice as high, taken for a
+  key-value cache. Then: that rule changed.
+- **`threads`:** logs about checkpointing alone, labeled before the program saw them. With
+  `threads-kept` 85: 68 named after new public threads, with the threads' error lines below invented
+  stacks, and 17 unrelated errors. First answer: 15 of 29 right, 1 wrong, at high confidence: a
+  torch too old to know use_reentrant. Then: rules fixed on these: 29 of 29.
+- **`threads-kept`:** the other half. First answer: 6 of 21 right, 0 wrong; no log without a cause
+  got one. Then: 16 of 21.
+- **`recent`, second file:** 62 logs, split by the same hash. First answer: 11 of 13 and 10 of 12
+  right, 0 wrong. Then: a shell's wording for a crash and an older DeepSpeed's for a gradient
+  reduced twice, learned from one half: 12 of 13 and 11 of 12.
+- **`recent`, third file:** 64 logs, chosen for other devices, launchers and servers. First answer:
+  7 of 8 and 14 of 19 right, 0 wrong. Then: wordings added (memory of Apple's and other devices,
+  crash handlers, lines of an `ExceptionGroup`, ZeRO-3's optimizer step): 8 of 8 and 18 of 19. Their
+  author had labeled both halves, so neither is unseen now.
+- **`recent`, fourth file:** 14 logs. First answer: 8 of 9 right, 0 wrong. Then: a message of torch
+  from 2017 added. One written log, labeled "less is true" as Apple's wording was unknown, is now
+  "ours".
+- **`last`:** three batches, labeled and committed before the program saw them. First answer: first
+  batch 11 of 21 and, in the half aside, 17 of 21; then 14 of 21 and 17 of 21. 1 of all 192 was
+  called wrong: true, less than the label, and missing from it by mistake. Then: most missing
+  wordings added: Ray's monitor, shells, the kernel, Kubernetes, schedulers, gdb and Windows for an
+  ended process; Lightning for unused parameters; older vLLM; tracebacks that begin in a log record;
+  steps and evaluations in functions of other names.
+- **`unseen`:** 48 logs, labeled and committed after that, scored once. First answer: 23 of 25
+  right, 0 wrong. Then: nobody has looked at single answers; `python -m benchmarks diagnoses` says
+  whether the rules have changed since.
+- **`limits`:** 54 logs on RS130 to RS133, compiled recomputes and look-alikes, labeled before those
+  rules were written. First answer: half aside, scored once: 13 of 13 right, 0 of 25 wrong. Then:
+  rules fixed on the other half: 10 of 11. Their author had read both halves.
 
-In `last`, labels of a dead loader worker were aligned with the older parts before the second half was
-scored; with the earlier labels it was 11 of 27. The author of the labels of `last` and `unseen` had
-read the rules and took what a search found, in excerpts of some 1,500 characters: memory that runs out
-and launchers' messages are more frequent there. Eight logs of older parts, four of them in `unseen`,
-got a code with RS130 to RS133 and were labeled again from their threads before they were scored: that
-makes `unseen` 27 of 29.
+In `last`, labels of a dead loader worker were aligned with the older parts before the second half
+was scored; with the earlier labels it was 11 of 27. The author of the labels of `last` and `unseen`
+had read the rules and took what a search found, in excerpts of some 1,500 characters: memory that
+runs out and launchers' messages are more frequent there. Eight logs of older parts, four of them in
+`unseen`, got a code with RS130 to RS133 and were labeled again from their threads before they were
+scored: that makes `unseen` 27 of 29.
 
-"Ours": the excerpt shows a cause of the last table. "Not shown": the thread established such a cause,
-and the excerpt does not show it. "None": no diagnosis, or one that is true and says less.
+"Ours": the excerpt shows a cause of the last table. "Not shown": the thread established such a
+cause, and the excerpt does not show it. "None": no diagnosis, or one that is true and says less.
 
 PUBLIC
 
@@ -252,8 +279,8 @@ A test checks that no log gets a wrong cause, that nine of ten of "ours" get the
 diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 76 misleading logs: interleaved
 ranks, colors and timestamps before every line, logs cut short, chained exceptions, a warning about
 saving before a crash. None gets a wrong cause. `tests/diagnose/test_forms.py` has 33 forms that
-clusters, terminals and loggers give to known failures and look-alikes: of the first 28, 24 were right
-at once, and none was wrong. JSON written by loggers is not read. No public log was found for
+clusters, terminals and loggers give to known failures and look-alikes: of the first 28, 24 were
+right at once, and none was wrong. JSON written by loggers is not read. No public log was found for
 point-to-point calls, desync reports and the flight recorder: these were checked with our logs and
 scripts only.
 
@@ -263,12 +290,11 @@ scripts only.
 
 _WITHOUT_A_SIGN = """\
 
-Two known failures are not recognized, as their logs look like others: memory that grows with reentrant
-checkpoints under FSDP2 until it runs out
-([pytorch 169349](https://github.com/pytorch/pytorch/issues/169349); RS120 says so), and saving a
-compiled FSDP model through its wrapper
-([pytorch 119980](https://github.com/pytorch/pytorch/issues/119980); save the inner module).
-"""
+Two known failures are not recognized, as their logs look like others: memory that grows with
+reentrant checkpoints under FSDP2 until it runs out ([pytorch
+169349](https://github.com/pytorch/pytorch/issues/169349); RS120 says so), and saving a compiled
+FSDP model through its wrapper ([pytorch 119980](https://github.com/pytorch/pytorch/issues/119980);
+save the inner module)."""
 
 
 def commands_page() -> str:

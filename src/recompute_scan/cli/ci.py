@@ -122,7 +122,7 @@ def _result(traces: tuple[str, ...], limits: Limits) -> Result:
 @click.command(short_help="Read scripts and configurations, run nothing.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--diff", "as_diff", is_flag=True, help="Print the edits as one diff, for patch -p1.")
-@click.option("--list", "as_list", is_flag=True, help="Print every checkpoint that is switched on, doubled or not.")
+@click.option("--list", "as_list", is_flag=True, help="Print all checkpoints, doubled or not.")
 @format_option("text", "json", "github", "sarif", "junit")
 @output_option
 @force_option

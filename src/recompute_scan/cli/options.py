@@ -98,8 +98,7 @@ _OPTIONS = (
         "--timing-steps",
         default=10,
         show_default=True,
-        help="Most steps to time without the profiler; timing ends early once the median is "
-        "precise.",
+        help="Most steps to time unprofiled; timing ends early once the median is precise.",
     ),
     click.option(
         "--quick",

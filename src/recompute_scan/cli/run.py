@@ -503,9 +503,9 @@ def plan(
 ) -> int:
     """Find the fastest way to checkpoint SCRIPT's layers within a memory limit.
 
-    SCRIPT runs three times: as it is, then with checkpoints put on and taken off in memory from step
-    to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
-    there, on a CPU on what is saved for the backward pass.
+    SCRIPT runs three times: as it is, then with checkpoints put on and taken off in memory from
+    step to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch
+    allocates there, on a CPU on what is saved for the backward pass.
     """
     from recompute_scan.cost.plan import read_wish
 

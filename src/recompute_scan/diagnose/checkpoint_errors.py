@@ -308,9 +308,9 @@ CHECKPOINTING_SIGNATURES = (
             r"Tensor cached during selective activation checkpoint has been mutated"
         ),
         title="An output that a selective checkpoint keeps was changed in place",
-        cause="""The policy keeps this operator's output, and later code adds to it in place, as an
-            adapter does.""",
-        fix="Add out of place, or keep other operators, such as attention only.",
+        cause="""The policy keeps this operator's output, and later code changes it in place, as
+            an adapter's `+=` does.""",
+        fix="Write `out = out + ...`, or keep other operators, such as attention only.",
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(_DOCS,),
         checked="reproduced",
