@@ -55,7 +55,7 @@ DIVERGED = Signature(
     title="Ranks wait for each other at different places",
     cause="""Every rank must call the same collectives in the same order. Some took another path: a
         branch by rank, data that ended earlier, or an exception caught on one rank.""",
-    fix="Make all ranks take the same path up to the two places named here.",
+    fix="Make all ranks take the same path up to the two places that the report names.",
     sources=(_DISTRIBUTED,),
     checked="reproduced",
 )
@@ -133,8 +133,8 @@ NO_PROGRESS = Signature(
     cause_name="waiting",
     title="The run made no progress until the watchdog ended it",
     cause="All ranks were at the same place when the watchdog ended the run.",
-    fix="""Look at the place named here. If the work is only long, raise `--timeout`, or wait
-        forever with `--timeout 0`.""",
+    fix="""Look at the place that the report names. If the work is only long, raise `--timeout`,
+        or wait forever with `--timeout 0`.""",
     sources=("https://docs.python.org/3/library/faulthandler.html",),
     checked="reproduced",
 )

@@ -233,7 +233,7 @@ def signatures() -> tuple[Signature, ...]:
             ),
             title="ZeRO saw the gradient of one parameter twice in one backward pass",
             cause="""ZeRO reduces a gradient once. A reentrant checkpoint around a module that
-                runs twice, or two backward passes through one graph, make it twice. The message
+                runs twice, or two backward passes through one graph, produce it twice. The message
                 does not say which.""",
             fix="""With checkpoints, use the non-reentrant variant (use_reentrant=False). Run one
                 forward and one backward pass per step: add the losses up, or join the batches if

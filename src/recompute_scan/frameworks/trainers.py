@@ -71,7 +71,7 @@ UNSLOTH = Mechanism(
     name="unsloth",
     title="unsloth's own checkpointing (use_gradient_checkpointing)",
     keep=120,
-    why_keep="its kernels count on it, and it moves what it saves to the host",
+    why_keep="its kernels rely on it, and it moves what it saves to the host",
     remove="pass use_gradient_checkpointing=False to FastLanguageModel.get_peft_model(…)",
     docs="https://unsloth.ai/docs",
     checked="read (unsloth_zoo 2026.10.9)",
