@@ -52,7 +52,7 @@ def hung(rank: int, stack: Stack, *notes: str) -> RankEnd:
 
 
 def noted(number: int) -> str:
-    return f"torch's flight recorder has nccl:all_reduce, number {number}, as its last entry (started)."
+    return f"torch's flight recorder has nccl:all_reduce, number {number}, as its last (started)."
 
 
 ENDED = RankEnd(1, "ended")

@@ -393,7 +393,7 @@ class Planner:
         else:
             raise RunError(
                 "E332",
-                "How much memory is free is not known here.",
+                "The free memory is unknown here.",
                 hint="give an amount: --memory 8GB, or a share of today's: --memory 80%",
             )
         if found is None:

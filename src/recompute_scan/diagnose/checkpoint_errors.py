@@ -108,7 +108,7 @@ _UNSAID = Signature(
     severity="info",
     title="A checkpoint was called without saying which variant is meant",
     cause="torch takes the reentrant variant and warns that the default will change.",
-    fix="Use the non-reentrant variant: use_reentrant=False, unless you need the other.",
+    fix="Use the non-reentrant variant: use_reentrant=False, unless you need the reentrant one.",
     gradients=NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
     sources=(f"{_HF}26969", _DOCS),

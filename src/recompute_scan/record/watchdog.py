@@ -472,7 +472,7 @@ def _last_collectives() -> tuple[str, ...]:
     last = json.loads(record)["entries"][-1]
     name, number = last.get("profiling_name", "unknown"), last.get("collective_seq_id")
     state = last.get("state", "unknown")
-    return (f"torch's flight recorder has {name}, number {number}, as its last entry ({state}).",)
+    return (f"torch's flight recorder has {name}, number {number}, as its last ({state}).",)
 
 
 def _beat_path(folder: Path, rank: int) -> Path:
