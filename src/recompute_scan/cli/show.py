@@ -327,7 +327,7 @@ def _recording() -> list[Installed]:
         )
         found = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        said = f"torch does not come up within {_TORCH_TIMEOUT_S} s"
+        said = f"torch does not start within {_TORCH_TIMEOUT_S} s"
         return [Installed("problem", purpose, said)]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [f"status {error.returncode}"])[-1]

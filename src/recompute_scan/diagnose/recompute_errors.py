@@ -442,8 +442,8 @@ SIGNATURES = (
         cause_name="saved-tensors-read-twice",
         message=re.compile(r"that was already\s+unpacked once"),
         title="A custom autograd function read its saved tensors twice",
-        cause="""Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors only
-            once: the tensor is then dropped.""",
+        cause="""Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors
+            only once: the tensor is then dropped.""",
         fix="Read ctx.saved_tensors once into local names, or upgrade the library.",
         versions="torch 2.1 and later; fixed library by library (Transformer Engine, mamba, stk).",
         sources=("NVIDIA/TransformerEngine/pull/1334", "state-spaces/mamba/issues/909"),

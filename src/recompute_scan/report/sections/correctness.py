@@ -252,9 +252,9 @@ def _compiled_code_lead(code: CompiledCode) -> str:
     asked = sum(graph.recomputed for graph in code.graphs) - free
     graphs = plural(len(code.graphs), "compiled graph")
     said = (
-        f"Of {plural(every, 'operator')} in {graphs}, the backward graphs run {asked} again for a "
-        f"checkpoint's sake or at a price, and {free} for free: these are fused with what needs "
-        "them and cost no traffic."
+        f"Of {plural(every, 'operator')} in {graphs}, the backward graphs run {asked} again "
+        f"because of a checkpoint or at a cost, and {free} for free: these are fused with what "
+        f"needs them and cost no memory traffic."
     )
     if code.unknown:
         said += f" The graphs for {visible(', '.join(code.unknown[:3]), 200)} are not here."

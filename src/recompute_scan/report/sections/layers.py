@@ -327,7 +327,7 @@ def _sentence(one: ByDesign) -> str:
     if one.with_gradients:
         return (
             f"{visible(one.function, 80)} runs its own block once more in {again} of its gradients "
-            f"per step ({took}). It is written so; checkpoints around it come on top."
+            f"per step ({took}). It is written that way; checkpoints around it come on top."
         )
     if one.inside == (one.function,):
         return (
