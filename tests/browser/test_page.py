@@ -17,7 +17,7 @@ from pypdf import PdfReader
 
 from recompute_scan.report.render import render_markdown
 from recompute_scan.report.templating import proof_trace, regions_csv
-from recompute_scan.result import from_json
+from recompute_scan.result import from_json, to_json
 from tests.browser.conftest import Open
 from tests.report.pages import PAGES, RESULTS
 from tests.report.pages import page as page_of
@@ -265,6 +265,40 @@ def test_hostile_names_do_nothing(name: str, show: Open) -> None:
     links = page.eval_on_selector_all("a", "all => all.map(link => link.getAttribute('href'))")
     assert [link for link in links if not link.startswith("#")] == []
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+
+
+LONG = "a_name_without_any_break_" * 6
+# What a page of some report says, and what stands there instead.
+UGLY = {
+    "long path": ("doubled", "examples/", f"{LONG}/" * 4),
+    "long module": ("doubled", "model.layers.", f"{LONG}." * 3),
+    "long line": ("doubled", "_enable(", f"_enable({LONG}={LONG}, " * 6),
+    "wide letters": ("doubled", "doubled_llama", "二重チェックポイントのある学習" * 5),
+    "right to left": ("doubled", "doubled_llama", "تدريب_النموذج_الكبير"),
+    "huge times": ("doubled", '_ms": 2', '_ms": 999992'),
+    "long call": ("doubled", "gradient_checkpointing_enable", LONG),
+    "many ranks": ("large", "layers.", f"{LONG}."),
+    "long error": ("crashed", "CheckpointError", f"CheckpointError{LONG * 9}"),
+    "long reason": ("hung", "rank 1", f"rank 1 {'and much more ' * 40}"),
+    "planned": ("planned", "plain_pytorch", LONG),
+    "no answer": ("inconclusive", "flash_attn", LONG),
+}
+
+
+@pytest.mark.parametrize("name", UGLY)
+def test_ugly_pages_show_their_answer_on_both_sizes(name: str, show: Open) -> None:
+    kind, before, after = UGLY[name]
+    text = to_json(RESULTS[kind](), indent=0)
+    assert before in text
+    shown = from_json(text.replace(before, after))
+    for width, height in ((1366, 625), (360, 740)):
+        page = show(shown, viewport={"width": width, "height": height}).page
+        page.evaluate(OPEN_ALL)
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+        page.evaluate("scrollTo(0, 0)")
+        parts = [part for part in ("h1", ".cure .next") if page.locator(part).count()]
+        ends = ends_of(page, parts)
+        assert all(0 < end <= height for end in ends.values()), ends
 
 
 @pytest.mark.parametrize("name", PAGES)

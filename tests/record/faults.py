@@ -119,7 +119,6 @@ FAULTS = (
         "a rank hangs", fault("hang"), 124, "The run hung", BOTH, options=(*TWO, "--timeout", "6")
     ),
     single("the script runs another program with exec", "exec", STACKS, EXEC),
-    single("the script sets builtins.open to None", "no-open", TIMED, DOUBLED),
     single("an import hook of the script raises", "no-import", TIMED, DOUBLED),
     replace(single("standard output is closed", "", "", ""), launcher=CLOSED),
     ended("Ctrl-C to the whole job", to_all(signal.SIGINT), 130),

@@ -6,7 +6,6 @@ Its options: ``--spawn N``, ``--sleep SECONDS`` in each step, ``--fault KIND --r
 from __future__ import annotations
 
 import argparse
-import builtins
 import os
 import signal
 import sys
@@ -86,8 +85,6 @@ def fail(kind: str) -> None:
         sys.exit(0)
     if kind == "exec":
         os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])
-    if kind == "no-open":
-        builtins.open = None  # type: ignore[assignment]
     if kind == "no-import":
         sys.path_hooks.clear()
         sys.meta_path.insert(0, NoImport())

@@ -55,6 +55,8 @@ def test_where_there_is_a_result_the_next_run_goes_beside_it(tmp_path: Path) -> 
     assert beside(out) == (failed, out)
     put(failed)  # somebody's own
     assert beside(out) == (tmp_path / "out-failed-2", out)
+    (link := tmp_path / "link").symlink_to(out)
+    assert beside(link) == (link / "failed", link)  # its neighbour is inside
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"crash": 1', "\xff"])
@@ -70,13 +72,6 @@ def test_a_plan_replaces_plans_only(tmp_path: Path) -> None:
     put(plan, plan={"memory": 1})
     assert beside(out, plans=True) == (tmp_path / "out-plan-failed", plan)
     assert beside(plan, plans=True) == (tmp_path / "out-plan-failed", plan)
-
-
-def test_a_folder_reached_by_a_link_gets_its_neighbour_inside(tmp_path: Path) -> None:
-    there = put(tmp_path / "volume" / "runs")
-    link = tmp_path / "out"
-    link.symlink_to(there)
-    assert beside(link) == (link / "failed", link)
 
 
 def test_a_new_result_replaces_all_that_the_earlier_run_has_left(tmp_path: Path) -> None:

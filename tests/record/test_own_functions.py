@@ -118,9 +118,17 @@ for step in range(9):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["GradCkpt", "CheckpointFunction", "_Rerun"])
-def test_the_line_that_applies_it(tmp_path: Path, name: str) -> None:
-    script = LAYERS + FUNCTIONS.replace("NAME", name).replace("GIVEN", "layer.forward")
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [("GradCkpt", "NAME.apply"), ("_Rerun", "NAME.apply"), ("CheckpointFunction", "remat")],
+)
+def test_the_line_that_applies_it(tmp_path: Path, name: str, call: str) -> None:
+    script = LAYERS + FUNCTIONS.replace("NAME.apply(GIVEN", f"{call}(layer.forward")
+    # one helper for every block, whose line chooses nothing
+    script = script.replace(
+        "class Model", "def remat(f, *a):\n    return NAME.apply(f, *a)\n\nclass Model"
+    )
+    script = script.replace("NAME", name)
     recorded = record_script(tmp_path, script, steps=1)
     assert recorded.status == 0, recorded.stderr
     line = next(n for n, text in enumerate(script.splitlines(), 1) if text.endswith("# CALL"))

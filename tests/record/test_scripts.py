@@ -28,9 +28,13 @@ INTERRUPTED = {-2: 130}
 
 @dataclass(frozen=True)
 class Ran:
-    """How a script ended, what it printed, and what the recording says."""
+    """How a script ended, what it printed, and what the recording says; the seconds that it took,
+    and those behind its report.
+    """
 
     status: int
+    took_s: float
+    behind_s: float
     out: str
     err: str
     account: dict[str, Any]
@@ -40,8 +44,8 @@ def run_scripts(names: Sequence[str], times: int, folder: Path) -> dict[str, lis
     """Each script without us, and then so many times recorded."""
     jobs = [_job(name, number, folder) for name in names for number in range(times + 1)]
     ran: dict[str, list[Ran]] = {}
-    for job, (status, *_) in zip(jobs, run_jobs(jobs, folder), strict=True):
-        ran.setdefault(Path(job["script"]).stem, []).append(_read(job, status))
+    for job, ended in zip(jobs, run_jobs(jobs, folder), strict=True):
+        ran.setdefault(Path(job["script"]).stem, []).append(_read(job, *ended))
     return ran
 
 
@@ -53,13 +57,16 @@ def _job(name: str, number: int, folder: Path) -> dict[str, Any]:
         "out": f"{place}.out",
         "err": f"{place}.err",
         "options": options,
+        "report": f"{place}.report",
     }
 
 
-def _read(job: dict[str, Any], status: int) -> Ran:
+def _read(job: dict[str, Any], status: int, took_s: float, behind_s: float | None) -> Ran:
     account = Path(job["out"]).with_suffix("") / "run-rank0.json"
     return Ran(
         INTERRUPTED.get(status, status),
+        took_s,
+        behind_s or 0.0,
         Path(job["out"]).read_text(),
         Path(job["err"]).read_text(),
         json.loads(account.read_text()) if account.exists() else {},
@@ -67,14 +74,9 @@ def _read(job: dict[str, Any], status: int) -> Ran:
 
 
 # What these print depends on how a process began: they are started as a person starts them.
-ALONE = {"replaced_steps", "uncaught"}
+ALONE = {"replaced_library", "replaced_steps", "uncaught"}
 # Its own profiler runs all the time, or its steps are made elsewhere or not at all.
-WITHOUT_TRACE = {
-    "errors_in_threads",
-    "no_optimizer",
-    "profiler_of_autograd",
-    "runs_itself",
-}
+WITHOUT_TRACE = {"errors_in_threads", "no_optimizer", "profiler_of_autograd", "runs_itself"}
 
 
 def run_alone(name: str, folder: Path) -> tuple[tuple[int, str], tuple[int, str]]:
@@ -132,12 +134,15 @@ def ran(
 
 
 @pytest.mark.parametrize(
-    "name", ["uncaught", pytest.param("replaced_steps", marks=pytest.mark.slow)]
+    "name",
+    ["replaced_library", "uncaught", pytest.param("replaced_steps", marks=pytest.mark.slow)],
 )
 def test_a_script_started_by_itself_does_the_same(name: str, tmp_path: Path) -> None:
     plain, recorded = run_alone(name, tmp_path)
     assert recorded[0] == plain[0]
     assert recorded[1].startswith(plain[1])  # the report comes after it
+    assert "Verdict: " in recorded[1]
+    assert "E702" not in recorded[1]
 
 
 @every_script
@@ -146,6 +151,7 @@ def test_a_script_does_what_it_does_without_us(name: str, ran: dict[str, list[Ra
     assert recorded.out == plain.out
     assert recorded.status == plain.status, recorded.err
     assert recorded.account.get("bug") is None
+    assert recorded.behind_s < 5 + plain.took_s  # a busy machine takes as long for both
     assert plain.out, "a script that says nothing shows nothing"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_the_innermost_statement(
     assert (found.alone, found.whole_lines) == (alone, whole_lines)
     assert found.first == max(1, begin - 3)
     assert found.text.splitlines() == SOURCE.splitlines()[found.first - 1 : end + 3]
+
+
+@pytest.mark.parametrize("end", ["\f", "\v", "\x1c", "\x85", "\u2028"])
+def test_what_ends_no_line_of_python_ends_none_here(tmp_path: Path, end: str) -> None:
+    path, text = tmp_path / "train.py", f"note = 'a{end}b'\nhere = 1\n" + "then = 2\n" * 9
+    path.write_text(text, newline="")
+    line = ast.parse(text).body[1].lineno
+    found = statement_at(path, line)
+    assert found is not None
+    assert found.text == "\n".join(text.split("\n")[: line + 3])
 
 
 def test_no_statement(tmp_path: Path) -> None:

@@ -60,21 +60,15 @@ def test_one_warning_is_left_out_and_no_other_shown_twice(
 def test_each_phase_is_said_once_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    terminal.write("loss 0.5")  # what the script left unfinished stays
     progress = Progress()
     for text in ("timing 2 steps", "timing 2 steps", "profiling 1 step"):
         progress.show(text)
     assert shown(terminal.getvalue()) == [
+        "loss 0.5",
         "recompute-scan: timing 2 steps",
         "recompute-scan: profiling 1 step",
     ]
-
-
-def test_what_the_script_left_unfinished_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    terminal.write("loss 0.5")
-    Progress().show("timing 2 steps")
-    assert shown(terminal.getvalue()) == ["loss 0.5", "recompute-scan: timing 2 steps"]
 
 
 @pytest.mark.parametrize("before", [0, 1, 40, 79, 80, 81])

@@ -41,7 +41,7 @@ def spread(
 def test_a_step_time_says_how_many_steps_it_is_of_and_how_far_they_lie_apart() -> None:
     head = "Step time on the CPU"
     assert spread(99.0, 102.5, 10) == (
-        f"{head}: median of 10 steps timed without the profiler; likely between 99.0 and 102.5 ms."
+        f"{head}: median of 10 steps without the profiler; likely between 99.0 and 102.5 ms."
     )
     # The range of five times holds their median less surely than with 95 %.
     assert spread(99.0, 102.5, 5, "trace") == (
@@ -49,7 +49,7 @@ def test_a_step_time_says_how_many_steps_it_is_of_and_how_far_they_lie_apart() -
         "102.5 ms."
     )
     assert spread(None, None, 1) == (
-        f"{head}: 1 step timed without the profiler; how far step times vary is not known."
+        f"{head}: 1 step without the profiler; how far step times vary is not known."
     )
     # A result of an older version.
     assert spread(None, None, 0) == f"{head}, timed without the profiler."

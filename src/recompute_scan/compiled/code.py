@@ -549,7 +549,10 @@ def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[
     seen = first > 0 and outside == first
     tallies = [_explained(facts, tally, ran) for tally in facts.plain.tallies]
     if seen:
-        tallies.insert(0, Tally(NAME, outside, inside - gradients, 0, first, again))
+        # Where a checkpoint around the code calls it again, the operators show that.
+        last = inside == gradients and any(one.inside for one in tallies)
+        at = len(tallies) if last else 0
+        tallies.insert(at, Tally(NAME, outside, inside - gradients, 0, first, again))
     return PlainCounts(tuple(tallies)), seen
 
 

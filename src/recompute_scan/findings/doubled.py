@@ -84,11 +84,11 @@ def _detail(stack: Stack) -> str:
         )
     if len(stack) == 1 and stack[0].call_site:
         return (
-            "One checkpoint encloses this work. Its backward pass comes in parts, as where a "
-            "pipeline schedule gets the gradients of inputs and of weights apart, or "
-            "autograd.grad is called for one group of weights after the other. Each part runs the "
-            "whole forward again. One backward pass for all, a schedule that does not split it, or "
-            "no checkpoint on what is split needs no further run."
+            "One checkpoint is known to enclose this work. Its backward pass may come in parts, as "
+            "where a pipeline schedule gets the gradients of inputs and of weights apart, or "
+            "autograd.grad is called for one group of weights after the other. Each part then runs "
+            "the whole forward again; one backward pass for all needs no further run. Otherwise a "
+            "second checkpoint encloses it that the recording could not name."
         )
     return (
         "More than one checkpoint encloses this work, and each runs the forward again in the "

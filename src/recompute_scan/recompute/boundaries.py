@@ -37,7 +37,7 @@ _MOST_NAMED = 3
 
 
 class AnnotatedCall(Struct, frozen=True):
-    """One checkpointed call of the forward pass.
+    """One checkpointed call of work of the forward pass.
 
     Attributes:
         annotation: What the wrapper wrote.
@@ -58,7 +58,8 @@ class Annotations(Struct, frozen=True):
     """All annotations of a trace.
 
     Attributes:
-        calls: Checkpointed calls of the forward pass that hold an operator, outermost first.
+        calls: Checkpointed calls that hold an operator of the forward pass, outermost first; those
+            that only a recompute has come last.
         forward: The rows that their positions count: ``Alignment.forward``.
         disagreeing: Recomputed operators outside every annotated recompute, and operators inside
             one that the forward pass does not explain. 0 when both views agree.
@@ -105,6 +106,7 @@ def read_annotations(
             marked.append(
                 AnnotatedCall(annotation, int(row), first, last, times.get(annotation.call, 0))
             )
+    marked += _switched_on_later(calls, regions[inside[regions]], times, alignment, marked)
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
     beside = structure.function[original] > around
@@ -127,6 +129,37 @@ def read_annotations(
         ),
         in_hooks=int(np.count_nonzero((structure.engine[regions] >= 0) & ~inside[regions])),
     )
+
+
+def _switched_on_later(
+    calls: Calls,
+    regions: Int64,
+    times: dict[int, int],
+    alignment: Alignment,
+    marked: Sequence[AnnotatedCall],
+) -> list[AnnotatedCall]:
+    """The checkpoints that a recompute had around work which its forward pass ran without them.
+
+    A layer that checkpoints itself only where gradients are recorded does so in the recompute of a
+    reentrant checkpoint, whose first run records none.
+    """
+    there = {(each.annotation.site, each.annotation.module, each.first) for each in marked}
+    order = alignment.again.argsort(kind="stable")
+    again = alignment.again[order]
+    found = []
+    for row in regions.tolist():
+        annotation = parse_region(calls.names[calls.name[row]])
+        if annotation is None or annotation.call not in times:
+            continue
+        begin, end = again.searchsorted((row, row + int(calls.size[row]) + 1)).tolist()
+        places = alignment.forward.searchsorted(np.sort(alignment.original[order[begin:end]]))
+        if len(places) and (annotation.site, annotation.module, places[0]) not in there:
+            there.add((annotation.site, annotation.module, places[0]))
+            call = AnnotatedCall(
+                annotation, row, int(places[0]), int(places[-1]), times[annotation.call]
+            )
+            found.append(call)
+    return found
 
 
 def _unmarked(calls: Calls, regions: Int64, times: dict[int, int]) -> Int64:

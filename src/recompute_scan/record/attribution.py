@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from recompute_scan.files import content
 from recompute_scan.frameworks.base import CONFIGURATIONS, Mechanism
 from recompute_scan.frameworks.registry import framework_files
-from recompute_scan.record.execute import run_program
+from recompute_scan.record.execute import as_before, run_program
 from recompute_scan.result.run_record import Source, source_lines
 
 # How IPython names cells at a terminal; in Jupyter they have names of files.
@@ -95,6 +95,7 @@ def is_library(module: str, file: str) -> bool:
     return owner < Owner.COPY or _is_framework(module.partition(".")[0], file)
 
 
+@as_before()
 def _owner(module: str, file: str, main: object, start: Path) -> Owner:
     if file.startswith("<") and not file.startswith(_IPYTHON):
         return Owner.NOBODY
@@ -352,7 +353,7 @@ class CallSites:
         """
         best: tuple[Owner, FrameType] | None = None
         outermost = None
-        while frame is not None and not (_starts_backward(frame) or _starts_script(frame)):
+        while frame is not None and not _starts(frame):
             owner = self._ownership.of(frame)
             if owner == Owner.USER:
                 return owner, frame, frame
@@ -382,13 +383,11 @@ class CallSites:
         return str(path.relative_to(self._start)) if below else str(path)
 
 
-def _starts_backward(frame: FrameType) -> bool:
-    name = frame.f_code.co_name
-    return name in ("backward", "grad") and frame.f_globals.get("__name__") == "torch.autograd"
-
-
-def _starts_script(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__") == run_program.__module__
+def _starts(frame: FrameType) -> bool:
+    """Does it start a backward pass, or the script?"""
+    module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
+    backward = name in ("backward", "grad") and module == "torch.autograd"
+    return backward or module == run_program.__module__
 
 
 def place_of(frame: FrameType) -> str:

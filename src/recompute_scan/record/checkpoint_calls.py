@@ -166,7 +166,9 @@ class CheckpointCalls:
         which is compared, searched and trained, stays.
         """
         original = function.forward
-        sure = known or _turns_on(function.backward)
+        backward = function.backward
+        names = _names(inspect.unwrap(backward), _DEEPEST) if callable(backward) else ()
+        sure = known or not _TURNS_ON.isdisjoint(names)
         own = "" if function is reentrant_function() else function.__name__
 
         def this_call(applied: Application, place: int) -> CheckpointCall:
@@ -343,11 +345,6 @@ def recomputes(backward: Any) -> bool:
     # Every tensor has a `grad` too: the function is reached through `autograd`, or imported.
     imported = "grad" in getattr(function, "__globals__", ())
     return "backward" in names or ("grad" in names and ("autograd" in names or imported))
-
-
-def _turns_on(backward: Any) -> bool:
-    names = _names(inspect.unwrap(backward), _DEEPEST) if callable(backward) else ()
-    return not _TURNS_ON.isdisjoint(names)
 
 
 def _below(kind: type) -> Iterator[type]:

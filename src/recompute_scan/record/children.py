@@ -165,7 +165,8 @@ class _Host(Host):
         target = process._target
         if target is None:
             return
-        if _is_spawn_of_torch(target):
+        of_torch = getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
+        if of_torch and getattr(target, "__name__", "") == "_wrap":
             # It catches the function's exceptions, so our wrapper goes inside.
             function, *others = process._args
             process._args = (self._recorded(function), *others)
@@ -209,13 +210,6 @@ def run_here(
     if not returned and info.exit_status == 0:
         make_new(options.output / STOPPED)
     return returned[0] if returned else None
-
-
-def _is_spawn_of_torch(target: Any) -> bool:
-    return (
-        getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
-        and getattr(target, "__name__", "") == "_wrap"
-    )
 
 
 def _code_of(target: Any) -> tuple[str, str]:

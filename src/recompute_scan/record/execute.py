@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import faulthandler
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -21,6 +22,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import enumerate as threads_alive
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Literal
 
@@ -29,6 +31,21 @@ from msgspec import Struct
 from recompute_scan.errors import UsageError
 
 _OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
+# What recording calls, or torch's profiler for it, and scripts replace: with mocks, or by a library
+# that makes time or files up. Not what is there to be replaced, and what we replace ourselves.
+_LIBRARY = (
+    "ast atexit builtins ctypes faulthandler gc gzip importlib inspect io json os platform "
+    "posixpath select shutil signal subprocess tempfile threading time traceback zlib"
+)
+_OURS = {"_exit", "execv", "execve"}
+_BEFORE = tuple(
+    (owner, name, value)
+    for owner in (Path, *map(importlib.import_module, _LIBRARY.split()))
+    for name, value in vars(owner).items()
+    if (callable(value) or isinstance(value, classmethod))
+    and not (name.endswith("hook") or name in _OURS)
+)
+_GONE = object()
 
 
 class StopRecording(SystemExit):
@@ -69,7 +86,7 @@ def run_program(
     Raises:
         UsageError: There is no such script (``E202``) or module (``E203``).
     """
-    threads = set(threading.enumerate())
+    threads = set(threads_alive())
     with _interpreter_state():
         ended = _run_program(target, is_module, args, on_failure)
         if ended.ending != "stopped":
@@ -83,9 +100,7 @@ def _threads_ended(ended: Exit, before: set[threading.Thread]) -> Exit:
     One of them may train.
     """
     try:
-        while left := [
-            one for one in threading.enumerate() if one not in before and not one.daemon
-        ]:
+        while left := [one for one in threads_alive() if one not in before and not one.daemon]:
             left[0].join()
     except StopRecording:
         return Exit("stopped", 0) if ended.ending == "finished" else ended
@@ -110,6 +125,8 @@ def _run_program(
     except SystemExit as error:
         stopped = _follows_stop(error)
         status = 0 if stopped else _exit_status(error)
+        if status and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
         if status:
             on_failure(error)
         traceback.clear_frames(error.__traceback__)
@@ -156,7 +173,7 @@ def run_call(
         return Exit("stopped", 0)
     except SystemExit as error:
         raised.append(error)
-        status = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        status = _exit_status(error)
         if status:
             on_failure(error)
         return Exit("exited", status)
@@ -274,27 +291,58 @@ def _set_first_path(folder: str) -> None:
 def _interpreter_state() -> Iterator[None]:
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
-    plain_open = builtins.open
     try:
         yield
     finally:
+        found = replaced()
+        _put(found, 0)
+        atexit.register(_put, found, 1)
         _stop_timers()
         # The script may not refuse our imports and files from here on. Functions that it has left
         # for the interpreter's end find its hooks again.
         for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
             if now != before:
                 atexit.register(now.__setitem__, slice(None), list(now))
-                now[:] = [*before, *(one for one in now if one not in before)]
+                now[:] = before
                 sys.path_importer_cache.clear()  # what it holds may have found no hook
-        if builtins.open is not plain_open:
-            atexit.register(setattr, builtins, "open", builtins.open)
-            builtins.open = plain_open
         if sys.modules.get("__main__") is not main:
             # Functions that the script has left for the interpreter's end are called after this.
             atexit.register(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = main
         sys.argv[:] = argv
         sys.path[:] = path
+
+
+def replaced() -> list[tuple[Any, str, Any, Any]]:
+    """Functions of the standard library that the script has replaced: where, by which name, what
+    was there, and what is.
+    """
+    return [
+        (owner, name, was, now)
+        for owner, name, was in _BEFORE
+        if (now := vars(owner).get(name, _GONE)) is not was
+    ]
+
+
+def _put(found: list[tuple[Any, str, Any, Any]], which: int) -> None:
+    for owner, name, *values in found:
+        if values[which] is _GONE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, values[which])
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """The body finds the standard library as it was before the script, which finds its own again:
+    what the script has put there may fail, and may count its calls.
+    """
+    found = replaced()
+    _put(found, 0)
+    try:
+        yield
+    finally:
+        _put(found, 1)
 
 
 def _stop_timers() -> None:
@@ -306,13 +354,7 @@ def _stop_timers() -> None:
 
 
 def _exit_status(error: SystemExit) -> int:
-    code = error.code
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    print(code, file=sys.stderr)
-    return 1
+    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _report(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from recompute_scan.crash import is_from_handler
 from recompute_scan.errors import ScanError
-from recompute_scan.record.execute import StopRecording, is_own
+from recompute_scan.record.execute import StopRecording, as_before, is_own, replaced
 from recompute_scan.record.torch_versions import (
     compile_frames_by,
     is_compiling,
@@ -224,20 +224,27 @@ class Guard:
             ends(cast("Exception", error))
             return True
         if self.failure is None:
-            self.is_bug = not is_device_error(error)
-            self.failure = (
-                f"A bug in recompute-scan ended {self._what}, and the script went on: "
-                f"{_in_a_line(error)}{_place(error.__traceback__)} [E702]"
-                if self.is_bug
-                else f"Recording ended when the GPU failed: {_in_a_line(error)}."
-            )
-            with suppress(Exception):
-                self.on_failure()
-            if self.is_bug:
-                with suppress(Exception):
-                    # Not into what the script may have put in its place, and reads.
-                    print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
+            names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
+            with as_before():
+                self._end(error, names)
         return True
+
+    def _end(self, error: BaseException, replaced: str) -> None:
+        """The recording ends with it, while the script had replaced these functions, if any."""
+        self.is_bug = not (is_device_error(error) or replaced)
+        where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
+        self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
+        if replaced:
+            self.failure = f"Recording ended while the script had replaced {replaced}: {where}."
+        elif self.is_bug:
+            went_on = f"A bug in recompute-scan ended {self._what}, and the script went on"
+            self.failure = f"{went_on}: {where} [E702]"
+        with suppress(Exception):
+            self.on_failure()
+        if self.is_bug:
+            with suppress(Exception):
+                # Not into what the script may have put in its place, and reads.
+                print(f"recompute-scan: {self.failure}", file=sys.__stderr__, flush=True)
 
     @staticmethod
     def is_scripts(error: BaseException) -> bool:
@@ -426,13 +433,6 @@ def let_forked_processes_end() -> None:
     """
     libc = ctypes.CDLL(None)
     if all(hasattr(libc, name) for name in ("on_exit", "_exit", "fcloseall")):  # glibc's
-        in_forked_processes(
-            functools.partial(_leave_early, libc.on_exit, libc._exit, libc.fcloseall)
-        )
-
-
-def _leave_early(on_exit: Callable[..., object], leave: object, flush: object) -> None:
-    with suppress(Exception):
         # The function that is registered last is called first; each gets the exit status.
-        on_exit(leave, None)
-        on_exit(flush, None)
+        for function in (libc._exit, libc.fcloseall):
+            in_forked_processes(functools.partial(libc.on_exit, function, None))

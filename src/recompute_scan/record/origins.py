@@ -105,7 +105,8 @@ class Switches:
         self._after_import(COMPOSABLE_MODULE, self._watch_composable)
         # The last that has an entry point is the least specific.
         for entry, asks in {e: m.asks for m in MECHANISMS for e in m.switches}.items():
-            self._watch_entry(entry, functools.partial(self._model_switched, asks))
+            remember = functools.partial(self._remember, self._models, asks=asks)
+            self._watch_entry(entry, remember)
         for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
             self._watch_entry(entry, functools.partial(self._set, entry))
 
@@ -237,9 +238,6 @@ class Switches:
             return call(*args, **kwargs)
 
         self._patches.replace(owner, name, self._guard.around(original, watched))
-
-    def _model_switched(self, asks: tuple[str, ...], model: object) -> None:
-        self._remember(self._models, model, asks)
 
     def _set(self, entry: str, holder: object) -> None:
         if self._active:
@@ -473,6 +471,8 @@ class Origins:
             site = switched.site
         named = own if mechanism is pytorch.OWN else ""
         general = mechanism in (pytorch.DIRECT, pytorch.OWN)
+        if own:
+            caller = _giver(caller, function)
         if general and caller is not None and not self._sites.is_users(caller):
             mechanism, named = pytorch.LIBRARY, f"{name}.{own or caller.f_code.co_name}"
         return (
@@ -496,6 +496,21 @@ class Origins:
         if key not in known:
             known[key] = self._sites.called_at(caller)
         return known[key]
+
+
+def _giver(frame: FrameType | None, function: object) -> FrameType | None:
+    """The frame that chose what to checkpoint: not a helper that was handed the function.
+
+    Projects with an autograd function of their own call it from one helper for every block
+    (guided-diffusion), whose line no reader wants to change.
+    """
+    while frame is not None and frame.f_back is not None:
+        code, held = frame.f_code, variables(frame)
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if not any(held.get(name) is function for name in given):
+            break
+        frame = frame.f_back
+    return frame
 
 
 def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:

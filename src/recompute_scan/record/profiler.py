@@ -59,11 +59,6 @@ from recompute_scan.terminal import fresh_line, unless_closed, without_lines
 _left: Counter[str] = Counter()
 
 
-def still_open() -> tuple[str, ...]:
-    """Names of ranges that may be open under a profiler that has ended: no other may start."""
-    return tuple(_left)
-
-
 def end_left_open(events: list[Any] | None) -> None:
     """A profiler has ended: end the ranges that it leaves open.
 
@@ -204,10 +199,9 @@ import_ahead()
 
 def no_profiler() -> str | None:
     """Why no profiler may start any more in this process; ``None`` where one may."""
-    open_ranges = still_open()
-    if not open_ranges:
+    if not _left:
         return None
-    names = ", ".join(open_ranges[:3])
+    names = ", ".join([*_left][:3])
     return (
         f"a profiler of torch ended while ranges were open ({names}), and another one could "
         "make torch crash when they close"

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from recompute_scan.events import PhaseName, TrainingEvents
 from recompute_scan.record.checkpoint_calls import Probe
-from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.execute import StopRecording, as_before
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import Membership, RankFacts
 from recompute_scan.record.measure import PeakMemory
@@ -302,6 +302,7 @@ class Recorder:
                 )
             raise StopRecording(0)
 
+    @as_before()
     def finish(self) -> None:
         """The script has ended: keep what an open window holds."""
         with without_own_warnings():
@@ -350,16 +351,23 @@ class Recorder:
             self._fail(error)
 
     def _advance(self) -> None:
+        if self.kept.phase is Phase.TIMING and self._timer is not None:
+            self._timer.mark()
+            if not self._membership.is_timed(self._counter.steps, self._timer):
+                self._report()
+                return
+        with as_before():
+            self._go_on()
+
+    def _go_on(self) -> None:
         if self.kept.phase is Phase.WARMUP:
             self._after_warmup_step()
         elif self.kept.phase is Phase.TIMING and self._timer is not None:
-            self._timer.mark()
-            if self._membership.is_timed(self._counter.steps, self._timer):
-                self._keep_times()
-                if self._plan.steps:
-                    self._open_window(lead=self._plan.lead)
-                else:
-                    self.kept.phase = Phase.DONE
+            self._keep_times()
+            if self._plan.steps:
+                self._open_window(lead=self._plan.lead)
+            else:
+                self.kept.phase = Phase.DONE
         elif self.kept.phase is Phase.WAITING:
             self._open_window(lead=self._plan.lead)
         elif self.kept.phase is Phase.COUNTING:

@@ -25,6 +25,7 @@ from recompute_scan.api import Scan
 from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.record.checkpoint_calls import Probe, install_self_test
+from recompute_scan.record.execute import as_before
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import wait_for_ranks
 from recompute_scan.record.options import (
@@ -322,6 +323,7 @@ class Recording:
             except ScanError as said:
                 warnings.warn(f"recompute-scan: {said}", RuntimeWarning, stacklevel=3)
 
+    @as_before()
     def _leave(self, live: _Live, error: BaseException | None = None) -> None:
         """Take everything out of the process, and write the run record."""
         global _current
@@ -341,7 +343,9 @@ class Recording:
             live.recorder,
             live.probe,
             live.plan,
-            _target() if self._wording is _WORDING else "a notebook's cell",
+            "a notebook's cell"
+            if self._wording is _IN_CELL
+            else (sys.argv[:1] or [""])[0] or "python",
             failure=failure,
             status=status,
             end=end,
@@ -400,8 +404,3 @@ def record(
     check_plan(plan)
     check_device(device)
     return Recording(plan, device, None if folder is None else Path(folder))
-
-
-def _target() -> str:
-    """The name of the program, as far as it has one."""
-    return sys.argv[0] if sys.argv and sys.argv[0] else "python"

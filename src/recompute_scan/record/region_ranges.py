@@ -377,14 +377,11 @@ class FirstWord:
             self._step.count()
         elif counted is not None:
             most = "at most " * (self._plan.least < self._plan.wanted) + str(self._plan.wanted)
-            left = _duration(self._plan.left_s(made, step_s))
+            left_s = self._plan.left_s(made, step_s)
+            left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
             left = f"; about {left} of recording left" if made > 1 else ""
             self._say(f"step {made} of {most}: {counted.described}{left}")
         return counted
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 class ComparedRegions:
@@ -494,12 +491,9 @@ class ComparedRegions:
 
     def preparing(self) -> AbstractContextManager[None]:
         """As :meth:`AnnotatedRegions.preparing`; a step that is compared is not timed."""
-        return self._annotated.preparing() if self._annotates else nullcontext()
-
-    @property
-    def _annotates(self) -> bool:
         counts = self._counting is not None and not self._annotated.wanted
-        return self._comparing is None and not counts
+        annotates = self._comparing is None and not counts
+        return self._annotated.preparing() if annotates else nullcontext()
 
     def region(self, call: CheckpointCall) -> RangedRegion:
         """The region of one call."""

@@ -153,6 +153,7 @@ class Rehearsing:
             if counts(step):
                 steps.setdefault(arm_of(step, len(self._arms)), []).append(ms)
         again, selective, parts = (self._arranging.recompute_times(way) for way in _TIMED)
+        today = [place for place, arm in enumerate(self._arms) if arm.way == "today"]
         rehearsal = Rehearsal(
             rank=rank,
             device=device,
@@ -180,7 +181,7 @@ class Rehearsing:
                 for place, arm in enumerate(self._arms)
                 if arm.way != "offload" or self._fits_host
             ),
-            free_bytes=free_bytes(device, self._taken_today()),
+            free_bytes=free_bytes(device, sum(self._allocated.get(one, 0) for one in today)),
             remarks=(*self._remarks, *(self._heap.remarks() if device == "cpu" else ())),
             operators=tuple(self._arranging.met),
             levels=self._levels,
@@ -188,10 +189,6 @@ class Rehearsing:
             failed=self._arms[self._arm].way if failed else None,
         )
         write_rehearsal(folder, rehearsal)
-
-    def _taken_today(self) -> int:
-        ways = [arm.way for arm in self._arms]
-        return self._allocated.get(ways.index("today"), 0) if "today" in ways else 0
 
     def _step_times(self) -> Sequence[float]:
         taken = self._recorder.kept.timed_ms

@@ -22,7 +22,7 @@ from recompute_scan.events import ScriptEnded, TrainingEvents
 from recompute_scan.record.arrange import Arranging
 from recompute_scan.record.bypass import Alternation, Bypass, PlainFunctions
 from recompute_scan.record.checkpoint_calls import Probe, install_self_test
-from recompute_scan.record.execute import Exit, StopRecording
+from recompute_scan.record.execute import Exit, StopRecording, as_before
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
 from recompute_scan.record.launch import rank_facts, receive, send, wait_for_ranks
 from recompute_scan.record.measure import Gauges
@@ -79,14 +79,18 @@ class Unstepped:
         if self._counter.steps or self._passes >= _PASSES:
             self.remove()
             if not self._counter.steps and rank_facts().rank == 0:
-                print(
-                    f"recompute-scan: {self._passes} backward passes, and no step of a torch.optim "
-                    "optimizer so far: without steps nothing is recorded.\ntry: call "
-                    "recompute_scan.step() at the end of each step",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                self._warn()
         return result
+
+    @as_before()
+    def _warn(self) -> None:
+        print(
+            f"recompute-scan: {self._passes} backward passes, and no step of a torch.optim "
+            "optimizer so far: without steps nothing is recorded.\ntry: call "
+            "recompute_scan.step() at the end of each step",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class Host:
@@ -334,6 +338,7 @@ class Session:
 
     # Endings.
 
+    @as_before()
     def _failed(self, error: BaseException) -> None:
         """The script ends with this error: keep what can be known while its objects live."""
 
@@ -345,6 +350,7 @@ class Session:
             self._watchdog.let_leave()
             self._guard.run(keep_end, otherwise=None)
 
+    @as_before()
     def _leave_waiting(self) -> None:
         """The script was stopped, and its main thread waits for good."""
         try:
@@ -352,6 +358,7 @@ class Session:
         finally:
             leave_with_children(0)
 
+    @as_before()
     def _terminated(self, at_step: bool) -> None:
         """SIGTERM ends this process."""
         drop_buffers()  # as the signal does
@@ -361,6 +368,7 @@ class Session:
             self._recorder.abandon()
         self._host.left(self._conclude(Exit("terminated", TERMINATED)))
 
+    @as_before()
     def _leave(self, status: int) -> None:
         """``os._exit``, called by the script."""
         if os.getpid() != self._process:
@@ -375,6 +383,7 @@ class Session:
         finally:
             leave_now(status)
 
+    @as_before()
     def _hung(self, end: RankEnd) -> None:
         """The script makes no progress: end this process, once the other ranks have written."""
         self._recorder.abandon()
@@ -397,6 +406,7 @@ class Session:
     def _watch_exec(self) -> None:
         """Warn when the script replaces this process by another program, which is not recorded."""
 
+        @as_before()
         def warn() -> None:
             self._write_so_far()
             then = ""
@@ -433,6 +443,7 @@ class Session:
             end=end,
         )
 
+    @as_before()
     def _write_so_far(self) -> None:
         end = RankEnd(rank=None, ending="killed", steps=self._counter.steps)
         info = self._run_record(Exit("killed", KILLED), end)
@@ -451,6 +462,7 @@ class Session:
         warnings = (*info.warnings, *filter(None, [info.bug]))
         self._guard.run(lambda: self._events.ended(ended, info.rank, warnings), otherwise=None)
 
+    @as_before()
     def _conclude(self, outcome: Exit, *, waits: bool = False) -> RunInfo:
         try:
             return self._conclude_armed(outcome, waits=waits)
@@ -471,7 +483,10 @@ class Session:
                 lambda: rehearsing.write(folder, info.rank, failed=failed), otherwise=None
             )
         if outcome.ending == "stopped" and not waits:
-            leave_groups()
+            gc.collect()  # data-loader workers end with the script's frames, which are gone by now
+            distributed = torch.distributed
+            if distributed.is_available() and distributed.is_initialized():
+                distributed.destroy_process_group()
             see_that_it_ends()
         store = self._recorder.store
         if store is not None and outcome.ending in ("stopped", "finished"):
@@ -501,14 +516,6 @@ def how_it_failed(outcome: Exit) -> str:
         "killed": "The process ended without a message.",
         "hung": "The script made no progress and was ended.",
     }.get(outcome.ending, f"The script ended with exit status {outcome.exit_status}.")
-
-
-def leave_groups() -> None:
-    """End the process groups that a stopped script has left open."""
-    gc.collect()  # data-loader workers end with the script's frames, which are gone by now
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def forget_parent() -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from os import _exit
+from os import _exit, close
 from pathlib import Path
 from time import monotonic, process_time, sleep
 from types import FrameType
@@ -281,7 +281,7 @@ class Termination:
             reader = pipe[0]
             # Not read: it stays readable for the main thread, which may look before this one runs.
             self.asked = _is_readable(reader, None) and self._pipe is not None
-            os.close(reader)
+            close(reader)
         if not self.asked:
             return
         deadline = monotonic() + _STEP_S

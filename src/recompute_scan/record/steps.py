@@ -231,7 +231,7 @@ class StepHooks:
         if patch is not None:
             guarded = self._guard.around(patch, self._patch_step_function, vital=True)
             self._patches.replace(Optimizer, "_patch_step_function", guarded)
-        saw = self._guard.aside(self._saw_explicit)
+        saw = self._guard.aside(partial(self._saw, EXPLICIT))
         listeners = _step.listeners
         listeners.append(saw)
         self._patches.add(partial(listeners.remove, saw))
@@ -265,9 +265,6 @@ class StepHooks:
         elif handle is not None:
             handle.remove()
         self._patches.undo()
-
-    def _saw_explicit(self) -> None:
-        self._saw(EXPLICIT)
 
     def _patch_step_function(self, call: Call, optimizer: Any) -> None:
         call(optimizer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -295,7 +296,9 @@ def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
 
 
 def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None) -> Trial:
-    folder = _emptied(options.output / _FOLDER / f"{name}-{number}")
+    folder = options.output / _FOLDER / f"{name}-{number}"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+    folder.mkdir(parents=True)
     # One trace a way is enough, and only the ways that differ from the first run need one.
     traced = number == 1 and options.steps > 0
     options = replace(
@@ -305,22 +308,9 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
     records = run_records_in(folder)
     result = None
     if traced and any(record.trace is not None for record in records):
-        result = _analysed(folder)
+        with suppress(InputError):
+            result = analyse([folder])
     return Trial(records, status, result, read_sampled(folder))
-
-
-def _emptied(folder: Path) -> Path:
-    """The folder of one run, without the files of an earlier one."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def _analysed(folder: Path) -> Result | None:
-    try:
-        return analyse([folder])
-    except InputError:
-        return None
 
 
 _PLAN_FOLDER = "plan"
@@ -506,7 +496,9 @@ class Rehearsals:
             RunError: One of them left nothing (``E333``).
         """
         self._number += 1
-        folder = _emptied(self._options.output / _PLAN_FOLDER / f"{name}-{self._number}")
+        folder = self._options.output / _PLAN_FOLDER / f"{name}-{self._number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         options = replace(
             self._options,
             output=folder,

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,6 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from msgspec import Struct
 from torch import nn
 
 from recompute_scan.crash import Frame, ModelState, Raised, RankEnd
@@ -180,7 +180,7 @@ def model_states() -> tuple[ModelState, ...]:
 
 
 def _size(module: nn.Module) -> int:
-    return sum(_numel(parameter) for parameter in weights(module))
+    return sum(map(_numel, weights(module)))
 
 
 def _numel(parameter: Any) -> int:
@@ -189,23 +189,26 @@ def _numel(parameter: Any) -> int:
 
 def _state(root: nn.Module) -> ModelState:
     modules = [part for _, part in named_parts(root)]
-    parallel: dict[str, int] = {}
-    ways: dict[str, int] = {}
+    parallel: Counter[str] = Counter()
+    ways: Counter[str] = Counter()
     wrapped = switched = False
     for module in modules:
         kind = type(module).__name__
         if kind in _PARALLEL:
-            parallel[_PARALLEL[kind]] = parallel.get(_PARALLEL[kind], 0) + 1
+            parallel[_PARALLEL[kind]] += 1
         elif any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
-            parallel["FSDP2"] = parallel.get("FSDP2", 0) + 1
+            parallel["FSDP2"] += 1
         if kind == "CheckpointWrapper":
             wrapped = True
-            _count(ways, f"checkpoint wrapper around {_inner_class(module)}, {_variant(module)}")
+            inner = module._modules.get("_checkpoint_wrapped_module")
+            name = real_class_name(inner) if inner is not None else "a module"
+            ways[f"checkpoint wrapper around {name}, {_variant(module)}"] += 1
         if vars(module).get("gradient_checkpointing") is True:
             switched = True
-            _count(ways, f"gradient_checkpointing on in {real_class_name(module)}")
-    configs = (vars(module).get("config") for module in modules)
-    caches = [one for config in configs if isinstance(one := _use_cache(config), bool)]
+            ways[f"gradient_checkpointing on in {real_class_name(module)}"] += 1
+    configs = [vars(module).get("config") for module in modules]
+    found = [getattr(one, "use_cache", None) for one in configs if one is not None]
+    caches = [one for one in found if isinstance(one, bool)]
     return ModelState(
         name=real_class_name(root),
         parameters=_size(root),
@@ -219,22 +222,9 @@ def _state(root: nn.Module) -> ModelState:
     )
 
 
-def _count(ways: dict[str, int], way: str) -> None:
-    ways[way] = ways.get(way, 0) + 1
-
-
-def _inner_class(wrapper: nn.Module) -> str:
-    inner = wrapper._modules.get("_checkpoint_wrapped_module")
-    return real_class_name(inner) if inner is not None else "a module"
-
-
 def _variant(wrapper: nn.Module) -> str:
     name = getattr(vars(wrapper).get("checkpoint_impl"), "name", "")
     return {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}.get(name, "variant unknown")
-
-
-def _use_cache(config: object) -> object:
-    return None if config is None else getattr(config, "use_cache", None)
 
 
 HUNG = 124
@@ -242,17 +232,6 @@ _SLOWEST_LOOK_S = 5.0
 _BUSY = 0.2
 # Ranks of another machine may not be seen in this folder; then more patience is needed.
 _UNSEEN_PATIENCE = 3.0
-
-
-class Patience(Struct, frozen=True):
-    """``timeout_s`` without progress end the run; looked at every ``look_s`` seconds."""
-
-    timeout_s: float
-
-    @property
-    def look_s(self) -> float:
-        """Twenty looks a timeout, and one in five seconds at the least."""
-        return max(0.05, min(_SLOWEST_LOOK_S, self.timeout_s / 20))
 
 
 class Watchdog:
@@ -277,7 +256,9 @@ class Watchdog:
     ) -> None:
         self._guard = guard or Guard()
         self._folder = folder
-        self._limits = Patience(timeout_s)
+        self._timeout_s = timeout_s
+        # Twenty looks a timeout, and one in five seconds at the least.
+        self._look_s = max(0.05, min(_SLOWEST_LOOK_S, timeout_s / 20))
         self._steps = steps
         self._on_hang = on_hang
         self._waits = waits
@@ -291,12 +272,12 @@ class Watchdog:
     @property
     def patience_s(self) -> float:
         """How long after this rank the others may take to notice that the run hangs."""
-        return 2 * self._limits.look_s + 10
+        return 2 * self._look_s + 10
 
     def start(self) -> None:
         """Begin to watch."""
         self._keep_stacks_when_terminated()
-        if self._limits.timeout_s > 0:
+        if self._timeout_s > 0:
             # Not a threading.Thread: the script would find it among its own.
             _thread.start_new_thread(self._guard.aside(self._watch), ())
 
@@ -306,7 +287,7 @@ class Watchdog:
         The first rank that leaves wakes the others with an error that does not show the cause.
         """
         while self._leaving.is_set():
-            sleep(self._limits.look_s)
+            sleep(self._look_s)
 
     def stop(self) -> None:
         """The script has ended by itself: nothing is waited for any more."""
@@ -349,7 +330,7 @@ class Watchdog:
             faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
 
     def _watch(self) -> None:
-        look, timeout = self._limits.look_s, self._limits.timeout_s
+        look, timeout = self._look_s, self._timeout_s
         mark, moved_at = self._mark(), monotonic()
         used = process_time()
         told = False
@@ -404,7 +385,7 @@ class Watchdog:
                 since = now
                 self._seen[rank] = (beat["beat"], now)
             # A rank that no longer writes has died, or holds Python's lock for good.
-            if not beat["silent"] and now - since < self._limits.timeout_s:
+            if not beat["silent"] and now - since < self._timeout_s:
                 return False
         return True
 

@@ -39,7 +39,7 @@ from recompute_scan.units import (
 )
 
 TOO_WIDE = "The step times vary too much to rely on"
-_TYPICAL = "typical: 1.00 without checkpointing, 1.33 with each layer recomputed once, 1.67 twice"
+_TYPICAL = "typical: 1.00 without checkpoints, 1.33 with one recompute a layer, 1.67 with two"
 
 
 class KeyNumber(Struct, frozen=True):
@@ -181,7 +181,8 @@ def step_sentence(result: Result) -> str:
             with_fix = f"about {ms(step.after_ms)} (likely {span(step.low_ms, step.high_ms)})."
         said += f", with the fix {with_fix}"
     elif result.verdict == "doubled":
-        said += "." if result.verified else "; no saving is predicted."
+        within = f"{span(step.low_ms, step.high_ms)}: {words.NOT_CERTAIN}"
+        said += "." if result.verified else f", with the fix {within}."
     else:
         spent = cost.breakdown.recompute + cost.breakdown.redundant
         whole = total(cost.breakdown)
@@ -192,7 +193,7 @@ def step_sentence(result: Result) -> str:
         said += f"; {share(spent / whole)} of it is {note}." if tells else "."
     if not step.measured and cost.step_source != "timed":
         said += " The profiler slows these steps down."
-    return said + (f" {TOO_WIDE}." if _varies(result) else "")
+    return said + (f" {TOO_WIDE}." if _varies(result) and words.NOT_CERTAIN not in said else "")
 
 
 def _varies(result: Result) -> bool:
@@ -205,15 +206,20 @@ def _varies(result: Result) -> bool:
     return too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms)
 
 
+def number_of_ranks(result: Result) -> int:
+    """How many ranks took part, as far as that is known."""
+    known = result.environment.get("world_size", "")
+    ranks = int(known) if known.isascii() and known.isdigit() and len(known) < 8 else 0
+    return max(ranks, len(result.ranks))
+
+
 def what_was_measured(result: Result) -> tuple[str, ...]:
     """Script or trace, device, ranks, torch and date, as far as they are known."""
     facts = result.environment
     device = facts.get("device_name") or facts.get("gpu")
     if device is None and facts.get("device") == "cpu":
         device = "CPU"
-    known = facts.get("world_size", "")
-    ranks = int(known) if known.isascii() and known.isdigit() and len(known) < 8 else 0
-    ranks = max(ranks, len(result.ranks))
+    ranks = number_of_ranks(result)
     return tuple(
         part
         for part in (
@@ -255,7 +261,7 @@ def _share(result: Result) -> KeyNumber:
         return KeyNumber("Share of the step", part, note, True)
     found = saving(result)
     if found is not None:
-        note = "would be saved by the fix (predicted)"
+        note = "saved by the fix (predicted)"
         part = rounded(found.less_time_pct, _varies(result))
         return KeyNumber("Share of the step", part, note, True)
     if result.verdict == "doubled":
@@ -289,6 +295,9 @@ def _step_after(result: Result) -> KeyNumber:
         return KeyNumber(label, ms(step.after_ms), note)
     if result.verdict == "inconclusive":
         return KeyNumber(label, UNKNOWN, f"{ms(step.now_ms)} now")
+    if result.verdict == "doubled":
+        within = span(step.low_ms, step.high_ms)
+        return KeyNumber(label, within, f"{ms(step.now_ms)} now; {words.NOT_CERTAIN}")
     return KeyNumber(label, ms(step.now_ms), words.first_true(result, words.STEP_NOTE))
 
 
@@ -413,6 +422,8 @@ def fix_is_measurable(result: Result) -> bool:
 def run_command(result: Result, output: str = "", *, verify: bool = False) -> str:
     """The command that records the script again, without the script's own arguments."""
     before, into = "--verify " * verify, f" -o {output}" if output else ""
+    if len(result.ranks) > 1:
+        before += f"--nproc-per-node {number_of_ranks(result)} "
     return f"recompute-scan run {before}--steps 5{into} {script_of(result) or _OWN}"
 
 

@@ -269,9 +269,9 @@ SHARE_NOTE = (
     Said("spent on recomputes that save memory", lambda r: _spent(r) and by_checkpoints(r)),
     Said("spent on recomputes", lambda r: r.cost is not None),
 )
+NOT_CERTAIN = "the steps vary too much to show a saving"
 # Notes on the step's time where no fix changes it.
 STEP_NOTE = (
-    Said("the same as now: no saving is predicted", lambda r: r.verdict == "doubled"),
     Said("stays as it is: no recompute is redundant", lambda r: not _can_save(r)),
     Said("no recompute is redundant; the findings say what can be saved", _can_save),
 )
@@ -317,7 +317,7 @@ def _spent(result: Result) -> bool:
 
 
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
-    "annotated": "the trace has an annotation for every checkpointed call",
+    "annotated": "every checkpointed call has an annotation",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "kernels were counted by their names; operators do not show the model",
     "graphs": "compiled code was counted from the compiler's own graphs alone",
@@ -414,7 +414,7 @@ def device_words(result: Result) -> str:
 def collectives_words(cost: Cost) -> str:
     """``13 per step, 52.0 MiB, 4.10 ms, 1.20 ms with no computation at the same time``."""
     if cost.repeated_collectives_ms is None or cost.repeated_collectives_count == 0:
-        return UNKNOWN if cost.repeated_collectives_ms is None else "none"
+        return "none"
     said = [ms(cost.repeated_collectives_ms)]
     if cost.repeated_collectives_bytes is not None:
         said.insert(0, size(cost.repeated_collectives_bytes))

@@ -53,7 +53,7 @@ from recompute_scan.result.recompute import DOUBLED, DOUBLED_LEAD
 from recompute_scan.units import plural
 
 # Lines of the diff on the first screen.
-_MOST_DIFF = 10
+_MOST_DIFF = 7
 _BELOW = re.compile(r"(?!/)(?!.*\.\.)[A-Za-z0-9_./@%+-]+")
 _VERDICT_COLOUR = {
     "doubled": "red",

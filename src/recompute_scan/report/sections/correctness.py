@@ -253,9 +253,9 @@ def _compiled_code_lead(code: CompiledCode) -> str:
     graphs = plural(len(code.graphs), "compiled graph")
     said = (
         f"Of {plural(every, 'operator')} in {graphs}, the backward graphs run {asked} again "
-        f"because of a checkpoint or at a cost, and {free} for free: these are fused with what "
-        f"needs them and cost no memory traffic."
+        f"because of a checkpoint or at a cost, and {free} for free"
     )
+    said += ": these are fused with what needs them and cost no memory traffic." if free else "."
     if code.unknown:
         said += f" The graphs for {visible(', '.join(code.unknown[:3]), 200)} are not here."
     if code.graph_breaks:

@@ -44,7 +44,7 @@ def step_time_sentences(result: Result) -> list[str]:
         # The bars are of this step, and not of the one that was recorded.
         likely = span(arm.step_low_ms, arm.step_high_ms, "and")
         return [
-            f"{head}: median of {plural(arm.timed_steps, 'step')} timed without the profiler; "
+            f"{head}: median of {plural(arm.timed_steps, 'step')} without the profiler; "
             f"likely between {likely}.",
             "The recorded step's parts were scaled to it.",
         ]
@@ -52,7 +52,7 @@ def step_time_sentences(result: Result) -> list[str]:
     if not cost.steps:  # a result of a version that did not count them
         return [f"{head}, {'timed without the profiler' if timed else 'as recorded'}."]
     if timed:
-        source = f"{plural(cost.steps, 'step')} timed without the profiler"
+        source = f"{plural(cost.steps, 'step')} without the profiler"
     else:
         source = f"{plural(cost.steps, 'recorded step')}, slowed down by the profiler"
     if cost.steps == 1:
