@@ -45,6 +45,17 @@ def test_a_sound_trace_has_nothing_to_say() -> None:
     assert (facts.judgement.verdict, confidence(facts)) == ("full", "high")
 
 
+def test_results_whose_size_the_data_give_are_no_damage() -> None:
+    events = sound()
+    last = max(event["ts"] + event.get("dur", 0) for event in events if "ts" in event)
+    one = next(event for event in events if event["name"] == "aten::linear")
+    for place in range(12):
+        for name, inner, number in (("aten::nonzero", 0, 7), ("aten::empty", 1, place)):
+            more = {"name": name, "ts": last + 10 * place + 2 + inner, "dur": 5 - 2 * inner}
+            events.append({**one, **more, "args": {"Input Dims": [[number, 3]]}})
+    assert lost(studied(events)) == {}
+
+
 @pytest.mark.parametrize("label", SMALL.values(), ids=str)
 def test_the_traces_that_are_damaged_below_are_sound(label: Any) -> None:
     said = answer(events_of(label))

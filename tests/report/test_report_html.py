@@ -301,7 +301,10 @@ def test_a_script_name_that_a_shell_would_read_more_into_is_not_repeated(target:
     result = structs.replace(doubled(), environment={"target": target})
     check = Page(render_html(result)).one("check").text
     assert target not in check
-    assert "recompute-scan run --nproc-per-node 2 --steps 5 -o recompute-scan-out/train-after train.py" in check
+    assert (
+        "recompute-scan run --nproc-per-node 2 --steps 5 -o recompute-scan-out/train-after train.py"
+        in check
+    )
     assert "in place of train.py" in check
 
 

@@ -262,7 +262,7 @@ def _others(
 
 
 def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels | None) -> Fix:
-    """The fix, with what its removal costs in memory, where one checkpoint is around several.
+    """The fix, with what its removal costs in memory, where they differ in extent.
 
     Results stay the same, but a peak that grows can end a training.
     """
@@ -272,22 +272,22 @@ def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels
     mine, other = (levels.without_inner, levels.without_outer) if levels else (0, 0)
     if outer:
         mine, other = other, mine
-    which, rest = ("around them", "inside it") if outer else ("inside it", "around them")
+    which, rest = ("outer", "inner") if outer else ("inner", "outer")
     # The estimate is right up to a factor, and says which is less where they are far apart.
     if other < 2 * max(mine, 1):
         memory = (
-            "One checkpoint is around several others, and which of them saves more memory is not "
-            "known: `--verify` measures the peak with and without the fix."
+            "The checkpoints differ in extent, and which of them saves more memory is not known: "
+            "`--verify` measures the peak with and without the fix."
         )
     elif mine:
         memory = (
-            "One checkpoint is around several others: by the shapes in the trace the peak grows "
-            f"less without that {which} than without those {rest}. `--verify` measures it."
+            "The checkpoints differ in extent: by the shapes in the trace the peak grows less "
+            f"without the {which} than without the {rest} ones. `--verify` measures it."
         )
     else:
         memory = (
-            f"One checkpoint is around several others: without that {which} the peak takes no "
-            "more memory, by the shapes in the trace."
+            f"The checkpoints differ in extent: without the {which} ones the peak takes no more "
+            "memory, by the shapes in the trace."
         )
         if fix.reason is None:
             return replace(fix, keep=f"{fix.keep} {memory}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from recompute_scan.intervals import too_wide
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
-from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Region, Result, Verdict
+from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Result, Verdict
 from recompute_scan.result.run_record import each_pass
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.health import lost_evidence, sentences
@@ -280,19 +280,12 @@ def _headline(result: Result) -> str:
         else "Part of the forward"
     )
     verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
-    if doubled and all(_mostly_once(region) for region in doubled):
+    if doubled and all(region.in_part for region in doubled):
         verb = verb.replace(" ", " a part of ")
     return (
         f"{DOUBLED_LEAD}{_decapitalised(which)} {verb} forward {highest:g} more times "
         f"in each backward pass{_gain(result)}."
     )
-
-
-def _mostly_once(region: Region) -> bool:
-    """Whether checkpoints around parts of the block run most of it again once only."""
-    most = region.recompute_runs_per_backward
-    parts = any(one.around == "part" for one in region.checkpoints)
-    return parts and 2 * (region.mean_recompute - 1) < most - 1
 
 
 def _in_blocks(result: Result) -> bool:

@@ -50,7 +50,8 @@ def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[
     runs = max((r.recompute_runs_per_backward for r in regions), default=evidence.highest)
     whole = evidence.of_blocks(regions) if regions else "Some operators"
     times = f"{runs:g} times" if runs is not None else "more than once"
-    title = f"{whole} run their forward again {times} in each backward pass; once is enough"
+    part = "a part of " if regions and all(region.in_part for region in regions) else ""
+    title = f"{whole} run {part}their forward again {times} in each backward pass; once is enough"
     redundant = sum(region.redundant_ms_per_step for region in regions)
     share = 1.0
     everything = sum(region.redundant_ms_per_step for region in evidence.regions)

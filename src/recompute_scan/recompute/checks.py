@@ -356,7 +356,11 @@ def _operators_unlike(calls: Calls, structure: Structure) -> tuple[int, int]:
     kind, held = kind[mixed], held[mixed]
     _, both = np.unique(_mixed(kind) ^ held, return_inverse=True)
     alike = np.bincount(both, minlength=1)[both]
-    unlike = alike < np.maximum(_RULE * all_of[kind], 2)
+    most = np.zeros(len(all_of), np.int64)
+    np.maximum.at(most, kind, alike)
+    # What holds results of a size that the data give (nonzero) runs another thing each time.
+    usual = 2 * most[kind] > all_of[kind]
+    unlike = usual & (alike < np.maximum(_RULE * all_of[kind], 2))
     return int(unlike.sum()), len(rows)
 
 

@@ -154,6 +154,13 @@ class Region(Struct, frozen=True):
     recomputes_by_step: tuple[float | None, ...] = ()
     backward_passes: float = 1.0
 
+    @property
+    def in_part(self) -> bool:
+        """Whether checkpoints around parts of the block run only these parts again so often."""
+        parts = any(one.around == "part" for one in self.checkpoints)
+        more = self.recompute_runs_per_backward - 1
+        return parts and 4 * (self.mean_recompute - 1) < 3 * more
+
 
 class ProofOp(Struct, frozen=True):
     """One operator drawn on the timeline. Times are on the trace's own clock."""
