@@ -58,7 +58,7 @@ _HELD = {
 def main(folder: Path) -> int:
     files = sorted(folder.glob("*.sqlite"))
     found = {hashlib.sha256(path.read_bytes()).hexdigest()[:12]: path for path in files}
-    heads = ("published in", "file", "nsys, schema", "what it holds", "what is said")
+    heads = ("published in", "file", "nsys, schema", "what it holds", "answer")
     table = Table(dict.fromkeys(heads, "<"), markdown=True)
     for digest in (*SOURCES, *(each for each in found if each not in SOURCES)):
         if digest in found:
@@ -83,7 +83,7 @@ def _look(path: Path) -> tuple[str, str]:
             if table in tables
         ]
     version = about.get("EXPORT_PRODUCT_VERSION")
-    nsys = f"{version}, {about['EXPORT_SCHEMA_VERSION']}" if version else "not told"
+    nsys = f"{version}, {about['EXPORT_SCHEMA_VERSION']}" if version else "not given"
     return nsys, ", ".join(f"{n:,} {what}" for n, what in counts if n) or "none of these"
 
 

@@ -202,97 +202,87 @@ _DIAGNOSES = """\
 ## How this was checked
 
 `python -m benchmarks diagnoses` runs every script that fails (`tests/diagnose/scripts`) under
-`recompute-scan run` and prints the code expected and found. RS201 needs lightning 2.2.1 or older;
-it was run with 2.2.1 in an environment of its own, and its log is among the logs. RS101's log is
-that of transformers 4.57.3; the script in the tests makes the same error with a small model of our
-own. RS101, RS117, RS202 and RS204 are in `scripts/forms` in two more forms each, under DDP and
-FSDP, with and without a barrier, and every one has a repaired twin that gets no diagnosis; `python
--m benchmarks diagnoses --reported` runs these with the versions that they were reported with, and
-with torch 2.4.1 ([every row](live-failures.md)). Where rank 0 waits inside a
-function of the script's own that saves, the answer is RS210 with both places: a function's name is
-no evidence.
+`recompute-scan run` and prints the expected and the found code. RS201 needs lightning 2.2.1 or
+older; it was run with 2.2.1 in a separate environment, and its log is among the logs. RS101's log
+is from transformers 4.57.3; the script in the tests raises the same error with a small model.
+RS101, RS117, RS202 and RS204 have two more forms each in `scripts/forms`, under DDP and FSDP, with
+and without a barrier. Each form has a repaired twin, which gets no diagnosis. `python -m benchmarks
+diagnoses --reported` runs these with the versions of the reports, and with torch 2.4.1 ([every
+row](live-failures.md)). Where rank 0 waits inside a saving function of the script, the answer is
+RS210 with both places: a function's name is no evidence.
 
-The logs (`tests/diagnose/corpus`) are of three kinds. In `known` and `unrelated` are our own: one
-or more for each known failure, from our scripts or, where it could not be made to happen, written
-in the shape of public reports; and 55 others, near misses among them. In `public` are excerpts of
-logs from public threads, each with its repository, its number and the cause that the thread
-established, or torch's own words where these say it. They were labelled before the rules were
-written. A hash of the thread's name splits them: the rules were built on one half, and the other
-was kept aside until they stood. A third part, `later`, was collected after that. Its first answer
-was right for 14 of 20, and wrong for none; for the others, three more ways to say the same were
-then taught. A fourth, `newest`, was collected and labelled by somebody who had not written the
-rules. Its first answer was right for 24 of the 30 that are ours, and wrong for 6 of all 62, each at
-medium confidence: a state copied for saving was taken for one that was gathered (4), a full
-/dev/shm for a crash in native code, and a weight of no known kind for a sharded one. Those rules
-were changed. Thirteen logs more came to it afterwards: right for the 3 that are ours, wrong for
-none.
+The logs are in `tests/diagnose/corpus`. `known` and `unrelated` are ours: one or more for each
+known failure, and 55 others, with near misses among them. Those of a known failure come from our
+scripts, or follow public reports where it could not be reproduced.
 
-`written` holds 101 logs written after public ones of the same kind, by somebody who knew the rules,
-and labelled by what their text proves before the program saw them. The rules were mended on one
-part, whose first answer was right for 28 of the 29 that are ours and wrong for one (an inference
-engine that loads its weights, taken for one that generates). The other part was looked at once
-after that: right for all 31 that are ours, and wrong for 1 of all 49, at high confidence (feature
-maps of a convolution, twice as high, taken for a key-value cache). That rule was changed then.
+`public` has excerpts of logs from public threads, each with its repository, its number and the
+cause that the thread established, or torch's message where that states the cause. They were labeled
+before the rules were written. A hash of the thread's name halved them: the rules were built on one
+half, and the other was kept aside until they were ready. The later parts below measure the first
+answer: the one given before any rule was changed for that part, counted over "ours" unless stated
+otherwise.
 
-`threads` and `threads-kept` are 85 logs more, on checkpointing alone: 68 named after public threads
-that no other part has, with the threads' error lines below stacks that were written, and 17 with
-errors that have nothing to do with it. They were labelled before the program saw them. In `threads`
-the first answer was right for 15 of the 29 with a cause, and wrong for one, at high confidence: a
-torch too old to know use_reentrant. The rules were mended on these, which makes it 29. In
-`threads-kept` 6 of 21 were right at first and 16 after that. None was wrong there, and no log
-without a cause got one in either.
+- **`later`:** public logs, collected after the rules. First answer: 14 of 20 right, 0 wrong. Then:
+  three wordings added.
+- **`newest`:** public logs, collected and labeled by someone who had not written the rules. First
+  answer: 24 of 30 right; 6 of all 62 wrong, at medium confidence: a state copied for saving taken
+  for a gathered one (4), a full /dev/shm for a crash in native code, an unknown weight for a
+  sharded one. Then: those rules changed; of 13 further logs, the 3 of "ours" right and none wrong.
+- **`written`:** 101 logs, written after public ones by someone who knew the rules, labeled by what
+  their text proves before the program saw them. First answer: 28 of 29 right, 1 wrong: an inference
+  engine that loads weights, taken for one that generates. Then: rules fixed on this half.
+- **`written`, aside:** the other half, looked at once after that. First answer: 31 of 31 right; 1
+  of all 49 wrong, at high confidence: feature maps of a convolution, twice as high, taken for a
+  key-value cache. Then: that rule changed.
+- **`threads`:** logs about checkpointing alone, labeled before the program saw them. With
+  `threads-kept` 85: 68 named after new public threads, with the threads' error lines below invented
+  stacks, and 17 unrelated errors. First answer: 15 of 29 right, 1 wrong, at high confidence: a
+  torch too old to know use_reentrant. Then: rules fixed on these: 29 of 29.
+- **`threads-kept`:** the other half. First answer: 6 of 21 right, 0 wrong; no log without a cause
+  got one. Then: 16 of 21.
+- **`recent`, second file:** 62 logs, split by the same hash. First answer: 11 of 13 and 10 of 12
+  right, 0 wrong. Then: a shell's wording for a crash and an older DeepSpeed's for a gradient
+  reduced twice, learned from one half: 12 of 13 and 11 of 12.
+- **`recent`, third file:** 64 logs, chosen for other devices, launchers and servers. First answer:
+  7 of 8 and 14 of 19 right, 0 wrong. Then: wordings added (memory of Apple's and other devices,
+  crash handlers, lines of an `ExceptionGroup`, ZeRO-3's optimizer step): 8 of 8 and 18 of 19. Their
+  author had labeled both halves, so neither is unseen now.
+- **`recent`, fourth file:** 14 logs. First answer: 8 of 9 right, 0 wrong. Then: a message of torch
+  from 2017 added. One written log, labeled "less is true" as Apple's wording was unknown, is now
+  "ours".
+- **`last`:** three batches, labeled and committed before the program saw them. First answer: first
+  batch 11 of 21 and, in the half aside, 17 of 21; then 14 of 21 and 17 of 21. 1 of all 192 was
+  called wrong: true, less than the label, and missing from it by mistake. Then: most missing
+  wordings added: Ray's monitor, shells, the kernel, Kubernetes, schedulers, gdb and Windows for an
+  ended process; Lightning for unused parameters; older vLLM; tracebacks that begin in a log record;
+  steps and evaluations in functions of other names.
+- **`unseen`:** 48 logs, labeled and committed after that, scored once. First answer: 23 of 25
+  right, 0 wrong. Then: nobody has looked at single answers; `python -m benchmarks diagnoses` says
+  whether the rules have changed since.
+- **`limits`:** 54 logs on RS130 to RS133, compiled recomputes and look-alikes, labeled before those
+  rules were written. First answer: half aside, scored once: 13 of 13 right, 0 of 25 wrong. Then:
+  rules fixed on the other half: 10 of 11. Their author had read both halves.
 
-A fifth part, `recent`, is of four files that were collected when all this stood, split by the same
-hash. Of the second, with 62 logs, the first answer was right for 11 of 13 and 10 of 12 of those
-that are ours, and wrong for none; the shell's own words for a crash and an older DeepSpeed's for a
-gradient reduced twice were taught on one half then, which made it 12 of 13 and 11 of 12. The third,
-with 64 logs, looked for other devices, launchers and servers than those before: right at first for
-7 of 8 and 14 of 19, wrong for none. What was missing were wordings: of Apple's and further devices'
-memory, of handlers that report a crash in native code, the lines of an `ExceptionGroup`, the
-optimizer's step of ZeRO-3. Taught, they make it 8 of 8 and 18 of 19; whoever taught them had
-labelled both halves, so that this half is not unseen any more. A fourth, of 14 logs, came after
-that: right at first for 8 of the 9 that are ours, wrong for none; a message of torch's from 2017
-was taught. One written log had been labelled "less is true" because Apple's words were unknown, and
-is now one that is ours.
+In `last`, labels of a dead loader worker were aligned with the older parts before the second half
+was scored; with the earlier labels it was 11 of 27. The author of the labels of `last` and `unseen`
+had read the rules and took what a search found, in excerpts of some 1,500 characters: memory that
+runs out and launchers' messages are more frequent there. Eight logs of older parts, four of them in
+`unseen`, got a code with RS130 to RS133 and were labeled again from their threads before they were
+scored: that makes `unseen` 27 of 29.
 
-A sixth part, `last`, is of three batches, each labelled and committed before the program saw it.
-Right at first, of those that are ours: 11 of 21 in one half of the first batch, on which the rules
-were mended, and 17 of 21 in the other; 14 of 21; and 17 of 21. Of all 192 one answer was called
-wrong: less than the label, true, and left out of the label by mistake. Before the second half was
-scored, labels of a loader's worker that died were made those that such logs have above (with the
-old ones it was 11 of 27). What was missing were wordings: of Ray's monitor, shells, the kernel,
-Kubernetes, schedulers, gdb and Windows for a process that was ended, Lightning's for unused
-parameters, older ones of vLLM; tracebacks that begin in a record of a log; steps and evaluations in
-functions of other names. Most were taught.
-
-`unseen` is a fourth batch, of 48 logs, labelled and committed after that and scored once: right
-for 23 of the 25 that are ours, wrong for none. Nobody has looked at its answers one by one, and
-`python -m benchmarks diagnoses` says whether the rules have changed since. Whoever labelled these
-four batches had read the rules, and took what a search found, in excerpts of some 1,500
-characters; memory that runs out and launchers' words are more frequent in them than in the other
-parts.
-
-`limits` has 54 logs of what RS130 to RS133 are for, of compiled recomputes, and of look-alikes.
-They were labelled before those rules were written, and split by the same hash. The rules were
-mended on one half: right for 10 of its 11 that are ours. The other half
-was scored once after that: right for all 13 that are ours, and wrong for none of 25.
-Whoever wrote the rules had read both halves. Eight logs of the older parts, four of them in
-`unseen`, have a code since then and were labelled anew by what their threads say, before they were
-scored; that makes `unseen` 27 of 29.
-
-"Ours": the excerpt shows a cause that is in the table below. "Not shown": the thread knows such a
-cause, and the excerpt does not show it. "None" is no diagnosis, or one that says less and is true.
+"Ours": the excerpt shows a cause of the last table. "Not shown": the thread established such a
+cause, and the excerpt does not show it. "None": no diagnosis, or one that is true and says less.
 
 PUBLIC
 
-A test holds that no log gets a wrong cause, that nine of ten of "ours" get theirs, and that every
-diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 76 logs written to mislead:
-ranks interleaved, colours and timestamps before every line, cut off, chained exceptions, a warning
-about saving before a crash. None gets a wrong cause. `tests/diagnose/test_forms.py` has 33 forms
-that clusters, terminals and loggers give to known failures and look-alikes: of the first 28, 24
-were right at once, and none wrong. What loggers put into JSON is not read. For point-to-point
-calls, desync reports and the flight recorder no public log was found; these rest on logs and
-scripts of our own.
+A test checks that no log gets a wrong cause, that nine of ten of "ours" get theirs, and that every
+diagnosis names its lines. `tests/diagnose/test_adversarial.py` has 76 misleading logs: interleaved
+ranks, colors and timestamps before every line, logs cut short, chained exceptions, a warning about
+saving before a crash. None gets a wrong cause. `tests/diagnose/test_forms.py` has 33 forms that
+clusters, terminals and loggers give to known failures and look-alikes: of the first 28, 24 were
+right at once, and none was wrong. JSON written by loggers is not read. No public log was found for
+point-to-point calls, desync reports and the flight recorder: these were checked with our logs and
+scripts only.
 
 | code | what happened | how it was checked |
 | --- | --- | --- |
@@ -300,12 +290,11 @@ scripts of our own.
 
 _WITHOUT_A_SIGN = """\
 
-Known, and not recognised because nothing tells them from others: memory that grows with reentrant
-checkpoints under FSDP2 until it runs out
-([pytorch 169349](https://github.com/pytorch/pytorch/issues/169349); RS120 says so), and saving a
-compiled FSDP model through its wrapper
-([pytorch 119980](https://github.com/pytorch/pytorch/issues/119980); save the inner module).
-"""
+Two known failures are not recognized, as their logs look like others: memory that grows with
+reentrant checkpoints under FSDP2 until it runs out ([pytorch
+169349](https://github.com/pytorch/pytorch/issues/169349); RS120 says so), and saving a compiled
+FSDP model through its wrapper ([pytorch 119980](https://github.com/pytorch/pytorch/issues/119980);
+save the inner module)."""
 
 
 def commands_page() -> str:

@@ -67,7 +67,7 @@ def test_who_was_killed_comes_before_those_that_lost_it(tmp_path: Path) -> None:
     write_run_info(tmp_path, killed(1))
     found = crash(tmp_path)
     assert (found.kind, found.rank) == ("killed", 1)
-    assert found.headline.startswith("Rank 1 ended without a word after 6 steps")
+    assert found.headline.startswith("Rank 1 ended without a message after 6 steps")
     assert findings_of(found.ranks) == ()
 
 

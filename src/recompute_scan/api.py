@@ -624,12 +624,12 @@ def regions_figure(result: Result) -> go.Figure:
             y=values,
             customdata=rows,
             marker={"color": PART_FILLS[kind], "line": {"color": _EDGE, "width": 0.7}},
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]} recomputes a backward pass"
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]} recomputes per backward pass"
             "<br>%{customdata[2]} in recomputes, %{customdata[3]} redundant per "
             "step<extra></extra>",
         )
     figure.update_layout(barmode="stack", height=360, bargap=0.15)
-    figure.update_yaxes(title_text="recomputes a backward pass", rangemode="tozero")
+    figure.update_yaxes(title_text="recomputes per backward pass", rangemode="tozero")
     if len(places) <= 40:
         texts = [label(block_label(region), 30) for region in result.regions]
         figure.update_xaxes(tickmode="array", tickvals=places, ticktext=texts)

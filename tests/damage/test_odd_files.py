@@ -99,7 +99,7 @@ def test_an_run_record_of_a_killed_rank_is_no_trace(tmp_path: Path) -> None:
     assert refusal.value.code == "E308"
     with pytest.raises(InputError, match="not a profiler trace") as refusal:
         load(tmp_path / "so-far-rank0.json")
-    assert refusal.value.why == "it is a run's run record, not its trace"
+    assert refusal.value.why == "it is the run record of `run`, not a trace"
 
 
 def test_what_could_not_be_read_holds_no_buffer(

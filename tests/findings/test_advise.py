@@ -494,7 +494,7 @@ def test_a_default_is_called_one_only_where_nothing_is_passed(
         ("train.py:8", None, "could not be read"),
         ("train.py:8", Source(8, "a(); b()", 8, 8, False, False), "shares its line"),
         ("p/a.py:8", Source(8, "a()", 8, 8, False, True, installed=True), "installed package"),
-        ("train.py:8", Source(8, "a = cfg.make()", 8, 8, False, True), "not one to the statement"),
+        ("train.py:8", Source(8, "a = cfg.make()", 8, 8, False, True), "not edit the statement"),
     ],
 )
 def test_why_there_is_no_diff(site: str | None, source: Source | None, why: str) -> None:

@@ -57,7 +57,7 @@ def of_case(name: str) -> tuple[Finding, ...]:
         ("a Python counter as a factor", "RS403", "1.0 where the forward had 0.5"),
         ("another branch each time", "RS403", "another branch was taken"),
         ("a cache that grows", "RS403", "(16, 32)"),
-        ("a factor that changes before the backward", "RS403", "no longer what it was"),
+        ("a factor that changes before the backward", "RS403", "has changed since the forward"),
         ("BatchNorm in training, reentrant", "RS404", "running statistics"),
         ("keyword tensors that lose their gradient", "RS405", "keywords"),
         ("a hand-written checkpoint without autograd in its recompute", "RS405", "autograd is off"),

@@ -78,8 +78,8 @@ TWO = ("--nproc-per-node", "2")
 LONG = (*TWO, "--steps", "100")
 BELOW = ("--", "torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 CLOSED = ("sh", "-c", 'exec "$@" >&-', "sh", *TOOL)
-WORDLESS = r"Rank 1\s+ended\s+without a word after \d steps"
-AT_ONCE = r"Rank 1\s+ended\s+without a word"
+WORDLESS = r"Rank 1\s+ended\s+without a message after \d steps"
+AT_ONCE = r"Rank 1\s+ended\s+without a message"
 DOUBLED = "Verdict: doubled"
 EXEC = r"replaces its process by another program(?s:.)*another program"
 OUTSIDE = "The run was ended from outside"

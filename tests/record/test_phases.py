@@ -97,7 +97,7 @@ def test_the_options_it_suggests_fit(tmp_path: Path, made: int) -> None:
     # What `--quick` asks for.
     again = record_script(tmp_path, script, warmup=1, steps=1, stacks=False, fidelity=False)
     assert (again.info.status, again.info.profiled_steps) == ("complete", 1)
-    assert "stopped the script after its step 2 (--keep-going goes on)" in again.told
+    assert "stopped the script after its step 2 (--keep-going lets it run on)" in again.told
 
 
 def test_a_script_that_ends_inside_the_window(tmp_path: Path) -> None:

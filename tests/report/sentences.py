@@ -133,7 +133,7 @@ def _plan_arm(r: Result) -> object:
 CONDITIONS: dict[str, Condition] = {
     "of one step took {}: {} in recompute": lambda r: r.watched is not None and r.watched.operators,
     "The step's own tensors took at most": lambda r: bool(r.watched.work or r.watched.kept),
-    "were kept longer than they were read": lambda r: any(one.bytes for one in r.watched.kept),
+    "were kept after their last use": lambda r: any(one.bytes for one in r.watched.kept),
     "in small pieces and": lambda r: (
         r.watched.small_ms + r.watched.library_ms >= 0.01 * r.watched.ms
     ),
@@ -191,7 +191,7 @@ CONDITIONS: dict[str, Condition] = {
     "The fix does not help: a step": outcome("slower"),
     "The fix helps, but the step times vary": outcome("helps"),
     "The fix saves {}": outcome("helps"),
-    "No loss was seen: nothing with one": losses("not-seen"),
+    "No loss was seen: backward() was called": losses("not-seen"),
     "does not give the same losses twice": losses("not-repeatable"),
     "The script sets no seed;": lambda r: r.verified.losses.seeded_by_script is False,
     "Losses differ by up to": losses("different"),
@@ -216,7 +216,7 @@ CONDITIONS: dict[str, Condition] = {
     "timed in each run, without the profiler": lambda r: r.verified.before,
     # blocks, call sites, compiled code
     "the steps differ. Blocks that are alike": lambda r: len(r.steps) > 1,
-    "more are in the JSON": lambda r: len(r.regions) > 1,
+    "more columns": lambda r: len(r.regions) > 1,
     "every block ran again the same number of times": lambda r: len(r.steps) > 1,
     "of block left out": lambda r: len(r.regions) > 1,
     "The compiler left code to Python": lambda r: r.compiled is not None,
@@ -237,7 +237,7 @@ CONDITIONS: dict[str, Condition] = {
     "were allocated in the recorded step": lambda r: r.memory.peak_allocated_bytes is not None,
     "out of memory in each micro-batch": lambda r: r.memory.regions,
     "Not counted, because a formula or shapes are missing": lambda r: r.flops.uncounted,
-    "The device's peak is not known": lambda r: r.flops.hfu is None,
+    "The device's peak is unknown": lambda r: r.flops.hfu is None,
     "Matrix products, convolutions and attention, a": lambda r: r.flops is not None,
     "The dashed line is what may be allocated": lambda r: r.memory.budget_bytes is not None,
     "What fits: {}": lambda r: r.memory.chosen is not None,

@@ -85,7 +85,7 @@ def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: 
             return f"unset {site}"
         if mechanism.on_by_default:
             given = f"{site} false" if site.startswith("-") else f"{site}=false"
-            return f"pass {given} on the command line: left out, it is on"
+            return f"pass {given} on the command line: by default it is on"
         return f"leave {site} out of the command line"
     statement = source.statement if source else ""
     keyword = next((name for name in _settings(mechanism) if _names(statement, name)), None)
@@ -121,7 +121,7 @@ def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -
         return "The statement shares its line with others, so there is no diff to check."
     if mechanism.caution and not mechanism.edits:
         return mechanism.caution
-    return "The change is not one to the statement on that line, so there is no diff to check."
+    return "The fix does not edit the statement on that line, so there is no diff to check."
 
 
 def _renamed(text: str, rename: Rename, run: RunFacts, statement: str) -> str:
@@ -449,7 +449,7 @@ def _applied_once(
         how = leave_out(mechanism, run).format(layers=layers, title=name)
         summary = f"Apply {name} once, {kept.extent}: {how}{place(site)}"
         remove = f"its checkpoints {dropped.extent}"
-        reason = "That line switches both on, and stays." if together else reason
+        reason = "That line switches both on, so it stays." if together else reason
     elif kept.around != dropped.around:
         keep = f"keep it {kept.extent}{place(kept.call_site)}"
         summary = f"Apply {name} once: {keep}, leave it out {dropped.extent}{place(site)}"

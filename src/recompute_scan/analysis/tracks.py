@@ -50,7 +50,7 @@ def add_tracks(
     if len(found) > 1 or isinstance(path, str) or not path.is_file():
         raise UsageError(
             "E229",
-            "Tracks can be added to one trace, in a separate file on this machine.",
+            "Tracks can only be added to one trace, which must be a separate local file.",
             why=f"{len(found)} traces were given" if len(found) > 1 else f"{path} is none",
             hint="name the file of one rank",
         )

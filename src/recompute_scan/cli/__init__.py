@@ -32,7 +32,7 @@ _GROUPS = {
         "analyze": "analyze",
         **dict.fromkeys(("report", "compare", "explain"), "show"),
     },
-    "Repair, and keep it so": {"fix": "fix", "check": "ci", "lint": "ci"},
+    "Fix and check": {"fix": "fix", "check": "ci", "lint": "ci"},
     "Housekeeping": {"runs": "fix", "bundle": "ci", "doctor": "show", "completion": "show"},
 }
 _MODULES = {name: module for names in _GROUPS.values() for name, module in names.items()}
@@ -86,7 +86,7 @@ def cli() -> None:
     """Find activation checkpointing that runs the forward pass more often than needed.
 
     \b
-    recompute-scan run train.py          record a few steps of a script and say
+    recompute-scan run train.py          record a few steps of a script, and report
     recompute-scan plan train.py         say which layers to checkpoint, and prove it
     recompute-scan analyze trace.json    say what a trace of torch.profiler shows
     recompute-scan fix FOLDER            show the fix of a run; --apply applies it

@@ -80,7 +80,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
 @click.option(
     "--workers",
     type=click.IntRange(1),
-    help="Processes that read the ranks.  [default: one a core where that is faster]",
+    help="Processes that read the ranks.  [default: one per core where that is faster]",
 )
 @click.option("--dask", metavar="ADDRESS", help="Dask scheduler; its workers read the ranks.")
 @events_option
@@ -100,7 +100,7 @@ def analyze(
     events: str,
     **limits: int | None,
 ) -> int:
-    """Find what runs again in TRACES: files of torch.profiler, or folders of one a rank.
+    """Find what runs again in TRACES: files of torch.profiler, or folders with one per rank.
 
     A trace is Kineto's JSON (plain, .gz, .zst, .zip), Nsight Systems' SQLite export, a remote
     address such as s3://bucket/run/, or - for standard input. Needs neither torch nor the

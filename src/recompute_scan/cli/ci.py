@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from recompute_scan.trace import Limits
 
 
-@click.command(short_help="Refuse doubled checkpointing, in CI.")
+@click.command(short_help="Fail a CI job on doubled checkpointing.")
 @click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @click.option(
     "--fail-on",
@@ -75,7 +75,7 @@ def check(
     force: bool,
     **limits: int | None,
 ) -> int:
-    """Refuse TRACES that show what this project does not want.
+    """Fail if TRACES show doubled checkpointing, or what else this project refuses.
 
     TRACES are as for `analyze`, or one result.json. Ends with 0 when they pass, with 1 when
     something is refused, with 4 when there is no verdict. Without any threshold, doubled
@@ -122,7 +122,7 @@ def _result(traces: tuple[str, ...], limits: Limits) -> Result:
 @click.command(short_help="Read scripts and configurations, run nothing.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--diff", "as_diff", is_flag=True, help="Print the edits as one diff, for patch -p1.")
-@click.option("--list", "as_list", is_flag=True, help="Print what is switched on, doubled or not.")
+@click.option("--list", "as_list", is_flag=True, help="Print all checkpoints, doubled or not.")
 @format_option("text", "json", "github", "sarif", "junit")
 @output_option
 @force_option
@@ -191,7 +191,7 @@ def bundle(
     force: bool,
     **limits: int | None,
 ) -> int:
-    """Pack what TRACES show into one archive that a stranger may have.
+    """Pack what TRACES show into one archive that is safe to publish.
 
     It holds the result, the report, a filled-in bug report and the trace, cut to what proves the
     verdict and built anew from listed fields: no paths, no host or user names, no values, no

@@ -53,7 +53,7 @@ def fix(
     root: Path,
     verbose: bool,
 ) -> int:
-    """Show the fix of FOLDER as a diff, or do with it what an option says.
+    """Show the fix of FOLDER as a diff, apply it, measure it, or undo it.
 
     FOLDER is one that `run` wrote, a result.json, or a trace. Call it where the script was
     recorded: only files below the current folder are changed, none through a link, and none that
@@ -218,8 +218,8 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
 def runs(folders: tuple[str, ...], remove: bool) -> int:
     """List the runs below recompute-scan-out, oldest first, or those in FOLDERS alone.
 
-    Each has its verdict, or how it failed; `latest` is the one that the folder above it stands for.
-    FOLDERS are folders of runs, or of scripts, for all of their runs.
+    Each has its verdict, or how it failed; `latest` marks the run that its parent folder stands
+    for. FOLDERS are folders of runs, or of scripts, for all of their runs.
     """
     from recompute_scan.files import all_runs, newest_run
     from recompute_scan.files import remove as remove_run

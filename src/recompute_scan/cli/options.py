@@ -98,7 +98,7 @@ _OPTIONS = (
         "--timing-steps",
         default=10,
         show_default=True,
-        help="Steps to time without the profiler, at most; fewer once their median is known.",
+        help="Most steps to time unprofiled; timing ends early once the median is precise.",
     ),
     click.option(
         "--quick",
@@ -124,23 +124,23 @@ _OPTIONS = (
     click.option(
         "--verify",
         is_flag=True,
-        help="Run it again with the fix applied in memory, and measure what that changes.",
+        help="Run the script again with the fix applied in memory, and measure the difference.",
     ),
     click.option(
         "--without-checkpointing",
         is_flag=True,
-        help="With --verify: measure it without any checkpoint too, where it fits into memory.",
+        help="With --verify: also measure the script without any checkpoint, if it fits.",
     ),
     click.option(
         "--fidelity/--no-fidelity",
         default=None,
-        help="Only compare one step's recomputes with their forward, or leave that step out.  "
-        "[default: compare it after the profiled ones]",
+        help="Only compare one step's recomputes with their forward, or skip that step.  "
+        "[default: compare it after profiling]",
     ),
     click.option(
         "--work",
         is_flag=True,
-        help="Watch two steps more for repeated and unused work and memory.",
+        help="Watch two more steps for repeated and unused work and memory.",
     ),
     click.option(
         "--guard",

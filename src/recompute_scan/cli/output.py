@@ -200,7 +200,7 @@ def events_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--events",
         type=click.Path(dir_okay=False),
         default="",
-        help="Append what happens to FILE, one JSON object a line.",
+        help="Append events to FILE, one JSON object per line.",
         metavar="FILE",
     )(command)
 
@@ -380,7 +380,7 @@ def put(text: str, output: Path | None, style: str = "text", *, force: bool) -> 
         write(output, harmless(text, style), force=force)
 
 
-verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print all of it.")
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print everything.")
 
 
 class Answer(NamedTuple):

@@ -460,14 +460,14 @@ def run(
 @click.option(
     "--memory",
     metavar="AMOUNT|N%|free",
-    help="Memory to keep to: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
+    help="Memory limit: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
 )
 @click.option(
     "--step-time",
     "step_time_ms",
     metavar="MS",
     type=Number(min=0, min_open=True),
-    help="Longest step to keep to instead, for the least memory.",
+    help="Limit the step time instead, for the least memory.",
 )
 @click.option(
     "--verify/--no-verify",
@@ -503,9 +503,9 @@ def plan(
 ) -> int:
     """Find the fastest way to checkpoint SCRIPT's layers within a memory limit.
 
-    It is run three times: as it is, then with checkpoints put on and taken off in memory from step
-    to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch allocates
-    there, on a CPU on what is saved for the backward pass.
+    SCRIPT runs three times: as it is, then with checkpoints put on and taken off in memory from
+    step to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch
+    allocates there, on a CPU on what is saved for the backward pass.
     """
     from recompute_scan.cost.plan import read_wish
 

@@ -63,7 +63,7 @@ def report(result: str, html: Path | None, force: bool, open_page: bool) -> int:
 @click.command(short_help="Set two runs side by side.")
 @click.argument("before", callback=newest, shell_complete=files)
 @click.argument("after", callback=newest, shell_complete=files)
-@file_option("--html", help_text="Write a page.")
+@file_option("--html", help_text="Write the comparison as a page.")
 @format_option("text", "json")
 @force_option
 @verbose_option
@@ -114,9 +114,8 @@ def explain(what: str | None, verbose: bool) -> int:
     """Explain WHAT: a code (of a finding: RS101, of a message: E202), a log file, or - for text
     on standard input.
 
-    In a log, of one process or of many, the exception that came first is looked for, its cause
-    where it is a known one, and the fix. Logs of any size are read. Without WHAT all codes are
-    listed.
+    In a log of one or many processes, it finds the first exception, its cause if that is known,
+    and the fix. Logs of any size are read. Without WHAT all codes are listed.
     """
     if what is None:
         return _list_codes()
@@ -328,7 +327,7 @@ def _recording() -> list[Installed]:
         )
         found = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        said = f"torch does not come up within {_TORCH_TIMEOUT_S} s"
+        said = f"torch does not start within {_TORCH_TIMEOUT_S} s"
         return [Installed("problem", purpose, said)]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [f"status {error.returncode}"])[-1]

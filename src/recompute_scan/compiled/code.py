@@ -353,7 +353,7 @@ NAME = "matrix products of compiled code"
 _PRODUCT = re.compile(rf"aten::({'|'.join(sorted(PRODUCTS))})$")
 _RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "inductor_seeds")
 UNKNOWN = (
-    "Part of the backward pass is compiled, and the compiler's graphs for {names} are not here or "
+    "Part of the backward pass is compiled, and the compiler's graphs for {names} are missing or "
     "do not show what is recomputed (before torch 2.10 they do not name checkpoints)."
 )
 

@@ -283,8 +283,8 @@ _RESERVE = 0.10
 _CURVE_POINTS = 12
 _RECOMPUTED = (RECOMPUTE, SELECTIVE)
 _NEVER_RAN = (
-    "The script failed in a step without checkpoints. Its longest possible time is computed: a "
-    "step that recomputes every module, less its recomputes."
+    "The script failed in a step without checkpoints. The time shown for it is an upper bound: a "
+    "step that recomputes every module, minus its recomputes."
 )
 
 
@@ -331,7 +331,7 @@ def read_wish(memory: str | None, step_time_ms: float | None) -> Wish:
         raise UsageError(
             "E232",
             "A plan takes one limit: --memory or --step-time.",
-            hint="leave one of them out; the curve shows the other",
+            hint="give one; the plan's curve shows time and memory",
         )
     if step_time_ms is not None:
         return Wish("time", step_time_ms, f"--step-time {step_time_ms:g}")
@@ -395,7 +395,7 @@ class Planner:
         else:
             raise RunError(
                 "E332",
-                "How much memory is free is not known here.",
+                "The free memory is unknown here.",
                 hint="give an amount: --memory 8GB, or a share of today's: --memory 80%",
             )
         if found is None:

@@ -149,12 +149,12 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
     count = len(base.steps)
     found = [
         f"{count} recorded {'step was' if count == 1 else 'steps were'} simulated as a graph of "
-        "host calls, launches, streams, events and synchronisation, with the redundant runs and "
+        "host calls, launches, streams, events and synchronization, with the redundant runs and "
         "all they launched taken out.",
     ]
     if timed:
         found.append(
-            f"The saving is taken off the median of {timed} steps timed without the profiler."
+            f"The saving is subtracted from the median of {timed} steps timed without the profiler."
         )
     else:
         found.append(
@@ -163,8 +163,8 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         )
     if base.overhead:
         found.append(
-            f"The profiler took {2 * base.overhead / 1000:.1f} µs a call, which were taken off "
-            "first."
+            f"The profiler took {2 * base.overhead / 1000:.1f} µs a call, which was subtracted "
+            f"first."
         )
     if fixed.doubts.get("hooks"):
         found.append(
@@ -276,7 +276,7 @@ def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
     shown = "The operators do not show it" if operators else "No operators are in the trace"
     return (
         f"{shown}: recomputes are runs of kernels that repeat those around an attention "
-        "forward, by name. Their time, up to the next kernel, is taken off; edges of "
+        "forward, by name. Their time, up to the next kernel, is subtracted; edges of "
         "recomputes may be off by a few kernels.",
         "The remaining recompute is assumed to stop early, because one in the trace does."
         if sure

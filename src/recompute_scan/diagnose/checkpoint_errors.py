@@ -71,7 +71,7 @@ SILENT = Signature(
     severity="warning",
     title="Weights inside a reentrant checkpoint get no gradient: they are not trained",
     cause="""The reentrant variant connects a block's output to its inputs only. No input needs a
-        gradient here, so the block's weights get none, while later layers train on.""",
+        gradient here, so the block's weights get none, while later layers still train.""",
     fix="""Use the non-reentrant variant: use_reentrant=False. Or give the block an input that needs
         a gradient; a model of transformers does that after enable_input_require_grads(). Don't
         checkpoint a block that should stay frozen.""",
@@ -90,8 +90,8 @@ WARNED = replace(
     unsure=True,
     severity="info",
     title="torch warned that no input of a reentrant checkpoint needs a gradient",
-    cause="""In training, the block's weights get no gradient. In evaluation, under no_grad and for
-        frozen blocks the warning means nothing. It does not say which.""",
+    cause="""In training, the block's weights get no gradient. In evaluation, under no_grad and
+        for frozen blocks the warning means nothing. It does not say which case this is.""",
     fix="""Check whether the block's weights change. If they should: use the non-reentrant variant
         (use_reentrant=False), or give the block an input that needs a gradient.""",
     checked="message",
@@ -108,7 +108,7 @@ _UNSAID = Signature(
     severity="info",
     title="A checkpoint was called without saying which variant is meant",
     cause="torch takes the reentrant variant and warns that the default will change.",
-    fix="Use the non-reentrant variant: use_reentrant=False, unless you need the other.",
+    fix="Use the non-reentrant variant: use_reentrant=False, unless you need the reentrant one.",
     gradients=NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
     sources=(f"{_HF}26969", _DOCS),
@@ -232,7 +232,7 @@ SIGNATURES = (
         message=re.compile(
             r"^\w{0,80}[Cc]heckpoint\w{0,80}\.forward: expected (?:Tensor|Variable) or tuple"
         ),
-        title="A reentrant checkpoint's block returned something else than tensors",
+        title="A reentrant checkpoint's block returned something other than tensors",
         cause="""The block returns a nested tuple (a key-value cache), a list or another object.
             This version of torch takes tensors or one flat tuple of them.""",
         fix="""Return tensors or one flat tuple; with a key-value cache, train with
@@ -247,7 +247,7 @@ SIGNATURES = (
         cause_name="arguments",
         message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
         where=some(_CALLED.pattern),
-        title="A checkpoint that saves its arguments was given something else than tensors",
+        title="A checkpoint that saves its arguments was given something other than tensors",
         cause="""This function saves every argument for the backward pass, but autograd saves
             only tensors.""",
         fix="""Pass only tensors and None as arguments, and the rest by a closure:
@@ -308,9 +308,9 @@ CHECKPOINTING_SIGNATURES = (
             r"Tensor cached during selective activation checkpoint has been mutated"
         ),
         title="An output that a selective checkpoint keeps was changed in place",
-        cause="""The policy keeps this operator's output, and later code changes it in place (out
-            += ..., as an adapter does).""",
-        fix="Write out = out + ..., or keep other operators, such as attention only.",
+        cause="""The policy keeps this operator's output, and later code changes it in place, as
+            an adapter's `+=` does.""",
+        fix="Write `out = out + ...`, or keep other operators, such as attention only.",
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(_DOCS,),
         checked="reproduced",
@@ -352,8 +352,9 @@ CHECKPOINTING_SIGNATURES = (
         title="The device was used for the first time inside a checkpointed block",
         cause="""A checkpoint saves the device's random state, but the block was the first to start
             the device.""",
-        fix="""Use the device once before the first forward pass: torch.zeros(1, device=...). Or,
-            where nothing in the block draws random numbers, pass preserve_rng_state=False.""",
+        fix="""Use the device once before the first forward pass: `torch.zeros(1, device=...)`.
+            Or, where nothing in the block draws random numbers, pass
+            `preserve_rng_state=False`.""",
         gradients=RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
         sources=(_DOCS,),
@@ -424,7 +425,7 @@ CHECKPOINTING_SIGNATURES = (
         code="RS131",
         cause_name="no-function",
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
-        title="A model's checkpointing flag was set past its method, so it has no function to call",
+        title="A model's checkpointing flag was set by hand, so it has no checkpoint function",
         cause="""transformers sets the flag gradient_checkpointing together with the checkpoint
             function. Here only the flag is set, or on another module.""",
         fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers
@@ -445,7 +446,7 @@ CHECKPOINTING_SIGNATURES = (
         fix="""Remove the switch and wrap the layers from outside: torch's
             apply_activation_checkpointing, or fsdp_config's activation_checkpointing, with
             use_cache=False. Or upgrade the model's code. In your own class, set
-            supports_gradient_checkpointing = True and derive layers from
+            supports_gradient_checkpointing to True and derive layers from
             GradientCheckpointingLayer.""",
         versions="transformers and diffusers, all versions.",
         sources=("mosaicml/llm-foundry/issues/399", "huggingface/transformers/issues/17464"),
@@ -470,12 +471,12 @@ CHECKPOINTING_SIGNATURES = (
         cause_name="partial",
         message=re.compile(r"'functools\.partial' object has no attribute '__self__'"),
         where=innermost(r"checkpoint"),
-        title="A checkpoint function looks for a layer's method, and was handed a partial",
+        title="A checkpoint function expects a layer's method, and got a functools.partial",
         cause="""transformers passes the layer's call inside a functools.partial, and this
             library's function expects the method.""",
         fix="""Upgrade the library of the last frame (axolotl and LLaMA-Factory: April 2025 or
             newer), or use its plain checkpointing without offloading.""",
-        versions="transformers 4.51 and later, with axolotl and LLaMA-Factory of before.",
+        versions="transformers 4.51 and later, with older axolotl or LLaMA-Factory.",
         sources=("axolotl-ai-cloud/axolotl/issues/2561", "hiyouga/LlamaFactory/issues/7699"),
     ),
     Signature(
@@ -512,9 +513,9 @@ CHECKPOINTING_SIGNATURES = (
         code="RS134",
         cause_name="tracker",
         message=re.compile(r"^[Bb]ackward pass should have cleared tracker of all tensors"),
-        title="Activation offloading began a forward pass with tensors left of the one before",
+        title="Activation offloading began a forward pass with tensors left over from the last one",
         cause="""An output that no loss uses, or a forward pass without a backward pass or inside
-            one, leaves tensors behind that the offloading tracks.""",
+            one, leaves tensors in the offloading's list.""",
         fix="""Switch offloading off and keep checkpointing: activation_offloading in TRL,
             enable_activation_offloading in torchtune. The step needs more GPU memory. axolotl has
             activation_offloading: legacy, which is slower.""",
@@ -550,8 +551,9 @@ CHECKPOINTING_SIGNATURES = (
             re.DOTALL,
         ),
         title="A checkpointed block changes something outside itself, and torch.compile refuses it",
-        cause="""torch.compile makes one operator of a checkpoint, which must not change an
-            attribute, counter or list outside. An eager recompute would change it twice.""",
+        cause="""torch.compile turns a checkpoint into one operator, which must not change an
+            attribute, counter or list outside the block. An eager recompute would change it
+            twice.""",
         fix="""Return the value and store it outside the block. Or compile the layer inside the
             checkpoint. If the recompute may skip the change, set
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True.""",

@@ -295,7 +295,7 @@ SIGNATURES = (
             r"expected to be in states .{0,400}?TrainingState"
             r"|Expects `BACKWARD_PRE` or `BACKWARD_POST` state"
         ),
-        title="FSDP was asked for something out of its order",
+        title="FSDP was called out of order",
         cause="""Each forward pass of an FSDP unit needs one backward pass. A reentrant checkpoint,
             several forward passes, a backward outside the strategy, or saving during an exception
             break that order.""",
@@ -366,7 +366,7 @@ SIGNATURES = (
         title="A layer was called while its weight was a flat, sharded piece (FSDP, ZeRO-3)",
         cause="""FSDP and ZeRO-3 gather parameters when the unit is called. A direct call of a
             sub-module, generate() on the inner model, or an unwrapped second model sees the flat
-            piece. Without either, the weight was loaded wrongly.""",
+            piece. Otherwise the weight was loaded wrongly.""",
         fix="""Call the wrapped model. For a call without gradients, such as generate(), wrap it
             in FullyShardedDataParallel.summon_full_params(model)
             (deepspeed.zero.GatheredParameters).""",

@@ -55,7 +55,7 @@ DIVERGED = Signature(
     title="Ranks wait for each other at different places",
     cause="""Every rank must call the same collectives in the same order. Some took another path: a
         branch by rank, data that ended earlier, or an exception caught on one rank.""",
-    fix="Make all ranks take the same path up to the two places named here.",
+    fix="Make all ranks take the same path up to the two places that the report names.",
     sources=(_DISTRIBUTED,),
     checked="reproduced",
 )
@@ -66,7 +66,7 @@ FINGERPRINT = replace(
     message=re.compile(r"Detected mismatch between collectives on ranks\."),
     title="Ranks called different collectives, or the same one with different shapes",
     fix="""Make all ranks call the same collectives with the same shapes in the same order. The
-        message names both, and the traceback the line.""",
+        message names both collectives, and the traceback the line.""",
     versions="torch with TORCH_DISTRIBUTED_DEBUG=DETAIL.",
     sources=("pytorch/pytorch/pull/79901", _DISTRIBUTED),
     checked="message",
@@ -93,7 +93,7 @@ TIMED_OUT = Signature(
 NAMED = replace(
     TIMED_OUT,
     cause_name="named",
-    title="torch compared the ranks, and some did not come to a collective",
+    title="torch compared the ranks, and some did not reach a collective",
     cause="The named ranks died, were slow, or took another path.",
     fix="""Read the log of the named ranks up to that collective. If they were only slow (loading,
         saving, compiling), pass a longer timeout to init_process_group.""",
@@ -104,8 +104,8 @@ UNCLEAR = replace(
     TIMED_OUT,
     cause_name="unclear",
     title="Collectives did not finish, and the log does not show whether they belong together",
-    cause="""The ranks wait in different collectives. Numbers count per process group, and the log
-        does not show whether it is one group.""",
+    cause="""The ranks wait in different collectives. Each process group numbers its collectives,
+        and the log does not show the groups.""",
     fix="""Find the first error of any rank. Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch
         2.9 TORCH_NCCL_TRACE_BUFFER_SIZE), or under `recompute-scan run`.""",
 )
@@ -123,7 +123,7 @@ BARRIER = replace(
     message=re.compile(
         r"failed to pass monitoredBarrier in \d+ ms|successfully reached monitoredBarrier, but"
     ),
-    title="Some ranks did not come to a monitored barrier in time",
+    title="Some ranks did not reach a monitored barrier in time",
     cause="The ranks that the message names died, were slow, or took another path.",
     fix="""Read the log of the named ranks. If they were only slow (loading, preparing data), give
         the barrier more time.""",
@@ -131,10 +131,10 @@ BARRIER = replace(
 NO_PROGRESS = Signature(
     code="RS211",
     cause_name="waiting",
-    title="The run made no progress for as long as it was given",
-    cause="All ranks stood at the same place until the watchdog ended the run.",
-    fix="""Look at the place named here. If the work is only long, raise `--timeout`, or wait for
-        ever with `--timeout 0`.""",
+    title="The run made no progress until the watchdog ended it",
+    cause="All ranks were at the same place when the watchdog ended the run.",
+    fix="""Look at the place that the report names. If the work is only long, raise `--timeout`,
+        or wait forever with `--timeout 0`.""",
     sources=("https://docs.python.org/3/library/faulthandler.html",),
     checked="reproduced",
 )
@@ -152,7 +152,7 @@ RECOMPUTED_MESSAGE = Signature(
     cause_name="recomputed",
     error=r"\w*Error",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
-    title="A message between two ranks is inside a checkpointed block, and is awaited again",
+    title="A checkpointed block's recompute waits in a send or recv between ranks",
     cause="""The recompute repeats the block's send or recv. The other rank sends once, unless it
         recomputes the same block at the same time.""",
     fix="Take point-to-point calls out of checkpointed blocks.",

@@ -183,7 +183,7 @@ _MISMATCH = Signature(
     cause_name="unknown",
     error="CheckpointError",
     message=MISMATCH,
-    title="A checkpointed block saved other tensors in its recompute than in its first run",
+    title="A checkpointed block saved different tensors in its recompute than in its forward",
     cause="""Something that the block reads changed between forward and recompute: a cache, a
         counter, a context or a random choice.""",
     fix="""Run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True), which lists
@@ -318,7 +318,7 @@ _SHOWN = (
         _READ,
         cause_name="attention-kernel",
         fits=_random_state_differs,
-        title="The recompute's attention ran in another kernel than the original's",
+        title="The recompute's attention used a different kernel than the forward's",
         cause="""Only one of the two saved flash attention's random state.
             scaled_dot_product_attention chooses a kernel at every call (cuDNN, flash,
             memory-efficient), and each saves other tensors.""",
@@ -336,7 +336,7 @@ _COUNT = Signature(
     message=re.compile(
         r"A different number of tensors was saved|trying to save more tensors during recomputation"
     ),
-    title="A checkpointed block saved another number of tensors in its recompute",
+    title="A checkpointed block saved a different number of tensors in its recompute",
     cause="""The block took another path the second time: a branch on data or a counter, a list
         argument that it empties, an operator called by forward() instead of apply(), or another
         compiled graph.""",
@@ -443,7 +443,7 @@ SIGNATURES = (
         message=re.compile(r"that was already\s+unpacked once"),
         title="A custom autograd function read its saved tensors twice",
         cause="""Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors
-            once: the tensor is then dropped.""",
+            only once: the tensor is then dropped.""",
         fix="Read ctx.saved_tensors once into local names, or upgrade the library.",
         versions="torch 2.1 and later; fixed library by library (Transformer Engine, mamba, stk).",
         sources=("NVIDIA/TransformerEngine/pull/1334", "state-spaces/mamba/issues/909"),
@@ -524,8 +524,8 @@ SAVING_SIGNATURES = (
         cause="""The optimizer holds only some parameters of a unit, or requires_grad changed after
             it was built.""",
         fix="""Before wrapping, set requires_grad=False for frozen parameters or wrap them in their
-            own units. Give the optimizer all others. Rebuild it after (un)freezing, which resets
-            its state.""",
+            own units. Give the optimizer all trainable parameters. Rebuild it after (un)freezing,
+            which resets its state.""",
         versions="FSDP1; seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
         checked="reproduced",

@@ -123,8 +123,8 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
         if goes
         else review(
             summary=(
-                "Checkpoint inside the FSDP units, non-reentrant: FSDP's own wrapper on the "
-                "layers, or the setting of your framework for it."
+                "Use non-reentrant checkpoints inside the FSDP units: FSDP's own wrapper on the "
+                "layers, or your framework's setting for it."
             ),
             keep="one checkpoint inside each FSDP unit",
             remove="the checkpoint outside",

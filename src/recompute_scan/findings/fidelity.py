@@ -202,9 +202,9 @@ def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         evidence,
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
-            f"{describe_operation(fault.difference.operation)} starts from another state of "
+            f"{describe_operation(fault.difference.operation)} starts from a different state of "
             f"{fault.difference.generator} in the recompute than in the forward: if the operator "
-            "uses random numbers, the gradient comes from other numbers than the loss."
+            f"uses random numbers, the gradient does not match the loss."
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),
@@ -274,8 +274,8 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
         detail=(
             f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
             f"recompute and {difference.forward} in the forward. A context that was entered around "
-            "the forward, such as autocast or an FP8 recipe, is not there when the backward pass "
-            "runs it again."
+            "the forward, such as autocast or an FP8 recipe, is not active when the backward pass "
+            "runs the forward again."
         ),
         evidence=fault.shown(),
         fix=review(
@@ -329,9 +329,9 @@ def _why(difference: Difference) -> str:
     where = describe_operation(difference.operation)
     if difference.kind == "input":
         return (
-            f"{where} gets a tensor that no operator of the block made, and that is no longer what "
-            "it was in the forward: it was written or replaced before the backward pass came to "
-            "it, or each call makes another one."
+            f"{where} gets a tensor that no operator of the block made and that has changed since "
+            "the forward: it was written to or replaced before the recompute, or each call makes "
+            "a new one."
         )
     if difference.kind == "argument":
         return (
@@ -522,15 +522,15 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
     ),
     "arrives-otherwise": (
         "Recomputes of {} run backward from another gradient than the function gets",
-        "The autograd function returns what its block returns. So the gradient that its "
-        "backward gets has to arrive, whole, at what the block returns when it runs again. "
-        "Another one arrives there: one that is scaled, or a part of it.",
+        "The autograd function returns its block's results, so its recompute must run backward "
+        "from the whole gradient that the function gets. It runs from a scaled gradient, or from "
+        "a part of it.",
         "Run backward from the block's results with the gradient that backward gets.",
     ),
     "returned-otherwise": (
-        "The function around {} returns another gradient than its recompute gives",
-        "Behind the recompute, the block's input has one gradient, and the autograd function "
-        "returns another one: what comes before the block is trained by that.",
+        "The function around {} returns a different gradient than its recompute gives",
+        "The recompute gives the block's input one gradient, and the autograd function returns a "
+        "different one, which trains everything before the block.",
         "Return the gradient that the recompute gives for the block's input.",
     ),
     "weights-left-out": (

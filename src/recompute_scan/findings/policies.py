@@ -293,7 +293,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
     ]
     unmet = [one.name for one in policy.entries if not one.met]
     if unmet:
-        called.append(f"it names, and none was called: {', '.join(unmet[:8])}")
+        called.append(f"named, but never called: {', '.join(unmet[:8])}")
     # An operator named without its overload equals no call, compiled or not.
     hidden = evidence.compiled_calls_again > 0 and not missed and bool(unmet)
     why = (
@@ -303,7 +303,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
         if hidden
         else "None of the operators that it names is called here."
         if unmet
-        else "It decided so itself."
+        else "Its function answered so."
     )
     return RS501.finding(
         evidence,

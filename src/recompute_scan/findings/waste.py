@@ -57,7 +57,7 @@ def _kept(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Kept) ->
             "few layers the peak can rise: `recompute-scan plan` measures both.",
         ),
         "after-backward": (
-            f"{much} that recomputes made are alive behind the backward pass",
+            f"{much} that recomputes made are alive after the backward pass",
             "No operator reads them any more, but something refers to them: a reference cycle, "
             "which only the garbage collector breaks, a list or an attribute. In an autograd "
             "function, save tensors with ctx.save_for_backward instead of ctx attributes.",
@@ -66,7 +66,7 @@ def _kept(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Kept) ->
             f"{much} are alive during the backward pass, which never reads them",
             "A variable, a list or a policy that keeps results refers to them. Delete the "
             "reference before the backward pass, or keep less: the memory is then free for the "
-            "recomputes and gradients. No operator runs more often for it.",
+            "recomputes and gradients. This adds no work.",
         ),
     }[one.kind]
     called = "; a part is called" if one.kind == "between" else ", the largest made"

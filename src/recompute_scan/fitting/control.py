@@ -187,7 +187,7 @@ class Fitted(Control):
             )
             return
         if rearranges():
-            self._print("fit changes nothing here: this run of recompute-scan does.")
+            self._print("fit changes nothing here: this run sets the checkpoints.")
             return
         switch, others = self._switch, _owners_in(self._model())
         for other in others:

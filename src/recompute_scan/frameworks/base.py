@@ -242,8 +242,8 @@ def _find(path: tuple[str, ...], text: str) -> int:
 
 
 RANDOM_STATE = (
-    "preserve_rng_state=False changes gradients wherever the block draws random numbers in "
-    "training, such as dropout. Use it only if nothing in the block draws any."
+    "preserve_rng_state=False changes gradients if the block draws random numbers in training, as "
+    "dropout does. The other fix does not."
 )
 NON_REENTRANT = (
     "Gradients stay the same, but weights are trained even if no input of their block needs a "

@@ -105,7 +105,7 @@ FAIRSCALE = Mechanism(
     docs="https://fairscale.readthedocs.io/en/stable/api/nn/checkpoint/checkpoint_activations.html",
     checked="ran here (fairscale 0.4.13)",
     variants=("0.4: its own, reentrant",),
-    caution="It also patches batch normalisation, so that a recompute does not count twice.",
+    caution="It also patches batch normalization, so that a recompute does not count twice.",
     holding=("fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",),
     asks=("fairscale/nn/checkpoint/checkpoint_activations.py:*",),
     watched=("fairscale.nn.checkpoint.checkpoint_activations:CheckpointFunction",),
@@ -169,8 +169,7 @@ def signatures() -> tuple[Signature, ...]:
             ),
             title="Megatron refuses this combination of recompute settings",
             cause="""Granularity full needs recompute_method (uniform or block) and
-                recompute_num_layers. Selective takes neither, but recompute_modules. The message
-                names the conflict.""",
+                recompute_num_layers. Granularity selective takes recompute_modules instead.""",
             fix="""Set --recompute-granularity full with --recompute-method and
                 --recompute-num-layers, or selective with --recompute-modules. With Primus before
                 pull request 965, use recompute_layer_ids or multi-token prediction, not both.""",
@@ -186,10 +185,10 @@ def signatures() -> tuple[Signature, ...]:
             error="CheckpointError",
             message=detect.MISMATCH,
             fits=detect.came_back_empty,
-            title="Frozen parameters were given back before their layer was recomputed (ZeRO-3)",
-            cause="""DeepSpeed ZeRO-3 partitions a frozen parameter again when its layer's forward
-                ends. The recompute saves the empty placeholder of shape [0]. LoRA on ZeRO-3 is the
-                usual case.""",
+            title="Frozen parameters were partitioned again before their layer was recomputed "
+            "(ZeRO-3)",
+            cause="""DeepSpeed ZeRO-3 does that when the layer's forward ends. The recompute saves
+                the empty placeholder of shape [0]. LoRA on ZeRO-3 is the usual case.""",
             fix="""Upgrade DeepSpeed. Before the fix, pass
                 `gradient_checkpointing_kwargs={'use_reentrant': True}` with `use_cache=False` and
                 `enable_input_require_grads()`, or use ZeRO-2: here the tensors are right and only
@@ -216,7 +215,8 @@ def signatures() -> tuple[Signature, ...]:
                 deepspeed.checkpointing.configure) to the checkpoints of one forward pass, or
                 contiguous_memory_optimization to false. In evaluation call
                 deepspeed.checkpointing.reset() after each forward.""",
-            versions="DeepSpeed; from pull request 8041 (June 2026) on, a missing number is named.",
+            versions="DeepSpeed; from pull request 8041 (June 2026) on, the error names a missing "
+            "number.",
             sources=(
                 "Lightning-AI/pytorch-lightning/issues/20329",
                 "deepspeedai/DeepSpeed/pull/3005",
@@ -232,12 +232,12 @@ def signatures() -> tuple[Signature, ...]:
                 r"|^Gradient computed twice for this partition"
             ),
             title="ZeRO saw the gradient of one parameter twice in one backward pass",
-            cause="""ZeRO reduces a gradient once. A reentrant checkpoint around a module that runs
-                twice, or two backward passes through one graph, give it twice. The message does
-                not say which.""",
+            cause="""ZeRO reduces a gradient once. A reentrant checkpoint around a module that
+                runs twice, or two backward passes through one graph, produce it twice. The message
+                does not say which.""",
             fix="""With checkpoints, use the non-reentrant variant (use_reentrant=False). Run one
                 forward and one backward pass per step: add the losses up, or join the batches if
-                neither BatchNorm nor the loss looks across a batch.""",
+                neither BatchNorm nor the loss depends on the whole batch.""",
             gradients=NON_REENTRANT,
             versions="DeepSpeed, ZeRO stages 1 and 2.",
             sources=("modelscope/ms-swift/issues/3128", "xfactlab/orpo/issues/9"),
@@ -265,7 +265,7 @@ def signatures() -> tuple[Signature, ...]:
                 The forward keeps no scaling state, and the recompute asks for it. Only delayed
                 scaling keeps such state.""",
             fix="""Enter the FP8 autocast around te.checkpoint, or use Transformer Engine with pull
-                request 3284 or another recipe than delayed scaling.""",
+                request 3284 or a recipe other than delayed scaling.""",
             versions="Transformer Engine before pull request 3284 (July 2026); delayed scaling.",
             sources=("NVIDIA/TransformerEngine/pull/3284",),
         ),
@@ -281,7 +281,7 @@ def signatures() -> tuple[Signature, ...]:
                 With BF16 weights the recompute runs in another precision, without an error.""",
             fix="""Remove `core_attn` and `gdn` from `--recompute-modules` (fused attention needs
                 no recompute), or use granularity full. Megatron's pull request 7538 switches FP8
-                on.""",
+                on in the recompute.""",
             versions="Megatron-core with FP8 and selective recompute, as of September 2026.",
             sources=("NVIDIA/Megatron-LM/pull/7538",),
         ),

@@ -56,9 +56,8 @@ COMPILER = Mechanism(
     checked="ran here (torch 2.13.0): the setting is noted, recomputes are inside compiled code",
     variants=("torch >= 2.4: neither; part of the compiled backward",),
     caution=(
-        "It applies to every compiled function of the process. Below 1 gradients through dropout "
-        "can "
-        "be wrong (pytorch/pytorch issue 190758)."
+        "It applies to every compiled function of the process. Below 1, gradients through dropout "
+        "can be wrong (pytorch/pytorch issue 190758)."
     ),
 )
 COMPOSABLE = Mechanism(

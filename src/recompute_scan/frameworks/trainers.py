@@ -71,7 +71,7 @@ UNSLOTH = Mechanism(
     name="unsloth",
     title="unsloth's own checkpointing (use_gradient_checkpointing)",
     keep=120,
-    why_keep="its kernels count on it, and it moves what it saves to the host",
+    why_keep="its kernels rely on it, and it moves what it saves to the host",
     remove="pass use_gradient_checkpointing=False to FastLanguageModel.get_peft_model(…)",
     docs="https://unsloth.ai/docs",
     checked="read (unsloth_zoo 2026.10.9)",
@@ -281,8 +281,8 @@ def _torchtune_flaws(values: Values) -> Iterator[Flaw]:
         yield Flaw(
             mode.line,
             "RS606",
-            "nothing is checkpointed: ac_mode and enable_activation_checkpointing exclude each "
-            f"other, and line {whole.line} is on",
+            "nothing is checkpointed: ac_mode excludes enable_activation_checkpointing, which line "
+            f"{whole.line} switches on",
             "torchtune's distributed recipe applies each only where the other is off.",
             "Keep one of the two.",
         )
@@ -350,8 +350,7 @@ def signatures() -> tuple[Signature, ...]:
             message=re.compile(r"^'optimizer_states'$"),
             where=innermost(r"lightning/\S*strategies/\S+:\S*save_checkpoint$"),
             frameless=True,
-            title="""Lightning looked for optimizer state in a checkpoint that was to hold weights
-                only""",
+            title="Lightning looked for optimizer state in a weights-only checkpoint",
             cause="""With state_dict_type='sharded', FSDPStrategy.save_checkpoint removes
                 'optimizer_states' from the checkpoint, but ModelCheckpoint(save_weights_only=True)
                 left it out.""",

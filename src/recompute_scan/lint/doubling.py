@@ -67,7 +67,7 @@ def script_findings(
         ):
             code = "RS604" if pinned.refuses else "RS602"
             title = "gradient_checkpointing and FSDP's activation_checkpointing are both on"
-            why = REFUSES if pinned.refuses else f"Before transformers 4.33 both were taken. {RUN}"
+            why = REFUSES if pinned.refuses else f"Before transformers 4.33 both worked. {RUN}"
             yield Found(file, line, code, title, why, ONE_SETTING)
 
 

@@ -122,9 +122,9 @@ def sorted_out(
             if not comment.codes or finding.code in comment.codes
         ]
         if not accepts:
-            idle.append(Unused(file, comment.line, "nothing of that is found here"))
+            idle.append(Unused(file, comment.line, "no such finding is here"))
         elif not comment.reason:
-            idle.append(Unused(file, comment.line, "it gives no reason, and accepts nothing"))
+            idle.append(Unused(file, comment.line, "it gives no reason, so it suppresses nothing"))
         else:
             hidden.update(accepts)
     kept = [finding for finding in everything if finding not in hidden]
@@ -395,7 +395,7 @@ def nothing_to_read(*paths: Path, excluded: bool = False) -> UsageError:
 
 def _text(path: Path) -> str:
     if path.suffix not in _SUFFIXES:
-        raise Unreadable("it is no script or configuration by its name")
+        raise Unreadable("it has no suffix of a script or configuration")
     most = _LARGEST.get(path.suffix, _LARGE)
     try:
         with opened(path) as file:

@@ -347,7 +347,8 @@ def _script(
             file,
             launch.line,
             "RS602",
-            "may fail: FSDP's activation_checkpointing is on, and TRL's default is on too",
+            "may fail: FSDP's activation_checkpointing is on, and so is TRL's "
+            "gradient_checkpointing by default",
             f"TRL's arguments have gradient_checkpointing=True by default. {REFUSES}",
             "Pass gradient_checkpointing=False to TRL's configuration, or delete FSDP's "
             "activation_checkpointing.",

@@ -132,7 +132,7 @@ def _switched_on_later(
     """The checkpoints that a recompute had around work which its forward pass ran without them.
 
     A layer that checkpoints itself only where gradients are recorded does so in the recompute of a
-    reentrant checkpoint, whose first run records none.
+    reentrant checkpoint: its first run records none.
     """
     calls = alignment.structure.calls
     there = {(each.annotation.site, each.annotation.module, each.first) for each in marked}

@@ -288,7 +288,7 @@ def _reason(facts: RecomputeFacts, recomputed: bool) -> str | None:
             return "The backward pass was not recorded; the trace holds a forward pass only."
         return "The trace holds no backward pass."
     if not counts.counted.any():
-        return "No forward pass in the trace has its own backward pass in it."
+        return "The trace has no forward pass together with its backward pass."
     found = [each for each in facts.alignment.recomputes if not each.by_design]
     sizes = np.array([len(each.again) for each in found], np.int64)
     # Among operators that have a backward, those without need no gradient.

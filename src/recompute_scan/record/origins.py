@@ -501,8 +501,8 @@ class Origins:
 def _giver(frame: FrameType | None, function: object) -> FrameType | None:
     """The frame that chose what to checkpoint: not a helper that was handed the function.
 
-    Projects with an autograd function of their own call it from one helper for every block
-    (guided-diffusion), whose line no reader wants to change.
+    Projects with a custom autograd function call it from one helper for every block
+    (guided-diffusion); no reader wants to change that helper's line.
     """
     while frame is not None and frame.f_back is not None:
         code, held = frame.f_code, variables(frame)

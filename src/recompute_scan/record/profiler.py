@@ -216,7 +216,7 @@ def no_stacks() -> str | None:
             "does not"
         )
     if any(one != one.encode(errors="ignore").decode() for one in _names()):
-        return "the name of a file or function is no UTF-8, and torch ends the process over it"
+        return "the name of a file or function is not valid UTF-8, which crashes torch"
     if sys.getprofile() is not None or threading.getprofile() is not None:
         return (
             "the script has set a profile function (sys.setprofile, cProfile), which torch "

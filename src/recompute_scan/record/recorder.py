@@ -273,8 +273,8 @@ class Recorder:
             return
         if self.kept.trace is not None:
             self.kept.warn(
-                "recompute_scan.step() was first called when the trace was already recorded: the "
-                "steps in it are optimizer steps."
+                "recompute_scan.step() was first called after the trace was recorded: the traced "
+                "steps are optimizer steps."
             )
             return
         self._drop_window()
@@ -298,7 +298,7 @@ class Recorder:
                 self._logs = False
                 self._progress.say(
                     f"stopped the script after its step {self._counter.steps} "
-                    "(--keep-going goes on)"
+                    "(--keep-going lets it run on)"
                 )
             raise StopRecording(0)
 

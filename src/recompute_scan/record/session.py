@@ -513,7 +513,7 @@ def how_it_failed(outcome: Exit) -> str:
         "raised": f"The script raised {error}.",
         "interrupted": "The script was interrupted.",
         "terminated": "The script was ended by SIGTERM.",
-        "killed": "The process ended without a word.",
+        "killed": "The process ended without a message.",
         "hung": "The script made no progress and was ended.",
     }.get(outcome.ending, f"The script ended with exit status {outcome.exit_status}.")
 

@@ -425,7 +425,7 @@ def chosen(text: str, world_size: int) -> frozenset[int]:
             raise UsageError(
                 "E224",
                 f"--ranks {text} names no ranks.",
-                hint="all, or a list such as 0, 0,last or 0,8-15",
+                hint="use all, or a list such as 0,last or 0,8-15",
             )
         first = int(match[1])
         found.update(range(first, min(int(match[2] or first), world_size - 1) + 1))

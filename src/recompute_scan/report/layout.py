@@ -171,8 +171,7 @@ def _outcome(verified: Verified) -> str:
     if verified.outcome == "unclear":
         return (
             f"The step times vary too much to say what the fix saves ({likely} per step). Measure "
-            "again on a quiet machine, or with more --timing-steps. Until then, the prediction "
-            "counts."
+            "again on a quiet machine, or with more --timing-steps. Until then, use the prediction."
         )
     if verified.outcome == "no-gain":
         return f"The fix does not help measurably: it saves {ms(verified.saving_ms)} ({likely})."
@@ -192,7 +191,7 @@ def _outcome(verified: Verified) -> str:
 
 def _losses(losses: Losses) -> str:
     if losses.status == "not-seen":
-        return "No loss was seen: nothing with one element went through backward()."
+        return "No loss was seen: backward() was called on no tensor with one element."
     if losses.status == "not-repeatable":
         return (
             "The unchanged script does not give the same losses twice (they differ by up to "

@@ -175,8 +175,8 @@ MEANING = (
         lambda r: r.verdict == "partial" and _by_compiler(r),
     ),
     Said(
-        "One autograd function runs another one's forward again in its own gradient, so that its "
-        "results need not be kept. That is how the model is written, and no setting turned it on.",
+        "One autograd function runs another one's forward again in its gradient instead of "
+        "keeping the results. The model is written that way; no setting turned it on.",
         lambda r: r.verdict == "partial" and _by_design(r),
     ),
     Said(

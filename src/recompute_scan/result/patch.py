@@ -396,7 +396,7 @@ def _edits(
         if [*map(opposite, old.elements())] != [*new.elements()] or new.total() != 1:
             raise _unusable("it does more than switch a setting off")
     elif not _SETTINGS.issuperset(new):
-        raise _unusable("it does more than take words out and set settings")
+        raise _unusable("it does more than remove words and change settings")
     return change.edits
 
 
@@ -492,7 +492,7 @@ def revert(folder: Path, root: Path) -> list[str]:
                 )
             before = content(folder / one.copy, _MOST_SOURCE)
             if sha256(before).hexdigest() != one.before:
-                raise InputError("E347", f"{one.copy} is no longer what {name} was.")
+                raise InputError("E347", f"{one.copy} is no longer the copy of {name}.")
             parts.append((path, new_version(path, before)))
         for path, part in parts:
             part.replace(path)

@@ -53,7 +53,7 @@ class Kept(Struct, frozen=True, omit_defaults=True):
     Attributes:
         kind: ``between``: results between the checkpointed parts of a layer, kept for the backward
             pass because the layer itself is not checkpointed. ``after-backward``: recomputed, and
-            alive behind the backward pass. ``never-read``: alive during the backward pass, and read
+            alive after the backward pass. ``never-read``: alive during the backward pass, and read
             neither in it nor in a recompute.
         bytes: How much.
         tensors: In how many storages.

@@ -117,7 +117,7 @@ _JSON = tuple(
         (rb'"schema"\s*:\s*"recompute-scan/', "it is a result of recompute-scan, for `report`"),
         (
             rb'"schema"\s*:\s*"recompute-scan-run/',
-            "it is a run's run record, not its trace",
+            "it is the run record of `run`, not a trace",
         ),
         (rb'"nbformat"', "it is a notebook"),
         (rb'"segments"|"device_traces"', "it is a memory snapshot", _SAME_RUN),

@@ -151,7 +151,7 @@ def refuse_special(path: Path) -> None:
             "E301",
             f"Cannot read {path}.",
             why="it is a pipe, a socket or a device, and no file",
-            hint="write what it gives to a file, and give that",
+            hint="write its content to a file, and give that file",
         )
 
 
@@ -189,7 +189,7 @@ def _refuse_links(folder: Path, names: Iterable[str]) -> None:
                 "E317",
                 f"{folder} is refused: it holds a link that leads out of it.",
                 why=f"the link is {name[:200]!r}",
-                hint="copy the file there, or name it itself",
+                hint="copy the file there, or give its path",
             )
 
 

@@ -661,7 +661,7 @@ def _unreachable(address: str, error: BaseException) -> InputError:
         "E325",
         f"Cannot read {shown(address)}.",
         why=_why(error),
-        hint="check the address, your right to read it, and the network",
+        hint="check the address, your access to it and the network",
     )
 
 

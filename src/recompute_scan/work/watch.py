@@ -157,7 +157,7 @@ class StepWatch:
     def begin(self) -> bool:
         """The first step begins; ``False`` where this version of torch cannot be watched."""
         if torch._C._len_torch_dispatch_stack():
-            self.untold = "The script runs its steps below another dispatch mode."
+            self.untold = "The script runs its steps under a TorchDispatchMode."
         elif not _ends_are_seen() or not hasattr(torch.autograd, "_engine_run_backward"):
             self.untold = f"torch {torch.__version__} does not show when memory is given back."
         if self.untold is not None:

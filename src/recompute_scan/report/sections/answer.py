@@ -464,7 +464,7 @@ def _rank_words(end: RankEnd) -> str:
 def _ending_words(end: RankEnd) -> str:
     """How a rank ended; of one that was killed outright there is no stack."""
     if end.ending == "killed" and not end.stack:
-        return "ended without a word"
+        return "ended without a message"
     return _ENDING_WORDS[end.ending]
 
 
@@ -573,7 +573,7 @@ def _every_rule_html(result: Result) -> Mapping[str, Any]:
 
 EVERY_RULE = Section(
     anchor="rules",
-    title="Every rule and what became of it",
+    title="Every rule and its outcome",
     template="every_rule.html",
     present=lambda result: bool(result.checked),
     html=_every_rule_html,

@@ -252,10 +252,10 @@ def _compiled_code_lead(code: CompiledCode) -> str:
     asked = sum(graph.recomputed for graph in code.graphs) - free
     graphs = plural(len(code.graphs), "compiled graph")
     said = (
-        f"Of {plural(every, 'operator')} in {graphs}, the backward graphs run {asked} again for a "
-        f"checkpoint's sake or at a price, and {free} for free"
+        f"Of {plural(every, 'operator')} in {graphs}, the backward graphs run {asked} again "
+        f"because of a checkpoint or at a cost, and {free} for free"
     )
-    said += ": these are fused with what needs them and cost no traffic." if free else "."
+    said += ": these are fused with what needs them and cost no memory traffic." if free else "."
     if code.unknown:
         said += f" The graphs for {visible(', '.join(code.unknown[:3]), 200)} are not here."
     if code.graph_breaks:
@@ -314,6 +314,6 @@ COMPILED_CODE = Section(
     help=(
         _COMPILED_CODE_TITLE,
         "lists what the compiler's graphs run again in their backward pass: for a checkpoint, for "
-        "the memory budget, or because it is cheaper than to keep it.",
+        "the memory budget, or because it is cheaper than keeping it.",
     ),
 )

@@ -254,8 +254,8 @@ def _flops_sentences(flops: Flops) -> list[str]:
         )
     elif flops.hfu_over_mfu is not None:
         said.append(
-            "The device's peak is not known, so HFU and MFU are not either; their ratio needs no "
-            "peak. --peak-tflops sets one."
+            "The device's peak is unknown, so HFU and MFU are too; their ratio needs no peak. "
+            "--peak-tflops sets the peak."
         )
     if flops.uncounted:
         named = ", ".join(visible(name, 60) for name in flops.uncounted)

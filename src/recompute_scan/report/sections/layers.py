@@ -101,8 +101,8 @@ def by_step(result: Result) -> ByStep | None:
     )
     if len(rows) > MOST_KINDS or len(steps) > MOST_COLUMNS:
         sentence += (
-            f" {plural(max(0, len(rows) - MOST_KINDS), 'row')} and "
-            f"{plural(max(0, len(steps) - MOST_COLUMNS), 'column')} more are in the JSON."
+            f" The JSON has {max(0, len(rows) - MOST_KINDS)} more rows and "
+            f"{max(0, len(steps) - MOST_COLUMNS)} more columns."
         )
     steps = steps[:MOST_COLUMNS]
     return ByStep(
@@ -327,7 +327,7 @@ def _sentence(one: ByDesign) -> str:
     if one.with_gradients:
         return (
             f"{visible(one.function, 80)} runs its own block once more in {again} of its gradients "
-            f"per step ({took}). It is written so; checkpoints around it come on top."
+            f"per step ({took}). It is written that way; checkpoints around it come on top."
         )
     if one.inside == (one.function,):
         return (

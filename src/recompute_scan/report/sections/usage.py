@@ -15,11 +15,11 @@ _TITLE = "Repeated and unused work"
 _KINDS = {
     "repeated": "computed before in the step",
     "repeated-rows": "rows computed by the training forward, too",
-    "unread": "read by nothing",
-    "unread-gradient": "gradients read by nothing",
-    "unread-recompute": "recomputed, and read by nothing",
+    "unread": "never read",
+    "unread-gradient": "gradients that are never read",
+    "unread-recompute": "recomputed, and never read",
     "between": "between checkpointed parts",
-    "after-backward": "alive behind the backward pass",
+    "after-backward": "alive after the backward pass",
     "never-read": "never read by the backward pass",
 }
 
@@ -37,7 +37,7 @@ def _lead(watched: WatchedStep) -> str:
     if watched.work or watched.kept:
         said.append(f"The step's own tensors took at most {size(watched.peak_bytes)}.")
     if kept:
-        said.append(f"{size(kept)} were kept longer than they were read.")
+        said.append(f"{size(kept)} were kept after their last use.")
     if watched.small_ms + watched.library_ms >= 0.01 * watched.ms:
         said.append(
             f"Not listed: {ms(watched.small_ms)} in small pieces and {ms(watched.library_ms)} "
