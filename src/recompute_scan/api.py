@@ -49,6 +49,7 @@ from recompute_scan.result import (
     Checkpoint,
     Cost,
     Finding,
+    Proof,
     ProofOp,
     Result,
     Verdict,
@@ -517,47 +518,7 @@ def timeline_figure(result: Result) -> go.Figure:
         for place, lane in enumerate(proof.lanes)
     ]
     for family, colour in family_colours(proof).items():
-        found = [
-            (place, (op.start_us - lane.start_us) / 1000, op)
-            for place, lane in enumerate(proof.lanes)
-            for op in lane.ops
-            if op.family == family
-        ]
-        figure.add_bar(
-            orientation="h",
-            name=label(words.family_words(family), 30),
-            y=[lanes[place] for place, _, _ in found],
-            base=[at for _, at, _ in found],
-            x=[op.duration_us / 1000 for _, _, op in found],
-            text=[_in_a_box(op) for _, _, op in found],
-            textposition="inside",
-            textangle=0,
-            insidetextanchor="middle",
-            customdata=[
-                [
-                    label(op.name, 100),
-                    units.ms(op.duration_us / 1000),
-                    ""
-                    if begun is None
-                    else f", {units.ms((op.start_us - begun) / 1000)} into the step",
-                ]
-                for _, _, op in found
-            ],
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
-            marker={
-                "color": FAMILY_FILLS[min(colour, COLOURS - 1)],
-                "line": {"color": _EDGE, "width": 0.7},
-                "pattern": {
-                    "shape": [
-                        "/" * (proof.lanes[place].kind == "redundant") for place, _, _ in found
-                    ],
-                    "fgcolor": _HATCH,
-                    "fillmode": "overlay",
-                    "size": 7,
-                    "solidity": 0.35,
-                },
-            },
-        )
+        figure.add_bar(**_bars(proof, family, lanes, begun), marker=_marker(proof, family, colour))
     again = sum(lane.kind in ("recompute", "redundant") for lane in proof.lanes)
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     name = label(block_label(region)) if region else f"block {proof.region}"
@@ -566,6 +527,55 @@ def timeline_figure(result: Result) -> go.Figure:
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1])
     title = f"{name}: one forward pass and {units.plural(again, 'recompute')} of it in step"
     return _finish(figure, f"{title} {proof.step}", "ms since the start of each run")
+
+
+def _bars(proof: Proof, family: str, lanes: Sequence[str], begun: float | None) -> dict[str, Any]:
+    """The bars of one family's operators, each in its lane."""
+    found = [
+        (lanes[place], (op.start_us - lane.start_us) / 1000, op)
+        for place, lane in enumerate(proof.lanes)
+        for op in lane.ops
+        if op.family == family
+    ]
+
+    def told(op: ProofOp) -> list[str]:
+        into = "" if begun is None else f", {units.ms((op.start_us - begun) / 1000)} into the step"
+        return [label(op.name, 100), units.ms(op.duration_us / 1000), into]
+
+    return {
+        "orientation": "h",
+        "name": label(words.family_words(family), 30),
+        "y": [lane for lane, _, _ in found],
+        "base": [at for _, at, _ in found],
+        "x": [op.duration_us / 1000 for _, _, op in found],
+        "text": [_in_a_box(op) for _, _, op in found],
+        "textposition": "inside",
+        "textangle": 0,
+        "insidetextanchor": "middle",
+        "customdata": [told(op) for _, _, op in found],
+        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
+    }
+
+
+def _marker(proof: Proof, family: str, colour: int) -> dict[str, Any]:
+    """The fill of one family's bars; redundant ones are hatched."""
+    hatched = [
+        "/" * (lane.kind == "redundant")
+        for lane in proof.lanes
+        for op in lane.ops
+        if op.family == family
+    ]
+    return {
+        "color": FAMILY_FILLS[min(colour, COLOURS - 1)],
+        "line": {"color": _EDGE, "width": 0.7},
+        "pattern": {
+            "shape": hatched,
+            "fgcolor": _HATCH,
+            "fillmode": "overlay",
+            "size": 7,
+            "solidity": 0.35,
+        },
+    }
 
 
 def cost_figure(result: Result) -> go.Figure:
