@@ -44,7 +44,7 @@ from recompute_scan.result.fidelity import (
     WatchedPolicy,
 )
 from recompute_scan.result.run_record import Source, SwitchedOn
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

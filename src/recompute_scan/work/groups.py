@@ -9,7 +9,7 @@ from itertools import accumulate
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.result.uses import Needs, Work, WorkKind
+from recompute_scan.result.watched_step import Needs, Work, WorkKind
 from recompute_scan.work.ledger import Ledger, Line, ModuleCall, Operation
 
 # Less is not worth a change: of the step, in all, and for each operator.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from recompute_scan.result.uses import Kept, KeptKind
+from recompute_scan.result.watched_step import Kept, KeptKind
 from recompute_scan.work.ledger import BackwardPass, Ledger, Line, Memory, ModuleCall
 
 # Less is not worth a change: a share of the most that is alive at a moment, and bytes.
