@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -120,7 +120,7 @@ def door(
         # Torch runs the function itself, behind the generator's preparations, at which an outer
         # recompute may end.
         if outer is not None and region is not None and not runs_before:
-            return _counts_run(done, region)
+            return within(done, _Runs(region))
         return done
 
     run_uncompiled(passing)
@@ -153,13 +153,6 @@ def counted(
             inside.region = outer
 
     return counting
-
-
-def _counts_run(
-    prepared: Generator[None, None, None], region: TalliedRegion
-) -> Generator[None, None, None]:
-    """Torch's generator, which counts where it has come to the function's run."""
-    return within(prepared, _Runs(region))
 
 
 class _Runs:
