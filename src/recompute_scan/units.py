@@ -6,6 +6,7 @@ Unknown values read "not known", never 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 UNKNOWN = "not known"
 
@@ -97,6 +98,12 @@ def count(value: float | None) -> str:
 def plural(number: float, word: str) -> str:
     """``1 block``, ``8 blocks``, ``1.5 recomputes``."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: names, at most so many of them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def is_before(version: str, release: str) -> bool | None:

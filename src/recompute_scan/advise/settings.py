@@ -18,6 +18,7 @@ from recompute_scan.advise.choice import (
 from recompute_scan.frameworks.base import NON_REENTRANT, SELECTIVELY
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix, PlannedModule, Region
+from recompute_scan.units import first_few
 
 _SELECTIVE_DOCS = f"{GENERAL_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 _ADD = "Add this once the model is made, before it is sharded or compiled:"
@@ -119,8 +120,9 @@ def setting_for(
     parts_before = {name for one in modules for name in one.names_of_parts(one.parts_today)}
     today = list(dict.fromkeys(c for region in regions for c in region.checkpoints))
     nested = any(len(region.checkpoints) > 1 for region in regions)
+    around = {region.module for region in regions if region.checkpoints}
     as_today = all(one.stays for one in modules) and not nested
-    if as_today and (not today or _around_modules(regions, before | parts_before)):
+    if as_today and (not today or around == before | parts_before):
         return ("The script already does this, so there is nothing to change.",), ""
     off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
     if not on and not partly:
@@ -146,8 +148,7 @@ def listed(names: Sequence[str]) -> str:
         and all(name.rpartition(".")[0] == stem for name in names)
     ):
         return f"{stem}[{', '.join(_spans(sorted(map(int, numbers))))}]"
-    shown = ", ".join(names[:_MOST_NAMED])
-    return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
+    return first_few(names, _MOST_NAMED)
 
 
 def _spans(numbers: Sequence[int]) -> list[str]:
@@ -239,10 +240,6 @@ def _off(checkpoint: Checkpoint, run: RunFacts) -> str:
         return f"Take out {title_of(checkpoint)}{where}."
     words = worded(mechanism.remove, mechanism, run, checkpoint.source or "")
     return f"{words[0].upper()}{words[1:]}{where}."
-
-
-def _around_modules(regions: Sequence[Region], modules: set[str]) -> bool:
-    return {region.module for region in regions if region.checkpoints} == modules
 
 
 def _lower(text: str) -> str:
