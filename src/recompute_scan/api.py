@@ -132,40 +132,6 @@ EVENTS = (
 )
 
 
-def region_table(result: Result) -> pd.DataFrame:
-    """One row a block, in forward order, indexed by ``ordinal``; columns: :data:`REGIONS`."""
-    values = {
-        column.name: [getattr(region, column.name) for region in result.regions]
-        for column in REGIONS
-        if column.name != "checkpoints"
-    }
-    values["checkpoints"] = [_stack(region.checkpoints) for region in result.regions]
-    ordinals = np.array([region.ordinal for region in result.regions], np.int64)
-    return _table(REGIONS, values, "ordinal", ordinals)
-
-
-def family_table(result: Result) -> pd.DataFrame:
-    """One row a family of operators, indexed by ``family``; columns: :data:`FAMILIES`."""
-    values = {
-        column.name: [getattr(family, column.name) for family in result.families]
-        for column in FAMILIES
-    }
-    return _table(FAMILIES, values, "family", [family.family for family in result.families])
-
-
-def usage_table(result: Result, columns: Sequence[Column]) -> pd.DataFrame:
-    """One row a finding of a watched step, largest first; columns: :data:`WORK` or :data:`MEMORY`.
-
-    Without a row where no step was watched.
-    """
-    step = result.watched
-    entries: Sequence[Any] = ()
-    if step is not None:
-        entries = step.work if columns is WORK else step.kept
-    values = {column.name: [getattr(one, column.name) for one in entries] for column in columns}
-    return _table(columns, values, "place", np.arange(len(entries)))
-
-
 def event_table(trace: Trace) -> pd.DataFrame:
     """One row an event, in the order of the file, indexed by ``event``; columns: :data:`EVENTS`."""
     import pandas as pd  # noqa: PLC0415 - costs more than most analyses
@@ -202,6 +168,14 @@ def event_table(trace: Trace) -> pd.DataFrame:
         "types": coded(trace.dims, [types for _, types in signatures]),
     }
     return _table(EVENTS, values, "event", np.arange(len(trace)))
+
+
+def _values(columns: Sequence[Column], rows: Sequence[object]) -> dict[str, list[Any]]:
+    return {column.name: [getattr(row, column.name) for row in rows] for column in columns}
+
+
+def _usage_table(columns: Sequence[Column], rows: Sequence[object]) -> pd.DataFrame:
+    return _table(columns, _values(columns, rows), "place", range(len(rows)))
 
 
 def _table(
@@ -359,7 +333,10 @@ class Scan:
 
         Columns: :data:`recompute_scan.api.REGIONS`. Times are ms, per step.
         """
-        return region_table(self.result)
+        found = self.result.regions
+        checkpoints = [_stack(region.checkpoints) for region in found]
+        values = _values(REGIONS[:-1], found) | {"checkpoints": checkpoints}
+        return _table(REGIONS, values, "ordinal", [region.ordinal for region in found])
 
     @property
     def families(self) -> pd.DataFrame:
@@ -368,7 +345,9 @@ class Scan:
         Columns: :data:`recompute_scan.api.FAMILIES`. Counts and times (ms) are per
         step.
         """
-        return family_table(self.result)
+        found = self.result.families
+        values = _values(FAMILIES, found)
+        return _table(FAMILIES, values, "family", [family.family for family in found])
 
     @property
     def work(self) -> pd.DataFrame:
@@ -377,7 +356,8 @@ class Scan:
         Columns: :data:`recompute_scan.api.WORK`. Times are ms, per step. Without a row
         where the recording watched no step (``run --work``).
         """
-        return usage_table(self.result, WORK)
+        step = self.result.watched
+        return _usage_table(WORK, step.work if step else ())
 
     @property
     def memory(self) -> pd.DataFrame:
@@ -386,7 +366,8 @@ class Scan:
         Columns: :data:`recompute_scan.api.MEMORY`. Without a row where the recording
         watched no step (``run --work``).
         """
-        return usage_table(self.result, MEMORY)
+        step = self.result.watched
+        return _usage_table(MEMORY, step.kept if step else ())
 
     @cached_property
     def trace(self) -> Events:
