@@ -18,7 +18,7 @@ from recompute_scan.advise.choice import (
 from recompute_scan.frameworks.base import NON_REENTRANT, SELECTIVELY
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix, PlannedModule, Region
-from recompute_scan.units import first_few
+from recompute_scan.units import first_few, runs_of
 
 _SELECTIVE_DOCS = f"{GENERAL_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 _ADD = "Add this once the model is made, before it is sharded or compiled:"
@@ -152,13 +152,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _spans(numbers: Sequence[int]) -> list[str]:
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in spans]
+    return [
+        f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}"
+        for a, b in runs_of(numbers)
+    ]
 
 
 def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:

@@ -82,17 +82,11 @@ def told(event: AnyEvent) -> None:
         stream.tell(event)
 
 
-def telling(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """The function, which then also sends its text as a warning."""
-    return _sending("WarningTold", tell)
+def sending(
+    event: Literal["WarningTold", "ProgressTold"], write: Callable[[str], None]
+) -> Callable[[str], None]:
+    """The function, which then also sends its text as this event."""
 
-
-def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """The function, which then also sends its text as progress."""
-    return _sending("ProgressTold", progress)
-
-
-def _sending(event: str, write: Callable[[str], None]) -> Callable[[str], None]:
     def both(text: str) -> None:
         from recompute_scan import events
 

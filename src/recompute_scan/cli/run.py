@@ -52,11 +52,10 @@ from recompute_scan.cli.output import (
     print_document,
     print_report,
     progress,
-    progressing,
     seen_from_here,
+    sending,
     showing,
     tell,
-    telling,
     told_change,
 )
 from recompute_scan.errors import UsageError
@@ -510,8 +509,8 @@ def _reporting(options: RunOptions, show: Callable[..., None]) -> Reporting:
         None,
         launched=False,
         show=showing(show),
-        print_line=telling(tell),
-        progress=progressing(progress),
+        print_line=sending("WarningTold", tell),
+        progress=sending("ProgressTold", progress),
         leaving=ended,
         takes_place_of=options.takes_place_of,
     )
