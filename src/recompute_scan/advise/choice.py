@@ -19,6 +19,7 @@ from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN
 from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.base import (
+    CHECKPOINT_DOCS,
     FEWER,
     Edit,
     Mechanism,
@@ -59,13 +60,6 @@ UNKNOWN_RUN = RunFacts()
 NOT_READ = "The file of that line could not be read, so there is no diff to check."
 
 
-def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
-    """The name of the checkpoint for people."""
-    text = mechanism.title if mechanism else checkpoint.mechanism
-    text = text or "a checkpoint of unknown origin"
-    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
-
-
 def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
     """The mechanism that switched the checkpoint on, or a function of the project."""
     own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
@@ -74,7 +68,10 @@ def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
 
 def title_of(checkpoint: Checkpoint) -> str:
     """The name of the checkpoint for people; says so where it is unknown."""
-    return title(checkpoint, mechanism_of(checkpoint))
+    mechanism = mechanism_of(checkpoint)
+    text = mechanism.title if mechanism else checkpoint.mechanism
+    text = text or "a checkpoint of unknown origin"
+    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
 
 
 def place(site: str | None) -> str:
@@ -168,8 +165,6 @@ def leave_out(mechanism: Mechanism | None, run: RunFacts) -> str:
     return next((before.words for before in old), mechanism.fewer)
 
 
-GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
-
 # A non-reentrant checkpoint outweighs a reentrant one that is worth so much more, and no more.
 _NON_REENTRANT = 8
 # Which of them to keep first, by what they are around.
@@ -219,7 +214,7 @@ def advise_removal(
             diff=None,
             keep=keep,
             remove=f"{other}; record with `recompute-scan run` to see which line it is",
-            docs=GENERAL_DOCS,
+            docs=CHECKPOINT_DOCS,
             reason="It is not known which line asked for which checkpoint.",
         )
     others = _others(kept, dropped, checkpoints)
@@ -330,13 +325,10 @@ def keep_and_drop(
     return kept, dropped
 
 
-def kept(
-    checkpoints: Sequence[Checkpoint], *, sharded: bool = False, levels: Levels | None = None
-) -> Checkpoint:
+def kept(checkpoints: Sequence[Checkpoint], *, sharded: bool) -> Checkpoint:
     """The one that stays of one or more checkpoints around a block."""
-    if len(checkpoints) > 1:
-        return keep_and_drop(checkpoints, sharded=sharded, levels=levels)[0]
-    return checkpoints[0]
+    one = len(checkpoints) == 1
+    return checkpoints[0] if one else keep_and_drop(checkpoints, sharded=sharded)[0]
 
 
 def take_out(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.advise.choice import (
-    GENERAL_DOCS,
     UNKNOWN_RUN,
     RunFacts,
     kept,
@@ -15,12 +14,16 @@ from recompute_scan.advise.choice import (
     title_of,
     worded,
 )
-from recompute_scan.frameworks.base import NON_REENTRANT, SELECTIVELY
+from recompute_scan.frameworks.base import (
+    CHECKPOINT_DOCS,
+    NON_REENTRANT,
+    SELECTIVE_DOCS,
+    SELECTIVELY,
+)
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix, PlannedModule, Region
 from recompute_scan.units import first_few, runs_of
 
-_SELECTIVE_DOCS = f"{GENERAL_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 _ADD = "Add this once the model is made, before it is sharded or compiled:"
 _MOST_NAMED = 4
 # Names in code: from so many of one list on they are counted, in lines no wider than this.
@@ -68,7 +71,7 @@ def advise_fewer(
         diff=None,
         keep="no checkpoint at all" if whole else f"{title} for all other layers",
         remove=f"{title} for {layers}",
-        docs=mechanism.docs if mechanism else GENERAL_DOCS,
+        docs=mechanism.docs if mechanism else CHECKPOINT_DOCS,
     )
 
 
@@ -95,7 +98,7 @@ def advise_selective(
         keep="everything else in the layers recomputed as it is; the checkpoint must be "
         "non-reentrant (torch 2.5 and newer)",
         remove="nothing",
-        docs=_SELECTIVE_DOCS,
+        docs=SELECTIVE_DOCS,
         reason=f"Where the checkpoint was reentrant: {NON_REENTRANT[0].lower()}{NON_REENTRANT[1:]}",
     )
 

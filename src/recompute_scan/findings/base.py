@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from recompute_scan.advise import RunFacts, Switch, keep_and_drop, place, switch_of, title_of
 from recompute_scan.cost.memory import KeptAttention, keep_attention, levels_of
 from recompute_scan.cost.phases import Repeated, repeated
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import recomputed_calls
 from recompute_scan.recompute.roles import Role
@@ -340,7 +341,6 @@ class RankEvidence(Struct, frozen=True):
 
 Severity = Literal["error", "warning", "info"]
 
-CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_BLOCKS = 3
 
 

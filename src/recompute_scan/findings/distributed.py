@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from recompute_scan.advise import find_mechanism, switch_of, title_of
 from recompute_scan.cost.phases import Repeated
 from recompute_scan.findings.base import (
-    CHECKPOINT_DOCS,
     Answer,
     Evidence,
     NotApplicable,
@@ -28,7 +27,7 @@ from recompute_scan.findings.base import (
     name_some,
     review,
 )
-from recompute_scan.frameworks.base import NON_REENTRANT
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Region
 from recompute_scan.units import first_few, ms, plural, size
 

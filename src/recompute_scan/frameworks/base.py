@@ -12,6 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+SELECTIVE_DOCS = f"{CHECKPOINT_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 #: Endings of files that hold settings.
 CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"})
 

@@ -244,34 +244,26 @@ def _recomputes(result: Result) -> KeyNumber:
 
 
 def _share(result: Result) -> KeyNumber:
-    parts = result.cost.breakdown if result.cost else None
-    whole = total(parts) if parts else 0.0
-    verified = result.verified
+    label = "Share of the step"
+    verified, found = result.verified, saving(result)
     if verified is not None and verified.outcome == "helps":
         note = "saved by the fix (measured)"
         if verified.saving_is_rough:
             note = "saved by the fix (measured roughly)"
         part = rounded(verified.saving_pct, verified.saving_is_rough)
-        return KeyNumber("Share of the step", part, note, True)
-    found = saving(result)
+        return KeyNumber(label, part, note, True)
     if found is not None:
         note = "would be saved by the fix (predicted)"
-        part = rounded(found.less_time_pct, _varies(result))
-        return KeyNumber("Share of the step", part, note, True)
-    if result.verdict == "doubled":
-        value = parts.redundant / whole if parts and whole > 0 else None
-        if value is None:
-            return KeyNumber("Share of the step", UNKNOWN, _not_known(result), True)
-        return KeyNumber("Share of the step", share(value), "spent on redundant recomputes", True)
-    value = (parts.recompute + parts.redundant) / whole if parts and whole > 0 else None
-    if value is None or result.verdict == "inconclusive":
-        return KeyNumber("Share of the step", UNKNOWN, _not_known(result))
+        return KeyNumber(label, rounded(found.less_time_pct, _varies(result)), note, True)
+    doubled, parts = result.verdict == "doubled", result.cost.breakdown if result.cost else None
+    whole = total(parts) if parts else 0.0
+    if parts is None or whole <= 0 or result.verdict == "inconclusive":
+        return KeyNumber(label, UNKNOWN, words.first_true(result, words.UNKNOWN_NOTE), doubled)
+    if doubled:
+        note = "spent on redundant recomputes"
+        return KeyNumber(label, share(parts.redundant / whole), note, True)
     note = words.first_true(result, words.SHARE_NOTE)
-    return KeyNumber("Share of the step", share(value), note)
-
-
-def _not_known(result: Result) -> str:
-    return words.first_true(result, words.UNKNOWN_NOTE)
+    return KeyNumber(label, share((parts.recompute + parts.redundant) / whole), note)
 
 
 def _step_after(result: Result) -> KeyNumber:
