@@ -36,7 +36,7 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (210, 175),
-    "lines of src": (72_685, 52_000),
+    "lines of src": (72_687, 52_000),
     "lines of tests": (66_255, 46_000),
     "lines of benchmarks": (6_400, 5_500),
     "modules over 700 lines": (0, 0),
@@ -44,8 +44,8 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "modules that one other imports, outside lists": (32, 15),
     "modules with a name of another, outside lists": (0, 0),
     "modules with a banned name": (0, 0),
-    "functions over 60 lines": (14, 0),
-    "functions with more than 7 parameters": (7, 0),
+    "functions over 60 lines": (7, 0),
+    "functions with more than 7 parameters": (4, 0),
     "circles of imports": (0, 0),
 }
 

@@ -160,10 +160,10 @@ AnyEvent = (
 )
 
 
-def like(kind: type[_Event], one: object, **others: object) -> _Event:
+def like(kind: type[_Event], one: object, **others: Any) -> _Event:
     """An event with the fields that an object has by the same names, and others as given."""
-    own = set(kind.__struct_fields__) - {*EventLine.__struct_fields__, *others}
-    return kind(**{name: getattr(one, name) for name in own}, **others)
+    names = set(kind.__struct_fields__) - {*EventLine.__struct_fields__, *others}
+    return kind(**{name: getattr(one, name) for name in names} | others)
 
 
 def event_schema() -> dict[str, Any]:

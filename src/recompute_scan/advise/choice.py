@@ -325,10 +325,13 @@ def keep_and_drop(
     return kept, dropped
 
 
-def kept(checkpoints: Sequence[Checkpoint], *, sharded: bool) -> Checkpoint:
+def kept(
+    checkpoints: Sequence[Checkpoint], *, sharded: bool = False, levels: Levels | None = None
+) -> Checkpoint:
     """The one that stays of one or more checkpoints around a block."""
-    one = len(checkpoints) == 1
-    return checkpoints[0] if one else keep_and_drop(checkpoints, sharded=sharded)[0]
+    if len(checkpoints) == 1:
+        return checkpoints[0]
+    return keep_and_drop(checkpoints, sharded=sharded, levels=levels)[0]
 
 
 def take_out(

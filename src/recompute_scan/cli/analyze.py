@@ -124,9 +124,8 @@ def analyze(
         if target is not None:
             refuse_existing(target, force=force)
     where = AUTOMATIC if workers is None and dask is None else Workers(workers or 1, dask)
-    result = analyse(
-        traces, sending("ProgressTold", progress), lifted(limits), machine, hta=hta, workers=where
-    )
+    told = sending("ProgressTold", progress)
+    result = analyse(traces, told, lifted(limits), machine, hta=hta, workers=where)
     clear()
     if perfetto is not None:
         from recompute_scan.analysis.tracks import add_tracks

@@ -13,7 +13,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
-from msgspec import Struct
 
 from recompute_scan._version import __version__
 from recompute_scan.check.formats import (
@@ -28,6 +27,7 @@ from recompute_scan.check.formats import (
 from recompute_scan.check.policy import Site
 from recompute_scan.files import content
 from recompute_scan.lint.engine import Report, encoding_of
+from recompute_scan.lint.launches import SwitchInFile
 from recompute_scan.lint.rules import RULES, Found
 from recompute_scan.report.templating import visible
 from recompute_scan.result.run_record import source_lines
@@ -154,7 +154,7 @@ def _plain(found: Found) -> dict[str, object]:
     return {name: plain[name] for name in _SHOWN}
 
 
-def _safe_fields(one: Struct) -> dict[str, object]:
+def _safe_fields(one: Found | SwitchInFile) -> dict[str, object]:
     fields = msgspec.to_builtins(one).items()
     return {name: inert(value) if isinstance(value, str) else value for name, value in fields}
 
