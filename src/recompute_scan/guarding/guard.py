@@ -292,8 +292,7 @@ class StandingGuard:
         self._undo.close()  # all of it, also where a part fails
 
 
-# As people call it.
-guard = StandingGuard
+guard = StandingGuard  # as people call it
 
 FORMAT = "recompute-scan-guarded/1"
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -226,7 +227,8 @@ class _RoundsSoFar:
 
     def _together(self) -> Result:
         ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN, _AGAIN, _BARE)
-        trials = Trials(*(self._trials[name] for name in ways), in_parts=self._in_parts)
+        runs: Any = [self._trials[name] for name in ways]
+        trials = Trials(*runs, self._in_parts)
         return verified(self._result, self._removed, trials, self._planned)
 
 
