@@ -227,8 +227,8 @@ class _RoundsSoFar:
 
     def _together(self) -> Result:
         ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN, _AGAIN, _BARE)
-        runs: Any = [self._trials[name] for name in ways]
-        trials = Trials(*runs, self._in_parts)
+        runs: list[Any] = [*(self._trials[name] for name in ways), self._in_parts]
+        trials = Trials(*runs)
         return verified(self._result, self._removed, trials, self._planned)
 
 
