@@ -34,7 +34,7 @@ from benchmarks._earn_cases import ORDINARY, ORDINARY_LAYERS, PLANTED, Planted, 
 from benchmarks._frame import Table, benchmark, wanted, words
 from benchmarks._machine import machine
 from recompute_scan.record.isolation import Guard
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work import watched_step
 
 _WORK = ("repeated", "repeated-rows", "unread", "unread-gradient", "unread-recompute")

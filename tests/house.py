@@ -44,8 +44,8 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "modules that one other imports, outside lists": (32, 15),
     "modules with a name of another, outside lists": (0, 0),
     "modules with a banned name": (0, 0),
-    "functions over 60 lines": (8, 0),
-    "functions with more than 7 parameters": (5, 0),
+    "functions over 60 lines": (7, 0),
+    "functions with more than 7 parameters": (4, 0),
     "circles of imports": (0, 0),
 }
 

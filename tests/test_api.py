@@ -23,7 +23,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.record.recording import record
 from recompute_scan.report.figures import FAMILY_FILLS, PART_FILLS
 from recompute_scan.result import Result, to_json
-from recompute_scan.result.uses import Kept, WatchedStep, Work
+from recompute_scan.result.watched_step import Kept, WatchedStep, Work
 from tests.recompute.training import checkpointed_step, marked_step
 from tests.report.page_reader import Page
 from tests.report.sample_results import HOSTILE, doubled, full, hostile, inconclusive

@@ -14,7 +14,7 @@ from recompute_scan.intervals import median_interval, ratio_interval
 from recompute_scan.report.layout import measured_sentences, measured_title
 from recompute_scan.result import Checkpoint, Result, Verified, WithPlan
 from recompute_scan.result.run_record import Measurements, step_has_fix
-from recompute_scan.verification import Trial, verified
+from recompute_scan.verification import Trial, Trials, verified
 from tests.record.runs import run_info
 from tests.report import sample_results
 
@@ -60,7 +60,7 @@ def verify(
     without: Sequence[Trial] = (),
     switching: Sequence[Trial] = (),
 ) -> tuple[Result, Verified]:
-    result = verified(sample_results.doubled(), REMOVED, before, after, without, switching)
+    result = verified(sample_results.doubled(), REMOVED, Trials(before, after, without, switching))
     assert result.verified is not None
     return result, result.verified
 
@@ -315,7 +315,7 @@ def with_plan(*plan: Trial) -> tuple[WithPlan, str]:
     """What is said of these runs with the plan, beside two unchanged ones."""
     before = trial(*STEADY)
     result = verified(
-        sample_results.full(), (), [before, before], [], [], plan=plan, planned=("model.layers.3",)
+        sample_results.full(), (), Trials([before, before], plan=plan), ("model.layers.3",)
     )
     assert result.verified is not None
     assert result.verified.with_plan is not None

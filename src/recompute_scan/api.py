@@ -49,6 +49,7 @@ from recompute_scan.result import (
     Checkpoint,
     Cost,
     Finding,
+    Proof,
     ProofOp,
     Result,
     Verdict,
@@ -131,40 +132,6 @@ EVENTS = (
 )
 
 
-def region_table(result: Result) -> pd.DataFrame:
-    """One row a block, in forward order, indexed by ``ordinal``; columns: :data:`REGIONS`."""
-    values = {
-        column.name: [getattr(region, column.name) for region in result.regions]
-        for column in REGIONS
-        if column.name != "checkpoints"
-    }
-    values["checkpoints"] = [_stack(region.checkpoints) for region in result.regions]
-    ordinals = np.array([region.ordinal for region in result.regions], np.int64)
-    return _table(REGIONS, values, "ordinal", ordinals)
-
-
-def family_table(result: Result) -> pd.DataFrame:
-    """One row a family of operators, indexed by ``family``; columns: :data:`FAMILIES`."""
-    values = {
-        column.name: [getattr(family, column.name) for family in result.families]
-        for column in FAMILIES
-    }
-    return _table(FAMILIES, values, "family", [family.family for family in result.families])
-
-
-def usage_table(result: Result, columns: Sequence[Column]) -> pd.DataFrame:
-    """One row a finding of a watched step, largest first; columns: :data:`WORK` or :data:`MEMORY`.
-
-    Without a row where no step was watched.
-    """
-    step = result.watched
-    entries: Sequence[Any] = ()
-    if step is not None:
-        entries = step.work if columns is WORK else step.kept
-    values = {column.name: [getattr(one, column.name) for one in entries] for column in columns}
-    return _table(columns, values, "place", np.arange(len(entries)))
-
-
 def event_table(trace: Trace) -> pd.DataFrame:
     """One row an event, in the order of the file, indexed by ``event``; columns: :data:`EVENTS`."""
     import pandas as pd  # noqa: PLC0415 - costs more than most analyses
@@ -201,6 +168,14 @@ def event_table(trace: Trace) -> pd.DataFrame:
         "types": coded(trace.dims, [types for _, types in signatures]),
     }
     return _table(EVENTS, values, "event", np.arange(len(trace)))
+
+
+def _values(columns: Sequence[Column], rows: Sequence[object]) -> dict[str, list[Any]]:
+    return {column.name: [getattr(row, column.name) for row in rows] for column in columns}
+
+
+def _usage_table(columns: Sequence[Column], rows: Sequence[object]) -> pd.DataFrame:
+    return _table(columns, _values(columns, rows), "place", range(len(rows)))
 
 
 def _table(
@@ -358,7 +333,10 @@ class Scan:
 
         Columns: :data:`recompute_scan.api.REGIONS`. Times are ms, per step.
         """
-        return region_table(self.result)
+        found = self.result.regions
+        checkpoints = [_stack(region.checkpoints) for region in found]
+        values = _values(REGIONS[:-1], found) | {"checkpoints": checkpoints}
+        return _table(REGIONS, values, "ordinal", [region.ordinal for region in found])
 
     @property
     def families(self) -> pd.DataFrame:
@@ -367,7 +345,9 @@ class Scan:
         Columns: :data:`recompute_scan.api.FAMILIES`. Counts and times (ms) are per
         step.
         """
-        return family_table(self.result)
+        found = self.result.families
+        values = _values(FAMILIES, found)
+        return _table(FAMILIES, values, "family", [family.family for family in found])
 
     @property
     def work(self) -> pd.DataFrame:
@@ -376,7 +356,8 @@ class Scan:
         Columns: :data:`recompute_scan.api.WORK`. Times are ms, per step. Without a row
         where the recording watched no step (``run --work``).
         """
-        return usage_table(self.result, WORK)
+        step = self.result.watched
+        return _usage_table(WORK, step.work if step else ())
 
     @property
     def memory(self) -> pd.DataFrame:
@@ -385,7 +366,8 @@ class Scan:
         Columns: :data:`recompute_scan.api.MEMORY`. Without a row where the recording
         watched no step (``run --work``).
         """
-        return usage_table(self.result, MEMORY)
+        step = self.result.watched
+        return _usage_table(MEMORY, step.kept if step else ())
 
     @cached_property
     def trace(self) -> Events:
@@ -517,47 +499,7 @@ def timeline_figure(result: Result) -> go.Figure:
         for place, lane in enumerate(proof.lanes)
     ]
     for family, colour in family_colours(proof).items():
-        found = [
-            (place, (op.start_us - lane.start_us) / 1000, op)
-            for place, lane in enumerate(proof.lanes)
-            for op in lane.ops
-            if op.family == family
-        ]
-        figure.add_bar(
-            orientation="h",
-            name=label(words.family_words(family), 30),
-            y=[lanes[place] for place, _, _ in found],
-            base=[at for _, at, _ in found],
-            x=[op.duration_us / 1000 for _, _, op in found],
-            text=[_in_a_box(op) for _, _, op in found],
-            textposition="inside",
-            textangle=0,
-            insidetextanchor="middle",
-            customdata=[
-                [
-                    label(op.name, 100),
-                    units.ms(op.duration_us / 1000),
-                    ""
-                    if begun is None
-                    else f", {units.ms((op.start_us - begun) / 1000)} into the step",
-                ]
-                for _, _, op in found
-            ],
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
-            marker={
-                "color": FAMILY_FILLS[min(colour, COLOURS - 1)],
-                "line": {"color": _EDGE, "width": 0.7},
-                "pattern": {
-                    "shape": [
-                        "/" * (proof.lanes[place].kind == "redundant") for place, _, _ in found
-                    ],
-                    "fgcolor": _HATCH,
-                    "fillmode": "overlay",
-                    "size": 7,
-                    "solidity": 0.35,
-                },
-            },
-        )
+        figure.add_bar(**_bars(proof, family, lanes, begun), marker=_marker(proof, family, colour))
     again = sum(lane.kind in ("recompute", "redundant") for lane in proof.lanes)
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     name = label(block_label(region)) if region else f"block {proof.region}"
@@ -566,6 +508,55 @@ def timeline_figure(result: Result) -> go.Figure:
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1])
     title = f"{name}: one forward pass and {units.plural(again, 'recompute')} of it in step"
     return _finish(figure, f"{title} {proof.step}", "ms since the start of each run")
+
+
+def _bars(proof: Proof, family: str, lanes: Sequence[str], begun: float | None) -> dict[str, Any]:
+    """The bars of one family's operators, each in its lane."""
+    found = [
+        (lanes[place], (op.start_us - lane.start_us) / 1000, op)
+        for place, lane in enumerate(proof.lanes)
+        for op in lane.ops
+        if op.family == family
+    ]
+
+    def told(op: ProofOp) -> list[str]:
+        into = "" if begun is None else f", {units.ms((op.start_us - begun) / 1000)} into the step"
+        return [label(op.name, 100), units.ms(op.duration_us / 1000), into]
+
+    return {
+        "orientation": "h",
+        "name": label(words.family_words(family), 30),
+        "y": [lane for lane, _, _ in found],
+        "base": [at for _, at, _ in found],
+        "x": [op.duration_us / 1000 for _, _, op in found],
+        "text": [_in_a_box(op) for _, _, op in found],
+        "textposition": "inside",
+        "textangle": 0,
+        "insidetextanchor": "middle",
+        "customdata": [told(op) for _, _, op in found],
+        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
+    }
+
+
+def _marker(proof: Proof, family: str, colour: int) -> dict[str, Any]:
+    """The fill of one family's bars; redundant ones are hatched."""
+    hatched = [
+        "/" * (lane.kind == "redundant")
+        for lane in proof.lanes
+        for op in lane.ops
+        if op.family == family
+    ]
+    return {
+        "color": FAMILY_FILLS[min(colour, COLOURS - 1)],
+        "line": {"color": _EDGE, "width": 0.7},
+        "pattern": {
+            "shape": hatched,
+            "fgcolor": _HATCH,
+            "fillmode": "overlay",
+            "size": 7,
+            "solidity": 0.35,
+        },
+    }
 
 
 def cost_figure(result: Result) -> go.Figure:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -144,6 +144,7 @@ class CommandEnded(EventLine, frozen=True, tag="ended"):
     exit_status: int
 
 
+_Event = TypeVar("_Event", bound=EventLine)
 AnyEvent = (
     CommandStarted
     | PhaseBegun
@@ -157,6 +158,12 @@ AnyEvent = (
     | ErrorTold
     | CommandEnded
 )
+
+
+def like(kind: type[_Event], one: object, **others: Any) -> _Event:
+    """An event with the fields that an object has by the same names, and others as given."""
+    names = set(kind.__struct_fields__) - {*EventLine.__struct_fields__, *others}
+    return kind(**{name: getattr(one, name) for name in names} | others)
 
 
 def event_schema() -> dict[str, Any]:

@@ -1,11 +1,6 @@
-"""Fixtures for pytest: record a training and hold its checkpoints to account.
+"""Fixtures for pytest: a model's own tests keep its checkpoints cheap and right.
 
-Fixtures for pytest, so that a model's own tests keep its checkpoints cheap and right.
-
-Loaded by pytest itself (entry point ``pytest11``). Nothing but pytest is imported until a test
-asks for one.
-
-Record calls of a function, as ``run`` records the steps of a script.
+Loaded by pytest itself (entry point ``pytest11``).
 """
 
 from __future__ import annotations
@@ -41,16 +36,9 @@ def assert_no_redundant_recompute(tmp_path: Path) -> Iterator[Assert]:
 
         def check(step: Callable[[], Any], *, max_recompute: float = 1.0) -> None:
             __tracebackhide__ = True
-            from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
-            from recompute_scan.check import Policy, judge  # noqa: PLC0415
-            from recompute_scan.check.formats import text  # noqa: PLC0415
-
             trace = tmp_path / "recompute-scan-step.json.gz"
             recorder.record(step, trace)
-            policy = Policy(doubled=max_recompute < 2, max_recompute=max_recompute)
-            outcome = judge(analyse([trace]), policy)
-            if outcome.status:
-                pytest.fail(text(outcome), pytrace=False)
+            _hold_to(trace, doubled=max_recompute < 2, max_recompute=max_recompute)
 
         yield check
 
@@ -71,17 +59,22 @@ def assert_recompute_is_faithful(tmp_path: Path) -> Iterator[Assert]:
 
         def check(step: Callable[[], Any]) -> None:
             __tracebackhide__ = True
-            from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
-            from recompute_scan.check import Policy, judge  # noqa: PLC0415
-            from recompute_scan.check.formats import text  # noqa: PLC0415
-
             recorder.record_run(step, tmp_path)
-            policy = Policy(doubled=False, wrong_gradients=True)
-            outcome = judge(analyse([tmp_path]), policy)
-            if outcome.status:
-                pytest.fail(text(outcome), pytrace=False)
+            _hold_to(tmp_path, doubled=False, wrong_gradients=True)
 
         yield check
+
+
+def _hold_to(recorded: Path, **policy: Any) -> None:
+    """Fail the test where what was recorded is refused, or cannot be determined."""
+    __tracebackhide__ = True
+    from recompute_scan.analysis.pipeline import analyse  # noqa: PLC0415
+    from recompute_scan.check import Policy, judge  # noqa: PLC0415
+    from recompute_scan.check.formats import text  # noqa: PLC0415
+
+    outcome = judge(analyse([recorded]), Policy(**policy))
+    if outcome.status:
+        pytest.fail(text(outcome), pytrace=False)
 
 
 class CallRecorder:

@@ -6,6 +6,7 @@ Unknown values read "not known", never 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 UNKNOWN = "not known"
 
@@ -97,6 +98,23 @@ def count(value: float | None) -> str:
 def plural(number: float, word: str) -> str:
     """``1 block``, ``8 blocks``, ``1.5 recomputes``."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
+
+
+def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of each run of numbers that follow each other."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: names, at most so many of them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def is_before(version: str, release: str) -> bool | None:

@@ -102,6 +102,48 @@ def most(trials: Sequence[Trial], value: Callable[[Measurements], int | None]) -
     return max((number for number in found if number is not None), default=None)
 
 
+class _Distances(Struct, frozen=True):
+    """How far gradients and buffers after the first step differ from another run.
+
+    Attributes:
+        apart: Each that both runs have, and its distance.
+        repeat: The largest distance between two runs of the script as it is.
+    """
+
+    apart: list[tuple[Sampled, float]]
+    repeat: float
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Those further off than rounding and the script's own differences explain."""
+        own = _FAR * self.repeat
+        return tuple(one.name for one, d in self.apart if d > max(_ROUNDINGS * one.rounding, own))
+
+    @property
+    def status(self) -> Literal["not-seen", "equal", "rounding", "different", "not-repeatable"]:
+        """What they show together."""
+        if not self.apart:
+            return "not-seen"
+        if not any(distance for _, distance in self.apart):
+            return "equal"
+        if self.beyond:
+            return "different"
+        return "rounding" if self.repeat == 0.0 else "not-repeatable"
+
+
+def _distances(
+    mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled]
+) -> _Distances:
+    """Arguments as for :func:`compare_gradients`."""
+    theirs, twice = ({(one.name, one.is_buffer): one for one in run} for run in (others, again))
+    keyed = [(one, (one.name, one.is_buffer)) for one in mine]
+    both = [(one, key) for one, key in keyed if key in theirs]
+    return _Distances(
+        [(one, one.distance(theirs[key])) for one, key in both],
+        max((one.distance(twice[key]) for one, key in both if key in twice), default=0.0),
+    )
+
+
 def compare_gradients(
     mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled] = ()
 ) -> Gradients:
@@ -112,60 +154,17 @@ def compare_gradients(
         others: Of the run to compare with.
         again: Of a second run of the script as it is; empty where there was none.
     """
-    theirs = {(one.name, one.is_buffer): one for one in others}
-    twice = {(one.name, one.is_buffer): one for one in again}
-    pairs = [(one, theirs[key]) for one in mine if (key := (one.name, one.is_buffer)) in theirs]
-    if not pairs:
-        return Gradients("not-seen")
-    apart = [(one, one.distance(other)) for one, other in pairs]
-    repeats = [
-        one.distance(twice[key]) for one, _ in pairs if (key := (one.name, one.is_buffer)) in twice
-    ]
-    repeat = max(repeats, default=0.0)
-    largest = max(distance for _, distance in apart)
-    beyond = [one for one, d in apart if _beyond(one, d, repeat)]
-    status: Literal["equal", "rounding", "different", "not-repeatable"]
-    if largest == 0.0:
-        status = "equal"
-    elif beyond:
-        status = "different"
-    else:
-        status = "rounding" if repeat == 0.0 else "not-repeatable"
-    worst = sorted(apart, key=lambda pair: -pair[1])[:_WORST]
+    found = _distances(mine, others, again)
+    worst = sorted(found.apart, key=lambda pair: -pair[1])[:_WORST]
     return Gradients(
-        status,
-        compared=len(pairs),
+        found.status,
+        compared=len(found.apart),
         worst=tuple(
             GradientDistance(one.name, one.is_buffer, d if math.isfinite(d) else None)
             for one, d in worst
             if d
         ),
     )
-
-
-def differing_gradients(
-    mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled] = ()
-) -> ComparedGradients | None:
-    """The gradients that differ from another run; arguments as for :func:`compare_gradients`.
-
-    ``None`` where they were not seen, and for a script with other gradients in each run.
-    """
-    seen = [[one for one in run if not one.is_buffer] for run in (mine, others, again)]
-    found = compare_gradients(*seen)
-    if found.status in ("not-seen", "not-repeatable"):
-        return None
-    theirs, twice = ({one.name: one for one in run} for run in seen[1:])
-    pairs = [(one, theirs[one.name]) for one in seen[0] if one.name in theirs]
-    repeat = max(
-        (one.distance(twice[one.name]) for one, _ in pairs if one.name in twice), default=0
-    )
-    beyond = tuple(one.name for one, other in pairs if _beyond(one, one.distance(other), repeat))
-    return ComparedGradients(found.compared, beyond, equal=found.status == "equal")
-
-
-def _beyond(one: Sampled, distance: float, repeat: float) -> bool:
-    """Is it further off than rounding and the script's own differences explain?"""
-    return distance > max(_ROUNDINGS * one.rounding, _FAR * repeat)
 
 
 def worst_of(several: Sequence[Gradients]) -> Gradients:
@@ -239,47 +238,106 @@ _FAR_OF_A_LOSS = 1e-3
 _SMALL = 0.05
 
 
+class Trials(Struct, frozen=True):
+    """The runs of one verification.
+
+    Attributes:
+        before: Runs of the unchanged script, at least one; the first gave the result.
+        after: Runs with the fix; none where there was no fix to try.
+        without: Runs without any checkpoint; none where that was not asked for.
+        switching: Runs that switched the fix on and off from step to step; once they have enough
+            steps, the step times are theirs, unless one of them failed.
+        plan: Runs with the plan of RS301; none where there was none to try.
+        again: A second run of the unchanged script, for its gradients.
+        bare: A run without any checkpoint, for its gradients; or several that each had some
+            taken out.
+        in_parts: Of how many regions they had them taken out; ``None`` of a run without any.
+    """
+
+    before: Sequence[Trial]
+    after: Sequence[Trial] = ()
+    without: Sequence[Trial] = ()
+    switching: Sequence[Trial] = ()
+    plan: Sequence[Trial] = ()
+    again: Sequence[Trial] = ()
+    bare: Sequence[Trial] = ()
+    in_parts: int | None = None
+
+    def gradients(self, others: Sequence[Trial], in_parts: int | None = None) -> Gradients | None:
+        """The unchanged script's against those in other runs; ``None`` without other runs."""
+        if not others:
+            return None
+        mine = self.before[0].gradients
+        found = worst_of([compare_gradients(mine, one.gradients, self._twice) for one in others])
+        return replace(found, in_parts=in_parts)
+
+    def compared(self) -> ComparedGradients | None:
+        """Gradients without any checkpoint that differ from the unchanged script's.
+
+        ``None`` where some checkpoints stayed, where gradients were not seen, and for a script with
+        other gradients in each run.
+        """
+        if len(self.bare) != 1 or self.in_parts is not None or not self.before[0].records:
+            return None
+        (bare,) = self.bare
+        functions = {name for one in bare.measured for name in one.bypassed_functions}
+        if not functions and not any(one.bypassed_calls for one in bare.measured):
+            return None
+        runs = (self.before[0].gradients, bare.gradients, self._twice)
+        found = _distances(*([one for one in run if not one.is_buffer] for run in runs))
+        if found.status in ("not-seen", "not-repeatable"):
+            return None
+        return ComparedGradients(
+            len(found.apart),
+            found.beyond,
+            equal=found.status == "equal",
+            functions=tuple(sorted(functions)),
+        )
+
+    @property
+    def _twice(self) -> tuple[Sampled, ...]:
+        return self.again[0].gradients if self.again else ()
+
+
 def verified(
     result: Result,
     removed: tuple[Checkpoint, ...],
-    before: Sequence[Trial],
-    after: Sequence[Trial],
-    without: Sequence[Trial],
-    switching: Sequence[Trial] = (),
-    plan: Sequence[Trial] = (),
-    *,
+    trials: Trials,
     planned: tuple[str, ...] = (),
-    again: Sequence[Trial] = (),
-    bare: Sequence[Trial] = (),
-    in_parts: int | None = None,
 ) -> Result:
     """The result with its measured section, and the headline that follows from it.
 
     Args:
         result: What the first run, unchanged, showed.
         removed: The checkpoints that the fix takes out.
-        before: Runs of the unchanged script, at least one; the first gave ``result``.
-        after: Runs with the fix; none where there was no fix to try.
-        without: Runs without any checkpoint; none where that was not asked for.
-        switching: Runs that switched the fix on and off from step to step; once they have enough
-            steps, the step times are theirs, unless one of them failed.
-        plan: Runs with the plan of RS301; none where there was none to try.
-        planned: The modules that lose their checkpoints there.
-        again: A second run of the unchanged script, for its gradients.
-        bare: A run without any checkpoint, for its gradients; or several that each had some
-            taken out.
-        in_parts: Of how many regions they had them taken out; ``None`` of a run without any.
+        trials: The runs.
+        planned: The modules that lose their checkpoints with the plan of RS301.
     """
-    runs = _paired(switching)
-    pairs = [pair for run in runs for pair in run]
+    section = _with_saving(_measured(removed, trials, planned), trials)
+    section = replace(section, outcome=_outcome(section, trials.after))
+    if section.outcome == "not-applied":
+        section = _without_figures(section)
+    compared = trials.compared()
+    if compared is not None and result.fidelity is not None:
+        result = settle(result, compared, trials.before[0].records[0].sources)
+    result = replace(result, verified=section)
+    return replace(result, headline=headline(result))
+
+
+def _measured(
+    removed: tuple[Checkpoint, ...], trials: Trials, planned: tuple[str, ...]
+) -> Verified:
+    """The figures of each way of running the script, without what follows from them."""
+    before, after = trials.before, trials.after
+    runs = _paired(trials.switching)
     arm_before = _arm(before, [[unchanged for unchanged, _ in run] for run in runs])
     arm_after = _arm(after, [[fixed for _, fixed in run] for run in runs]) if after else None
-    if pairs and arm_after and arm_before.step_ms and arm_after.step_ms:
+    if runs and arm_after and arm_before.step_ms and arm_after.step_ms:
         # Of a machine that runs at two speeds the median of either way alone may be of either.
-        step = arm_before.step_ms * median(fixed / unchanged for unchanged, fixed in pairs)
-        arm_after = _with_step(arm_after, step)
+        shares = [fixed / unchanged for run in runs for unchanged, fixed in run]
+        arm_after = _with_step(arm_after, arm_before.step_ms * median(shares))
     losses = _losses(before, after)
-    section = Verified(
+    return Verified(
         outcome="not-tried",
         removed=removed,
         before_step_ms=arm_before.step_ms,
@@ -295,56 +353,14 @@ def verified(
         losses=losses,
         before=arm_before,
         after=arm_after,
-        without_checkpointing=_arm(without) if without else None,
+        without_checkpointing=_arm(trials.without) if trials.without else None,
         switching_runs=len(runs),
-        pairs=len(pairs),
-        with_plan=_with_plan(before, plan, planned) if plan else None,
-        gradients=_gradients(before, bare, again, in_parts),
-        gradients_with_fix=_gradients(before, after[:1], again),
+        pairs=sum(map(len, runs)),
+        with_plan=_with_plan(before, trials.plan, planned) if trials.plan else None,
+        gradients=trials.gradients(trials.bare, trials.in_parts),
+        gradients_with_fix=trials.gradients(after[:1]),
         memory_grew_bytes=_grew(before, after),
     )
-    if section.before_step_ms is not None and section.after_step_ms is not None:
-        rounds = [(b.timed_ms, a.timed_ms) for b, a in zip(before, after, strict=False)]
-        ratio = pair_interval(pairs) if pairs else ratio_interval(rounds)
-        section = _with_saving(section, section.before_step_ms, section.after_step_ms, ratio)
-    section = replace(section, outcome=_outcome(section, after))
-    if section.outcome == "not-applied":
-        section = _without_figures(section)
-    compared = _compared(before, bare, again, in_parts)
-    if compared is not None and result.fidelity is not None:
-        result = settle(result, compared, before[0].records[0].sources)
-    result = replace(result, verified=section)
-    return replace(result, headline=headline(result))
-
-
-def _gradients(
-    before: Sequence[Trial],
-    others: Sequence[Trial],
-    again: Sequence[Trial],
-    in_parts: int | None = None,
-) -> Gradients | None:
-    """The unchanged script's gradients against those in other runs; ``None`` without other runs."""
-    if not others:
-        return None
-    twice = again[0].gradients if again else ()
-    mine = before[0].gradients
-    found = worst_of([compare_gradients(mine, one.gradients, twice) for one in others])
-    return replace(found, in_parts=in_parts)
-
-
-def _compared(
-    before: Sequence[Trial], bare: Sequence[Trial], again: Sequence[Trial], in_parts: int | None
-) -> ComparedGradients | None:
-    """The same, gradient by gradient; ``None`` where some checkpoints stayed."""
-    if len(bare) != 1 or in_parts is not None or not before[0].records:
-        return None
-    (without,) = bare
-    functions = {name for one in without.measured for name in one.bypassed_functions}
-    if not functions and not any(one.bypassed_calls for one in without.measured):
-        return None
-    twice = again[0].gradients if again else ()
-    found = differing_gradients(before[0].gradients, without.gradients, twice)
-    return found and replace(found, functions=tuple(sorted(functions)))
 
 
 def _paired(switching: Sequence[Trial]) -> list[list[tuple[float, float]]]:
@@ -412,10 +428,13 @@ def _grew(before: Sequence[Trial], after: Sequence[Trial]) -> int | None:
     return None
 
 
-def _with_saving(
-    section: Verified, step: float, then: float, ratio: tuple[float, float]
-) -> Verified:
-    low, high = ratio
+def _with_saving(section: Verified, trials: Trials) -> Verified:
+    step, then = section.before_step_ms, section.after_step_ms
+    if step is None or then is None:
+        return section
+    pairs = [pair for run in _paired(trials.switching) for pair in run]
+    rounds = [(b.timed_ms, a.timed_ms) for b, a in zip(trials.before, trials.after, strict=False)]
+    low, high = pair_interval(pairs) if pairs else ratio_interval(rounds)
     saved = step - then
     return replace(
         section,

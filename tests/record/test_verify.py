@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from recompute_scan.result import Result, Verified, from_json, json_schema
-from recompute_scan.verification import Trial, verified
+from recompute_scan.verification import Trial, Trials, verified
 from tests.record.runs import LAYERS, record_script, tool, write_script
 from tests.report import sample_results
 
@@ -237,7 +237,7 @@ def test_what_does_not_fit_without_checkpoints_is_known(tmp_path: Path) -> None:
     assert not_fits.status == 1
     result = sample_results.full()
     trials = [Trial((run.info,), run.status) for run in (fits, not_fits)]
-    section = verified(result, (), trials[:1], [], trials[1:]).verified
+    section = verified(result, (), Trials(trials[:1], without=trials[1:])).verified
     assert section is not None
     assert section.outcome == "not-tried"
     assert section.before.status == "measured"

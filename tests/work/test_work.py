@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from recompute_scan.record.isolation import Guard, Patches
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work import Ledger, StepWatch, watched_step
 from tests.work import trainings
 from tests.work.trainings import ORDINARY, PLANTED, Step

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import PurePath
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -19,14 +18,22 @@ from msgspec.structs import replace
 from recompute_scan.annotations import COMPILED, COUNTS_RUNS, EARLY_STOP_OFF, IN_PARTS
 from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks import pytorch
-from recompute_scan.frameworks.base import CONFIGURATIONS, FEWER, Edit, Mechanism, Rename, opposite
+from recompute_scan.frameworks.base import (
+    CHECKPOINT_DOCS,
+    FEWER,
+    Edit,
+    Mechanism,
+    Rename,
+    is_configuration,
+    opposite,
+)
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.result.patch import changes_diff
-from recompute_scan.result.run_record import Source
+from recompute_scan.result.run_record import Source, file_of_site
 from recompute_scan.units import is_before
 
-_LINE = re.compile(r"(?P<file>.+):\d+", re.DOTALL)
+_LINE = re.compile(r".+:\d+", re.DOTALL)
 
 
 class RunFacts(Struct, frozen=True):
@@ -53,13 +60,6 @@ UNKNOWN_RUN = RunFacts()
 NOT_READ = "The file of that line could not be read, so there is no diff to check."
 
 
-def title(checkpoint: Checkpoint, mechanism: Mechanism | None) -> str:
-    """The name of the checkpoint for people."""
-    text = mechanism.title if mechanism else checkpoint.mechanism
-    text = text or "a checkpoint of unknown origin"
-    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
-
-
 def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
     """The mechanism that switched the checkpoint on, or a function of the project."""
     own = pytorch.OWN if checkpoint.mechanism is None and checkpoint.function else None
@@ -68,7 +68,10 @@ def mechanism_of(checkpoint: Checkpoint) -> Mechanism | None:
 
 def title_of(checkpoint: Checkpoint) -> str:
     """The name of the checkpoint for people; says so where it is unknown."""
-    return title(checkpoint, mechanism_of(checkpoint))
+    mechanism = mechanism_of(checkpoint)
+    text = mechanism.title if mechanism else checkpoint.mechanism
+    text = text or "a checkpoint of unknown origin"
+    return f"{text} (`{checkpoint.function}`)" if checkpoint.function else text
 
 
 def place(site: str | None) -> str:
@@ -147,13 +150,8 @@ def _is_variable(site: str) -> bool:
     return site.isupper() and site.isidentifier()
 
 
-def _file(site: str) -> str:
-    return site.rpartition(":")[0]
-
-
 def _in_configuration(site: str | None) -> bool:
-    found = _LINE.fullmatch(site or "")
-    return found is not None and PurePath(found["file"]).suffix in CONFIGURATIONS
+    return bool(site and _LINE.fullmatch(site) and is_configuration(file_of_site(site)))
 
 
 def leave_out(mechanism: Mechanism | None, run: RunFacts) -> str:
@@ -166,8 +164,6 @@ def leave_out(mechanism: Mechanism | None, run: RunFacts) -> str:
     old = (b for b in mechanism.fewer_before if run.has(b.package, b.version) is False)
     return next((before.words for before in old), mechanism.fewer)
 
-
-GENERAL_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 # A non-reentrant checkpoint outweighs a reentrant one that is worth so much more, and no more.
 _NON_REENTRANT = 8
@@ -218,7 +214,7 @@ def advise_removal(
             diff=None,
             keep=keep,
             remove=f"{other}; record with `recompute-scan run` to see which line it is",
-            docs=GENERAL_DOCS,
+            docs=CHECKPOINT_DOCS,
             reason="It is not known which line asked for which checkpoint.",
         )
     others = _others(kept, dropped, checkpoints)
@@ -333,9 +329,9 @@ def kept(
     checkpoints: Sequence[Checkpoint], *, sharded: bool = False, levels: Levels | None = None
 ) -> Checkpoint:
     """The one that stays of one or more checkpoints around a block."""
-    if len(checkpoints) > 1:
-        return keep_and_drop(checkpoints, sharded=sharded, levels=levels)[0]
-    return checkpoints[0]
+    if len(checkpoints) == 1:
+        return checkpoints[0]
+    return keep_and_drop(checkpoints, sharded=sharded, levels=levels)[0]
 
 
 def take_out(
@@ -359,7 +355,9 @@ def take_out(
     """
     gone = [(dropped, mechanism), *((one, mechanism_of(one) or mechanism) for one in others)]
     changes = [change for one, how in gone if (change := _changed(one, how, sources)) is not None]
-    if others and (len(changes) < len(gone) or len({_file(site) for site, *_ in changes}) > 1):
+    if others and (
+        len(changes) < len(gone) or len({file_of_site(site) for site, *_ in changes}) > 1
+    ):
         fix = take_out(dropped, mechanism, sources, lost=lost, run=run)
         return _with_risk(fix, _go_as_well(others))
     site = dropped.call_site
@@ -626,7 +624,9 @@ class _Statement:
             value
             for call in calls
             for value in (
-                _entries(call, edit.name) if edit.how == "entry" else _keyword(call, edit.name)
+                _entries(call, edit.name)
+                if edit.how == "entry"
+                else [word.value for word in call.keywords if word.arg == edit.name]
             )
         ]
         if len(values) == 1:
@@ -665,10 +665,6 @@ def _name(call: ast.Call) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
-
-
-def _keyword(call: ast.Call, name: str) -> list[ast.expr]:
-    return [word.value for word in call.keywords if word.arg == name]
 
 
 def _entries(call: ast.Call, name: str) -> list[ast.expr]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.advise.choice import (
-    GENERAL_DOCS,
     UNKNOWN_RUN,
     RunFacts,
     kept,
@@ -15,11 +14,16 @@ from recompute_scan.advise.choice import (
     title_of,
     worded,
 )
-from recompute_scan.frameworks.base import NON_REENTRANT, SELECTIVELY
+from recompute_scan.frameworks.base import (
+    CHECKPOINT_DOCS,
+    NON_REENTRANT,
+    SELECTIVE_DOCS,
+    SELECTIVELY,
+)
 from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint, Fix, PlannedModule, Region
+from recompute_scan.units import first_few, runs_of
 
-_SELECTIVE_DOCS = f"{GENERAL_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 _ADD = "Add this once the model is made, before it is sharded or compiled:"
 _MOST_NAMED = 4
 # Names in code: from so many of one list on they are counted, in lines no wider than this.
@@ -67,7 +71,7 @@ def advise_fewer(
         diff=None,
         keep="no checkpoint at all" if whole else f"{title} for all other layers",
         remove=f"{title} for {layers}",
-        docs=mechanism.docs if mechanism else GENERAL_DOCS,
+        docs=mechanism.docs if mechanism else CHECKPOINT_DOCS,
     )
 
 
@@ -94,7 +98,7 @@ def advise_selective(
         keep="everything else in the layers recomputed as it is; the checkpoint must be "
         "non-reentrant (torch 2.5 and newer)",
         remove="nothing",
-        docs=_SELECTIVE_DOCS,
+        docs=SELECTIVE_DOCS,
         reason=f"Where the checkpoint was reentrant: {NON_REENTRANT[0].lower()}{NON_REENTRANT[1:]}",
     )
 
@@ -119,8 +123,9 @@ def setting_for(
     parts_before = {name for one in modules for name in one.names_of_parts(one.parts_today)}
     today = list(dict.fromkeys(c for region in regions for c in region.checkpoints))
     nested = any(len(region.checkpoints) > 1 for region in regions)
+    around = {region.module for region in regions if region.checkpoints}
     as_today = all(one.stays for one in modules) and not nested
-    if as_today and (not today or _around_modules(regions, before | parts_before)):
+    if as_today and (not today or around == before | parts_before):
         return ("The script already does this, so there is nothing to change.",), ""
     off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
     if not on and not partly:
@@ -146,18 +151,14 @@ def listed(names: Sequence[str]) -> str:
         and all(name.rpartition(".")[0] == stem for name in names)
     ):
         return f"{stem}[{', '.join(_spans(sorted(map(int, numbers))))}]"
-    shown = ", ".join(names[:_MOST_NAMED])
-    return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
+    return first_few(names, _MOST_NAMED)
 
 
 def _spans(numbers: Sequence[int]) -> list[str]:
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in spans]
+    return [
+        f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}"
+        for a, b in runs_of(numbers)
+    ]
 
 
 def _code(modules: Sequence[PlannedModule], operators: Sequence[str]) -> str:
@@ -239,10 +240,6 @@ def _off(checkpoint: Checkpoint, run: RunFacts) -> str:
         return f"Take out {title_of(checkpoint)}{where}."
     words = worded(mechanism.remove, mechanism, run, checkpoint.source or "")
     return f"{words[0].upper()}{words[1:]}{where}."
-
-
-def _around_modules(regions: Sequence[Region], modules: set[str]) -> bool:
-    return {region.module for region in regions if region.checkpoints} == modules
 
 
 def _lower(text: str) -> str:

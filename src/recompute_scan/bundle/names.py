@@ -100,26 +100,11 @@ def _camel(name: str) -> str:
 
 _PREFIX = re.compile(r"(cuda|cu|hip|hsa|nccl|rccl)_?(?=[A-Z])")
 _KNOWN_NAMES_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|\d+|_")
-_KNOWN = frozenset(
-    "_ A Abort Access Active Add Address Advise All Alloc Allocate Any Arch Array Async At "
-    "Attach Attribute Attributes Available Batch Begin Bind Block Blocks Broadcast Buffer Bus "
-    "By C Cache Callback Can Cancel Capture Capturing Child Choose Clear Clone Cluster Clusters "
-    "Code Comm Complete Config Contents Cooperative Copy Count Create Ctx Current D Data "
-    "Default Deregister Destroy Device Disable Done Driver Dto Edge Elapsed Enable Encode "
-    "Encoded End Engine Entry Error Event Ex Exchange Exec Export Ext External Finalize Find "
-    "Flags Flush For Force Free From Func Function Gather Get Global Granularity Graph Graphs "
-    "Group Handle Handles Hint Host Hto Id Im Import In Info Init Initialize Instantiate Ipc Is "
-    "Kernel Kernels Last Launch Legacy Library Limit List Load Loading Lock Malloc Managed Map "
-    "Mapped Max Mem Memcpy Memory Memset Mode Module Multicast Multiple Multiprocessor Name "
-    "Node Nodes Occupancy Of On Open Options Page Param Params Pci Peek Peer Per Pitch Pitched "
-    "Plane Point Pointer Pool Pop Post Potential Pre Prefetch Primary Priority Process "
-    "Properties Property Ptds ptds Ptr Ptsz ptsz Push Query R Range Rank Reader Record Recv "
-    "Reduce Refresh Register Relative Release Remove Reserve Reset Resource Retain Runtime "
-    "Scatter Semaphores Send Set Shared Signal Size Sparse Spec Split Start State Status Stop "
-    "Stream String Surface Symbol Symbolic Sync Synchronize Table Tensor Texture Thread Tiled "
-    "Time To Trim Unique Unload Unmap Unregister Update Upload Usage User v Value Version Wait "
-    "With Write X Y Z".split()
-)
+
+
+@cache
+def _vendors_words() -> frozenset[str]:
+    return frozenset(Path(__file__).with_name("vendor_words.txt").read_text("ascii").split())
 
 
 def is_vendors_own(name: str) -> bool:
@@ -128,7 +113,7 @@ def is_vendors_own(name: str) -> bool:
     if prefix is None or not re.fullmatch(r"\w{1,80}", name, re.ASCII):
         return False
     words = _KNOWN_NAMES_WORD.findall(name, prefix.end())
-    return all(word in _KNOWN or word.isdigit() for word in words)
+    return all(word in _vendors_words() or word.isdigit() for word in words)
 
 
 # The names of these packages stay under --strict too. Their files' names do not: a fork may have

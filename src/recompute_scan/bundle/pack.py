@@ -303,78 +303,93 @@ def pack(
         parts.append(_Part(rank, study(clean), replace(info, rank=rank) if info else None))
     before = merge(pieces, failures)
     main = parts[pieces.index(worst(pieces))]
-    complete = max(part.facts.complete_count for part in parts)
-    batches = {block.batch for block in main.facts.blocks}
-    blocks = len(main.facts.blocks) // max(1, len(batches))
-    for cut in smaller_and_smaller(complete, blocks, len(parts)):
-        on_progress("packing")
-        chosen = parts if cut.all_ranks else [main]
-        try:
-            contents = _try(chosen, before, cut, target, limit, complete, len(parts))
-            if contents.differences and cut == Cut(complete):
-                # Something outside the complete steps counts as well.
-                contents = _whole_instead(contents, chosen, before, target, limit)
-        except _TooLarge:
-            continue
-        return replace(
-            contents,
-            kept=tuple(sorted(names.kept | names.places.kept)),
-            aliases=tuple(
-                [(name, alias) for (_, name), alias in names.given.items()]
-                + list(names.places.given.items())
-            ),
+    packing = _Packing(parts, main, before, target, limit)
+    on_progress("packing")
+    contents = packing.largest()
+    if contents is None:
+        raise InputError(
+            "E327",
+            f"No archive that proves this verdict fits into {limit:,} bytes.",
+            hint="share the result.json alone, or lift the limit with --max-bytes",
         )
-    raise InputError(
-        "E327",
-        f"No archive that proves this verdict fits into {limit:,} bytes.",
-        hint="share the result.json alone, or lift the limit with --max-bytes",
+    return replace(
+        contents,
+        kept=tuple(sorted(names.kept | names.places.kept)),
+        aliases=tuple(
+            [(name, alias) for (_, name), alias in names.given.items()]
+            + list(names.places.given.items())
+        ),
     )
 
 
-def _whole_instead(
-    contents: Archive, parts: Sequence[_Part], before: Result, target: Path, limit: int
-) -> Archive:
-    packed = target.read_bytes()
-    with suppress(_TooLarge):
-        whole = _try(parts, before, Cut(None), target, limit, 0, len(parts))
-        if len(whole.differences) < len(contents.differences):
-            return whole
-    target.write_bytes(packed)
-    return contents
+class _Packing(Struct, frozen=True):
+    """The archive to write.
 
-
-def _try(
-    parts: Sequence[_Part],
-    before: Result,
-    cut: Cut,
-    target: Path,
-    limit: int,
-    complete: int,
-    ranks: int,
-) -> Archive:
-    """Write the archive with this much of each trace.
-
-    Raises:
-        _TooLarge: It does not fit.
+    Attributes:
+        parts: What each rank gives.
+        main: The one whose result is that of all.
+        before: The result for the original.
+        target: The file.
+        limit: Most bytes that it may have.
     """
-    most = limit - min(int(limit * _DOCUMENTS), 5_000_000)
-    with target.open("w+b") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for part in parts:
-            _write_trace(archive, file, part, rows_of(part.facts, cut), most)
-            if part.info is not None:
-                _write(archive, run_info_name(part.rank), encode_run_info(part.info))
-    after = analyse([target])
-    found = tuple(differences(before, after))
-    more = tuple(untold(before, after))
-    dropped = tuple(cut.dropped(complete, ranks))
-    with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive:
-        _write(archive, "result.json", to_json(after).encode())
-        _write(archive, "report.html", render_html(after).encode())
-        _write(archive, "issue.md", issue_text(after, (*found, *more), dropped, before).encode())
-        members = [(info.filename, info.compress_size, info.file_size) for info in archive.filelist]
-    if target.stat().st_size > limit:
-        raise _TooLarge
-    return Archive(tuple(members), before, after, found, more, dropped, (), ())
+
+    parts: Sequence[_Part]
+    main: _Part
+    before: Result
+    target: Path
+    limit: int
+
+    def largest(self) -> Archive | None:
+        """The one that leaves out least; ``None`` where nothing that proves the verdict fits."""
+        complete = max(part.facts.complete_count for part in self.parts)
+        blocks = self.main.facts.blocks
+        each = len(blocks) // max(1, len({block.batch for block in blocks}))
+        for cut in smaller_and_smaller(complete, each, len(self.parts)):
+            with suppress(_TooLarge):
+                contents = self._write(cut, complete)
+                if contents.differences and cut == Cut(complete):
+                    # Something outside the complete steps counts as well.
+                    contents = self._whole_instead(contents)
+                return contents
+        return None
+
+    def _whole_instead(self, contents: Archive) -> Archive:
+        packed = self.target.read_bytes()
+        with suppress(_TooLarge):
+            whole = self._write(Cut(None), 0)
+            if len(whole.differences) < len(contents.differences):
+                return whole
+        self.target.write_bytes(packed)
+        return contents
+
+    def _write(self, cut: Cut, complete: int) -> Archive:
+        """Write the archive with this much of each trace, of so many ``complete`` steps.
+
+        Raises:
+            _TooLarge: It does not fit.
+        """
+        most = self.limit - min(int(self.limit * _DOCUMENTS), 5_000_000)
+        with (
+            self.target.open("w+b") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            for part in self.parts if cut.all_ranks else [self.main]:
+                _write_trace(archive, file, part, rows_of(part.facts, cut), most)
+                if part.info is not None:
+                    _write(archive, run_info_name(part.rank), encode_run_info(part.info))
+        after = analyse([self.target])
+        found = tuple(differences(self.before, after))
+        more = tuple(untold(self.before, after))
+        dropped = tuple(cut.dropped(complete, len(self.parts)))
+        issue = issue_text(after, (*found, *more), dropped, self.before)
+        with zipfile.ZipFile(self.target, "a", zipfile.ZIP_DEFLATED) as archive:
+            _write(archive, "result.json", to_json(after).encode())
+            _write(archive, "report.html", render_html(after).encode())
+            _write(archive, "issue.md", issue.encode())
+            members = [(one.filename, one.compress_size, one.file_size) for one in archive.filelist]
+        if self.target.stat().st_size > self.limit:
+            raise _TooLarge
+        return Archive(tuple(members), self.before, after, found, more, dropped, (), ())
 
 
 def _write_trace(

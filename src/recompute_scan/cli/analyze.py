@@ -27,8 +27,8 @@ from recompute_scan.cli.output import (
     newest,
     output_option,
     progress,
-    progressing,
     put,
+    sending,
     tell,
     told_result,
 )
@@ -124,7 +124,8 @@ def analyze(
         if target is not None:
             refuse_existing(target, force=force)
     where = AUTOMATIC if workers is None and dask is None else Workers(workers or 1, dask)
-    result = analyse(traces, progressing(progress), lifted(limits), machine, hta=hta, workers=where)
+    told = sending("ProgressTold", progress)
+    result = analyse(traces, told, lifted(limits), machine, hta=hta, workers=where)
     clear()
     if perfetto is not None:
         from recompute_scan.analysis.tracks import add_tracks

@@ -82,17 +82,11 @@ def told(event: AnyEvent) -> None:
         stream.tell(event)
 
 
-def telling(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """The function, which then also sends its text as a warning."""
-    return _sending("WarningTold", tell)
+def sending(
+    event: Literal["WarningTold", "ProgressTold"], write: Callable[[str], None]
+) -> Callable[[str], None]:
+    """The function, which then also sends its text as this event."""
 
-
-def progressing(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """The function, which then also sends its text as progress."""
-    return _sending("ProgressTold", progress)
-
-
-def _sending(event: str, write: Callable[[str], None]) -> Callable[[str], None]:
     def both(text: str) -> None:
         from recompute_scan import events
 
@@ -118,25 +112,14 @@ def told_result(result: Result, document: Path | None, page: Path | None) -> Non
     """Tell the findings, then the verdict and the files that are there."""
     if not _open:
         return
-    from recompute_scan.events import FindingTold, ResultTold
+    from recompute_scan.events import FindingTold, ResultTold, like
 
     for one in result.findings:
-        told(
-            FindingTold(
-                code=one.code,
-                severity=one.severity,
-                confidence=one.confidence,
-                title=one.title,
-                saving_pct=one.saving_pct,
-                wrong_gradients=one.wrong_gradients,
-                fix=one.fix.summary if one.fix else None,
-            )
-        )
+        told(like(FindingTold, one, fix=one.fix.summary if one.fix else None))
     told(
-        ResultTold(
-            verdict=result.verdict,
-            confidence=result.confidence,
-            recompute_per_backward=result.recompute_per_backward,
+        like(
+            ResultTold,
+            result,
             findings=len(result.findings),
             verified=result.verified.outcome if result.verified else None,
             result=_there(document),
@@ -147,19 +130,9 @@ def told_result(result: Result, document: Path | None, page: Path | None) -> Non
 
 def told_change(change: Change) -> None:
     """A callback of the guard."""
-    from recompute_scan.events import ChangeTold
+    from recompute_scan.events import ChangeTold, like
 
-    told(
-        ChangeTold(
-            kind=change.kind,
-            step=change.step,
-            modules=change.modules,
-            sites=change.sites,
-            before=change.before,
-            after=change.after,
-            text=change.text,
-        )
-    )
+    told(like(ChangeTold, change))
 
 
 def failed(error: Exception) -> None:

@@ -16,11 +16,11 @@ import shutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -52,11 +52,10 @@ from recompute_scan.cli.output import (
     print_document,
     print_report,
     progress,
-    progressing,
     seen_from_here,
+    sending,
     showing,
     tell,
-    telling,
     told_change,
 )
 from recompute_scan.errors import UsageError
@@ -66,6 +65,8 @@ from recompute_scan.units import plural
 if TYPE_CHECKING:
     from recompute_scan.cost.flops import Machine
     from recompute_scan.guarding.guard import StandingGuard
+    from recompute_scan.record.finish import Handed, Reporting, Way
+    from recompute_scan.record.options import RunOptions
     from recompute_scan.result.run_record import NextCommand
 
 _TIMES = {1: "once", 2: "twice"}
@@ -73,25 +74,60 @@ _AFTER = "-after"
 _MEASURING = ("--verify", "--without-checkpointing")
 
 
-def run_guarded_script(
-    script: str,
-    args: Sequence[str],
-    folder: Path,
-    is_module: bool,
-    nproc_per_node: int | None,
-) -> int:
-    """The script's exit status; the guard's messages are in the folder."""
-    folder = folder.absolute()
-    if nproc_per_node is not None:
+class Target(NamedTuple):
+    """A script, and what starts it.
+
+    Attributes:
+        script: Its path, or the name of a module.
+        args: What follows it.
+        is_module: Whether it is a module.
+        launcher: Path of the launcher that starts it; ``None`` without one.
+        nproc_per_node: Processes to start; ``None`` for this one.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    is_module: bool
+    launcher: str | None = None
+    nproc_per_node: int | None = None
+
+    @property
+    def starts_others(self) -> bool:
+        """Whether other processes than this one run it."""
+        return self.launcher is not None or self.nproc_per_node is not None
+
+    def begin(self, announced: bool = True) -> None:
+        """Say that it starts, before torch is imported, which takes seconds."""
+        if announced:
+            announce(f"starting {self.script}")
+        if not self.starts_others and not self.is_module:
+            set_early(Path(self.script))
+
+
+def run_guarded_script(target: Target, folder: Path, *, verify: bool) -> int:
+    """The script's exit status; the guard's messages are in the folder.
+
+    Raises:
+        UsageError: A launcher or ``verify`` is asked for as well (``E233``).
+    """
+    if target.launcher is not None or verify:
+        raise UsageError(
+            "E233",
+            "--guard goes with a script, and not with a launcher or --verify.",
+            hint="below a launcher: torchrun --no-python recompute-scan run --guard train.py",
+        )
+    folder, script, args = folder.absolute(), target.script, target.args
+    if target.nproc_per_node is not None:
         from recompute_scan.record.launch import launch
 
         events = ["--events", followed_at()] if followed_at() else []
-        target = ["-m"] * is_module + [script, *args]
-        return launch(nproc_per_node, ["run", "--guard", *events, "-o", str(folder), *target])
+        words = ["-m"] * target.is_module + [script, *args]
+        options = ["run", "--guard", *events, "-o", str(folder), *words]
+        return launch(target.nproc_per_node, options)
     from recompute_scan.guarding.guard import run_guarded
 
     standing, ended = run_guarded(
-        script, is_module, args, folder, [told_change] if followed_at() else []
+        script, target.is_module, args, folder, [told_change] if followed_at() else []
     )
     if standing is None:  # the reason is printed already
         return ended.exit_status
@@ -365,91 +401,119 @@ def run(
     The scripts that it starts are recorded.
     """
     context = click.get_current_context()
-    whole: list[str] = context.obj
-    launcher = launcher_in(whole, script, args)
+    launcher = launcher_in(context.obj, script, args)
     if "RANK" in os.environ and not typed(context, "nproc_per_node"):
         nproc_per_node = None  # a setting for whoever starts processes, not for each of them
+    target = Target(script, args, is_module, launcher, nproc_per_node)
     folder = output or script_folder(script, args, launched=launcher is not None)
     if launcher is None and not is_module:
-        check_script(whole, script, args)
+        check_script(context.obj, script, args)
     recorded = with_fidelity(context, recorded)
     if output is None and handed_on is None and not guard:  # a guard goes on from run to run
         folder = new_run(folder.absolute(), several=launcher is None and "RANK" in os.environ)
         context.call_on_close(partial(remove_if_empty, folder))
     follow(events, command="run", folder=folder)
-    if handed_on is None and os.environ.get("RANK", "0") == "0":
-        announce(f"starting {script}")  # before torch is imported, which takes seconds
-    if launcher is None and nproc_per_node is None and not is_module:
-        set_early(Path(script))
+    target.begin(announced=handed_on is None and os.environ.get("RANK", "0") == "0")
     if guard:
-        if launcher is not None or verify:
-            raise UsageError(
-                "E233",
-                "--guard goes with a script, and not with a launcher or --verify.",
-                hint="below a launcher: torchrun --no-python recompute-scan run --guard train.py",
-            )
-        return run_guarded_script(script, args, folder, is_module, nproc_per_node)
+        return run_guarded_script(target, folder, verify=verify)
+    from recompute_scan.record.finish import Handed, Way
+    from recompute_scan.record.options import beside
+
+    if handed_on is not None:
+        way, handed = Way(launcher), _taken_up(target, handed_on)
+        return _record(target, way, handed, answer, open_page=open_page, launched=True)
+    folder = folder.absolute()  # the script may change the current directory
+    after = None
+    if recorded["steps"] or recorded["timing_steps"]:
+        may_verify = launcher is None and not verify and "RANK" not in os.environ
+        after = commands_after(
+            context.obj, output, folder, verify=may_verify, script=script, is_module=is_module
+        )
+    handed = Handed(_options(target, *beside(folder), measure=verify, **recorded), machine, after)
+    hand_on(answer, launched=target.starts_others)
+    way = Way(launcher, nproc_per_node, verify, without_checkpointing)
+    return _record(target, way, handed, answer, open_page=open_page, launched=False)
+
+
+def _options(target: Target, place: Path, earlier: Path | None, **recorded: Any) -> RunOptions:
+    """What to record of it, and where; see :func:`recompute_scan.record.options.beside`."""
+    from recompute_scan.record.options import RunOptions
+
+    return RunOptions(
+        target.script,
+        target.is_module,
+        target.args,
+        place,
+        events=followed_at(),
+        takes_place_of=earlier,
+        **recorded,
+    )
+
+
+def _taken_up(target: Target, handed_on: str) -> Handed:
+    """What the process that started the launcher has handed on."""
     from msgspec.structs import replace
 
-    from recompute_scan.record.finish import Handed, Reporting, Way, run_and_report
-    from recompute_scan.record.options import RunOptions, beside, decode
+    from recompute_scan.record.finish import Handed
+    from recompute_scan.record.options import decode
 
-    starts = launcher is not None or nproc_per_node is not None
-    if handed_on is not None:
-        nproc_per_node, verify, without_checkpointing = None, False, False
-        try:
-            handed = decode(handed_on, Handed)
-        except ValueError:
-            from recompute_scan.startup import run_as_it_is
+    try:
+        handed = decode(handed_on, Handed)
+    except ValueError:
+        from recompute_scan.startup import run_as_it_is
 
-            run_as_it_is()
-        options = replace(handed.options, target=script, args=args, is_module=is_module)
-        machine, after = handed.machine, handed.after
-        follow(options.events)
-    else:
-        folder = folder.absolute()  # the script may change the current directory
-        may_verify = launcher is None and not verify and "RANK" not in os.environ
-        timed = recorded["steps"] or recorded["timing_steps"]
-        after = (
-            commands_after(
-                whole, output, folder, verify=may_verify, script=script, is_module=is_module
-            )
-            if timed
-            else None
-        )
-        place, earlier = beside(folder)
-        options = RunOptions(
-            script,
-            is_module,
-            args,
-            place,
-            measure=verify,
-            events=followed_at(),
-            takes_place_of=earlier,
-            **recorded,
-        )
-        hand_on(answer, launched=starts)
-    way = Way(launcher, nproc_per_node, verify, without_checkpointing)
+        run_as_it_is()
+    options = replace(
+        handed.options, target=target.script, args=target.args, is_module=target.is_module
+    )
+    follow(options.events)
+    return replace(handed, options=options)
+
+
+def _record(
+    target: Target, way: Way, handed: Handed, answer: Answer, *, open_page: bool, launched: bool
+) -> int:
+    """Record and report; the exit status."""
+    from msgspec.structs import replace
+
+    from recompute_scan.record.finish import run_and_report
+
+    options, whole = handed.options, click.get_current_context().obj
     way.check(options)
     # One process prints the document: of several, the one that started the others.
-    by_another = answer.style == "json" and (starts or handed_on is not None)
-    reporting = Reporting(
-        options.output,
-        machine,
-        after,
-        launched=handed_on is not None,
-        show=showing(partial(print_report, answer=answer, open_page=open_page, silent=by_another)),
-        print_line=telling(tell),
-        progress=progressing(progress),
-        leaving=ended,
-        takes_place_of=options.takes_place_of,
-        arguments=_ending(script, args, launched=launcher is not None),
+    by_another = answer.style == "json" and (target.starts_others or launched)
+    reporting = replace(
+        _reporting(
+            options, partial(print_report, answer=answer, open_page=open_page, silent=by_another)
+        ),
+        machine=handed.machine,
+        after=handed.after,
+        launched=launched,
+        arguments=_ending(target.script, target.args, launched=target.launcher is not None),
         root=Path.cwd(),
     )
     status = run_and_report(way, options, reporting, ["--debug"] * ("--debug" in whole))
-    if by_another and handed_on is None:
+    if by_another and not launched:
         print_document(options.takes_place_of if status == 0 else None, options.output)
     return status
+
+
+def _reporting(options: RunOptions, show: Callable[..., None]) -> Reporting:
+    """How it is reported on, with nothing known but the result."""
+    from recompute_scan.cost.flops import UNKNOWN_MACHINE
+    from recompute_scan.record.finish import Reporting
+
+    return Reporting(
+        options.output,
+        UNKNOWN_MACHINE,
+        None,
+        launched=False,
+        show=showing(show),
+        print_line=sending("WarningTold", tell),
+        progress=sending("ProgressTold", progress),
+        leaving=ended,
+        takes_place_of=options.takes_place_of,
+    )
 
 
 @click.command(
@@ -513,35 +577,20 @@ def plan(
     wish = read_wish(memory, step_time_ms)
     if not is_module:
         check_script(click.get_current_context().obj, script, args)
+    target = Target(script, args, is_module, None, nproc_per_node)
     folder = (output or new_run(folder)).absolute()
     click.get_current_context().call_on_close(partial(remove_if_empty, folder))
     follow(events, command="plan", folder=folder)
-    announce(f"starting {script}")
-    if nproc_per_node is None and not is_module:
-        set_early(Path(script))
-    from recompute_scan.record.finish import Reporting, Way, plan_and_report
-    from recompute_scan.record.options import RunOptions, beside
+    target.begin()
+    from recompute_scan.record.finish import Way, plan_and_report
+    from recompute_scan.record.options import beside
     from recompute_scan.record.verify import Asked
 
     place, earlier = beside(folder, plans=True)
     if folder not in (place, earlier):
         tell(f"recompute-scan: {folder} keeps the result of a run; the plan goes to {place}")
-    options = RunOptions(
-        script, is_module, args, place, events=followed_at(), takes_place_of=earlier, **recorded
-    )
+    options = _options(target, place, earlier, **recorded)
     way = Way(None, nproc_per_node)
     way.check(options)
-    from recompute_scan.cost.flops import UNKNOWN_MACHINE
-
-    reporting = Reporting(
-        place,
-        UNKNOWN_MACHINE,
-        None,
-        launched=False,
-        show=showing(partial(print_report, answer=answer)),
-        print_line=telling(tell),
-        progress=progressing(progress),
-        leaving=ended,
-        takes_place_of=earlier,
-    )
+    reporting = _reporting(options, partial(print_report, answer=answer))
     return plan_and_report(way, options, reporting, Asked(wish, verify))

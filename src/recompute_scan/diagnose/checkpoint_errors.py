@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from recompute_scan.crash import Frame
 from recompute_scan.diagnose.tracebacks import doing, evaluates
 from recompute_scan.frameworks import registry
-from recompute_scan.frameworks.base import NON_REENTRANT, RANDOM_STATE, REENTRANT
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, RANDOM_STATE, REENTRANT
 from recompute_scan.frameworks.detect import Signature, innermost, some
 
 _TORCH = "pytorch/pytorch/issues/"
 _HF = "huggingface/transformers/issues/"
-_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
 # The warning of torch that is before the error, or is all there is.
 NO_INPUT_GRAD = "None of the inputs have requires_grad=True. Gradients will be None"
@@ -77,7 +76,7 @@ SILENT = Signature(
         checkpoint a block that should stay frozen.""",
     gradients="The fix changes gradients: these weights get theirs and are trained.",
     versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
-    sources=("huggingface/peft/issues/137", _DOCS),
+    sources=("huggingface/peft/issues/137", CHECKPOINT_DOCS),
     checked="reproduced",
 )
 
@@ -111,7 +110,7 @@ _UNSAID = Signature(
     fix="Use the non-reentrant variant: use_reentrant=False, unless you need the reentrant one.",
     gradients=NON_REENTRANT,
     versions="torch 2.1 and later; transformers before 4.38 calls it so.",
-    sources=(f"{_HF}26969", _DOCS),
+    sources=(f"{_HF}26969", CHECKPOINT_DOCS),
     checked="reproduced",
 )
 
@@ -161,7 +160,7 @@ SIGNATURES = (
             position.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
-        sources=(_DOCS,),
+        sources=(CHECKPOINT_DOCS,),
         checked="reproduced",
     ),
     Signature(
@@ -175,7 +174,10 @@ SIGNATURES = (
         fix="""Call .backward() on the loss, without inputs=. Or switch the recompute off: in
             Megatron-core --recompute-granularity, in NeMo recompute_granularity.""",
         versions="Megatron-core, all versions, and functions copied from it.",
-        sources=("https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html", _DOCS),
+        sources=(
+            "https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html",
+            CHECKPOINT_DOCS,
+        ),
     ),
     Signature(
         code="RS106",
@@ -191,7 +193,7 @@ SIGNATURES = (
             without inputs=. A library's checkpoint may lack that argument.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
-        sources=(f"{_TORCH}51743", _DOCS),
+        sources=(f"{_TORCH}51743", CHECKPOINT_DOCS),
         checked="reproduced",
     ),
     Signature(
@@ -203,7 +205,7 @@ SIGNATURES = (
             its inputs, or it returns its tensors inside an object.""",
         fix="Don't checkpoint a frozen block. If it trains, return tensors or a tuple of them.",
         versions="All versions of torch, reentrant checkpoints.",
-        sources=(_DOCS,),
+        sources=(CHECKPOINT_DOCS,),
         checked="reproduced",
     ),
     Signature(
@@ -223,7 +225,11 @@ SIGNATURES = (
             between steps.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
-        sources=("huggingface/diffusers/issues/12776", "unslothai/unsloth/issues/3592", _DOCS),
+        sources=(
+            "huggingface/diffusers/issues/12776",
+            "unslothai/unsloth/issues/3592",
+            CHECKPOINT_DOCS,
+        ),
         checked="reproduced",
     ),
     Signature(
@@ -281,7 +287,7 @@ SIGNATURES = (
         severity="error",
         cause="This version of torch has no default.",
         versions="Some releases and nightlies of torch from 2.2 on raise instead of warning.",
-        sources=("open-mmlab/mmengine/issues/1539", _DOCS),
+        sources=("open-mmlab/mmengine/issues/1539", CHECKPOINT_DOCS),
         checked="message",
     ),
 )
@@ -312,7 +318,7 @@ CHECKPOINTING_SIGNATURES = (
             an adapter's `+=` does.""",
         fix="Write `out = out + ...`, or keep other operators, such as attention only.",
         versions="Selective checkpoints, public since torch 2.5.",
-        sources=(_DOCS,),
+        sources=(CHECKPOINT_DOCS,),
         checked="reproduced",
     ),
     Signature(
@@ -357,7 +363,7 @@ CHECKPOINTING_SIGNATURES = (
             `preserve_rng_state=False`.""",
         gradients=RANDOM_STATE,
         versions="Read in torch 2.13; non-reentrant checkpoints.",
-        sources=(_DOCS,),
+        sources=(CHECKPOINT_DOCS,),
     ),
     Signature(
         code="RS122",

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import Frame, RankEnd
 from recompute_scan.diagnose.tracebacks import activity, user_frame
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS
 from recompute_scan.frameworks.detect import NOTHING, Signature
 from recompute_scan.units import plural
 
@@ -156,7 +157,7 @@ RECOMPUTED_MESSAGE = Signature(
     cause="""The recompute repeats the block's send or recv. The other rank sends once, unless it
         recomputes the same block at the same time.""",
     fix="Take point-to-point calls out of checkpointed blocks.",
-    sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
+    sources=(CHECKPOINT_DOCS,),
     checked="reproduced",
 )
 KILLED = Signature(

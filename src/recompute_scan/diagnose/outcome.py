@@ -28,6 +28,7 @@ from recompute_scan.diagnose.tracebacks import Failure, LogStream, doing, phase,
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.detect import LogLine, Match, Signature, described
 from recompute_scan.result import Finding, Fix, Level
+from recompute_scan.units import first_few
 
 
 def _with_frameworks(general: tuple[Signature, ...]) -> tuple[Signature, ...]:
@@ -583,6 +584,5 @@ def _hung_headline(ends: Sequence[RankEnd]) -> str:
     hung = [end for end in ends if end.ending == "hung"]
     if len(hung) == 1 and len(ends) == 1:
         return f"The script made no progress at {hung[0].place}."
-    named = [f"rank {end.rank} at {end.place}" for end in hung[:_MOST_RANKS_NAMED]]
-    more = len(hung) - len(named)
-    return f"The run hung: {', '.join(named)}{f' and {more} more' if more > 0 else ''}."
+    named = [f"rank {end.rank} at {end.place}" for end in hung]
+    return f"The run hung: {first_few(named, _MOST_RANKS_NAMED)}."

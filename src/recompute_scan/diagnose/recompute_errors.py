@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from recompute_scan.crash import Raised
 from recompute_scan.diagnose.log_lines import RECOMPILATION
 from recompute_scan.diagnose.tracebacks import doing
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS
 from recompute_scan.frameworks.detect import (
     MISMATCH,
     Mismatch,
@@ -190,7 +191,7 @@ _MISMATCH = Signature(
         the operators of both runs, and remove the difference. Do not switch to the reentrant
         variant: it only skips the check.""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
-    sources=("https://docs.pytorch.org/docs/stable/checkpoint.html",),
+    sources=(CHECKPOINT_DOCS,),
     checked="reproduced",
 )
 
@@ -346,7 +347,7 @@ _COUNT = Signature(
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=(
         "facebookresearch/xformers/issues/1126",
-        "https://docs.pytorch.org/docs/stable/checkpoint.html",
+        CHECKPOINT_DOCS,
     ),
     checked="reproduced",
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 from msgspec import Struct, field
@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from recompute_scan.advise import RunFacts, Switch, keep_and_drop, place, switch_of, title_of
 from recompute_scan.cost.memory import KeptAttention, keep_attention, levels_of
 from recompute_scan.cost.phases import Repeated, repeated
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import recomputed_calls
 from recompute_scan.recompute.roles import Role
@@ -44,7 +45,10 @@ from recompute_scan.result.fidelity import (
     WatchedPolicy,
 )
 from recompute_scan.result.run_record import Source, SwitchedOn
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CodeEvidence(Struct, frozen=True):
@@ -337,7 +341,6 @@ class RankEvidence(Struct, frozen=True):
 
 Severity = Literal["error", "warning", "info"]
 
-CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _MOST_BLOCKS = 3
 
 
@@ -353,14 +356,20 @@ NO_TRACE = "There is no trace."
 NO_GRAPHS = "There are no graphs of compiled code."
 
 
-def from_code(evidence: Evidence) -> Answer:
-    """The check of a rule on compiled code, which ``check_code`` looks at; never asked."""
-    return NotApplicable(NO_GRAPHS)
-
-
 def needs_ranks(_: Evidence) -> Answer:
     """The check of a rule on what only several ranks together show."""
     return NotApplicable("The traces of two or more ranks are needed.")
+
+
+class FindingFields(TypedDict, total=False):
+    """Fields of a finding that not every rule sets."""
+
+    severity: Severity | None
+    confidence: Level | None
+    fix: Fix | None
+    saving_ms: float | None
+    saving_pct: float | None
+    wrong_gradients: bool | None
 
 
 class Rule(Struct, frozen=True):
@@ -422,13 +431,7 @@ class Rule(Struct, frozen=True):
         title: str,
         detail: str,
         evidence: Sequence[str] = (),
-        *,
-        severity: Severity | None = None,
-        confidence: Level | None = None,
-        fix: Fix | None = None,
-        saving_ms: float | None = None,
-        saving_pct: float | None = None,
-        wrong_gradients: bool | None = None,
+        **fields: Unpack[FindingFields],
     ) -> Finding:
         """A finding of this rule.
 
@@ -437,25 +440,25 @@ class Rule(Struct, frozen=True):
             title: What is wrong, one line.
             detail: Why, and what it costs, in sentences.
             evidence: What shows it, one line each.
-            severity: Where it is not the rule's.
-            confidence: Where it is not the evidence's.
-            fix: What to change, where that is known.
-            saving_ms: What the fix saves per step.
-            saving_pct: The same as a share of the step, in percent.
-            wrong_gradients: Where that is not as the rule says.
+            fields: What to change and what that saves, and what is not as the rule or the evidence
+                says; ``None`` is as they say.
         """
+        as_said: FindingFields = {
+            "severity": self.severity,
+            "confidence": seen.confidence,
+            "fix": None,
+            "saving_ms": None,
+            "saving_pct": None,
+            "wrong_gradients": self.wrong_gradients,
+        }
+        given: Any = {name: value for name, value in fields.items() if value is not None}
         return Finding(
             code=self.code,
             name=self.name,
-            severity=severity or self.severity,
-            confidence=confidence or seen.confidence,
             title=title,
             detail=detail,
             evidence=tuple(evidence),
-            fix=fix,
-            saving_ms=saving_ms,
-            saving_pct=saving_pct,
-            wrong_gradients=self.wrong_gradients if wrong_gradients is None else wrong_gradients,
+            **(as_said | given),
         )
 
 

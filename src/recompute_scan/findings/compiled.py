@@ -19,7 +19,6 @@ from recompute_scan.findings.base import (
     Evidence,
     NotApplicable,
     Rule,
-    from_code,
     place_of,
 )
 from recompute_scan.recompute.verdict import Compiled
@@ -129,9 +128,7 @@ def _checkpoint_break_finding(evidence: CodeEvidence, place: str, reason: str) -
     )
 
 
-RS010 = Rule(
-    "RS010", "graph-break-in-checkpoint", from_code, check_code=check_checkpoint_break_code
-)
+RS010 = Rule("RS010", "graph-break-in-checkpoint", check_code=check_checkpoint_break_code)
 
 
 def check_random_redrawn_code(evidence: CodeEvidence) -> Answer:
@@ -160,7 +157,6 @@ def check_random_redrawn_code(evidence: CodeEvidence) -> Answer:
 RS011 = Rule(
     "RS011",
     "budget-recomputes-random",
-    from_code,
     check_code=check_random_redrawn_code,
     severity="error",
     wrong_gradients=True,
@@ -195,6 +191,4 @@ def check_expensive_recompute_code(evidence: CodeEvidence) -> Answer:
     ]
 
 
-RS012 = Rule(
-    "RS012", "expensive-node-recomputed", from_code, check_code=check_expensive_recompute_code
-)
+RS012 = Rule("RS012", "expensive-node-recomputed", check_code=check_expensive_recompute_code)

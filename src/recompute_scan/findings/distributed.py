@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from recompute_scan.advise import find_mechanism, switch_of, title_of
 from recompute_scan.cost.phases import Repeated
 from recompute_scan.findings.base import (
-    CHECKPOINT_DOCS,
     Answer,
     Evidence,
     NotApplicable,
@@ -28,9 +27,9 @@ from recompute_scan.findings.base import (
     name_some,
     review,
 )
-from recompute_scan.frameworks.base import NON_REENTRANT
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Region
-from recompute_scan.units import ms, plural, size
+from recompute_scan.units import first_few, ms, plural, size
 
 # Recomputes per block; one more layer of eight recomputed is more than this.
 _UNEVEN = 0.1
@@ -261,7 +260,7 @@ def check_untrained_weights(evidence: RunEvidence) -> Answer:
     )
 
     seen = [
-        f"after a backward pass, {what} {', '.join(some[:_MOST_NAMED])}{_more(len(some))}"
+        f"after a backward pass, {what} {first_few(some, _MOST_NAMED)}"
         for what, some in (
             ("no weight has a gradient in", modules),
             (f"{plural(len(alone), 'weight')} without a gradient:", alone),
@@ -270,10 +269,6 @@ def check_untrained_weights(evidence: RunEvidence) -> Answer:
     ]
     shown = (*seen, how_checked(SILENT))
     return [finding_of(Diagnosis(SILENT, "high", shown))]
-
-
-def _more(number: int) -> str:
-    return f" and {number - _MOST_NAMED} more" if number > _MOST_NAMED else ""
 
 
 RS104 = Rule(

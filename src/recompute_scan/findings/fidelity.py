@@ -18,7 +18,7 @@ The same fault in many blocks makes one finding.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msgspec import Struct
@@ -39,7 +39,7 @@ from recompute_scan.result.fidelity import (
     WhyLost,
 )
 from recompute_scan.result.patch import change_diff
-from recompute_scan.units import ms
+from recompute_scan.units import first_few, ms
 
 # The command that makes sure; ``run`` offers it.
 COMPARE = (
@@ -117,14 +117,12 @@ def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> C
         return Consequence("warning", "medium", True, COMPARE)
     if "different" in told:
         some = compared.differing
-        named = ", ".join(some[:_MOST_NAMED])
-        more = f" and {len(some) - _MOST_NAMED} more" if len(some) > _MOST_NAMED else ""
         return Consequence(
             "error",
             "high",
             True,
             f"Gradients are wrong: after the first step {len(some)} of {compared.number} differ "
-            f"from those without checkpoints ({named}{more}), and nothing fails.",
+            f"from those without checkpoints ({first_few(some, _MOST_NAMED)}), and nothing fails.",
         )
     bits = "to the last bit" if compared.equal else "up to rounding"
     return Consequence(
@@ -134,6 +132,13 @@ def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> C
         f"It changes no gradient of the first step: all {compared.number} are equal {bits} with "
         "and without checkpoints.",
     )
+
+
+def _each_fault(
+    finding: Callable[[RunEvidence, Fault], Finding], *kinds: DifferenceKind
+) -> Callable[[RunEvidence], Answer]:
+    """A check with one finding for each operator that differs so, with all blocks where it does."""
+    return lambda evidence: [finding(evidence, one) for one in find_faults(evidence, kinds)]
 
 
 def find_faults(evidence: RunEvidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
@@ -191,11 +196,6 @@ def _percent(share: float) -> str:
     return f"by {share * 100:.2g} % of its norm"
 
 
-def check_random_state(evidence: RunEvidence) -> Answer:
-    """One finding for each operator that draws anew, with all blocks in which it does."""
-    return [_random_state_finding(evidence, fault) for fault in find_faults(evidence, {"random"})]
-
-
 def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     return consequence(evidence, fault.regions).finding(
         RS401,
@@ -250,16 +250,11 @@ def _price(evidence: RunEvidence) -> str:
 RS401 = Rule(
     "RS401",
     "random-state-not-restored",
-    check_run=check_random_state,
+    check_run=_each_fault(_random_state_finding, "random"),
     severity="error",
     needs="comparison",
     wrong_gradients=True,
 )
-
-
-def check_other_type(evidence: RunEvidence) -> Answer:
-    """One finding for each operator with a result of another type."""
-    return [_other_type_finding(evidence, fault) for fault in find_faults(evidence, {"type"})]
 
 
 def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
@@ -294,19 +289,11 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
 RS402 = Rule(
     "RS402",
     "recompute-in-other-type",
-    check_run=check_other_type,
+    check_run=_each_fault(_other_type_finding, "type"),
     severity="error",
     needs="comparison",
     wrong_gradients=True,
 )
-
-
-_KINDS: tuple[DifferenceKind, ...] = ("input", "argument", "shape", "operators", "value")
-
-
-def check_other_recompute(evidence: RunEvidence) -> Answer:
-    """One finding for each operator at which a recompute leaves the forward's way."""
-    return [_other_recompute_finding(evidence, fault) for fault in find_faults(evidence, _KINDS)]
 
 
 def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
@@ -377,7 +364,9 @@ def _what_to_do(difference: Difference) -> str:
 RS403 = Rule(
     "RS403",
     "recompute-differs",
-    check_run=check_other_recompute,
+    check_run=_each_fault(
+        _other_recompute_finding, "input", "argument", "shape", "operators", "value"
+    ),
     severity="error",
     needs="comparison",
     wrong_gradients=True,
@@ -590,15 +579,13 @@ def _lost_gradient_finding(
 
 
 def _line(lost: LostGradient) -> str:
-    named = ", ".join(lost.weights[:_MOST_SHOWN])
-    more = len(lost.weights) - _MOST_SHOWN
-    weights = f"{named}{f' and {more} more' if more > 0 else ''}"
+    weights = first_few(lost.weights, _MOST_SHOWN)
     used = describe_operation(lost.operation)
     if lost.why == "left-without":
-        without = f"; no gradient at all: {weights}" if named else ""
+        without = f"; no gradient at all: {weights}" if weights else ""
         return f"{lost.name or 'a tensor that the block keeps'}, first used by {used}{without}"
     if lost.why in ("arrives-otherwise", "returned-otherwise", "weights-left-out"):
-        return used + (f": no gradient for {weights}" if named else "")
+        return used + (f": no gradient for {weights}" if weights else "")
     return f"{lost.name or 'a tensor from outside the block'}, used by {used}"
 
 

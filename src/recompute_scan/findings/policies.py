@@ -26,6 +26,7 @@ from msgspec import Struct
 from recompute_scan.advise import advise_fewer, advise_selective, place
 from recompute_scan.cost.memory import KeptAttention
 from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted, review
+from recompute_scan.frameworks.base import SELECTIVE_DOCS
 from recompute_scan.recompute import vocabulary
 from recompute_scan.result import Checkpoint, Finding, Fix, Memory, MemoryPlan, Region
 from recompute_scan.result.fidelity import DecidedOperator, PolicyEntry, WatchedPolicy
@@ -172,12 +173,6 @@ def _fits(memory: Memory | None, kept: KeptAttention) -> str:
 RS302 = Rule("RS302", "selective-checkpoint", check_selective_checkpoint)
 
 
-POLICY_DOCS = (
-    "https://docs.pytorch.org/docs/stable/checkpoint.html"
-    "#torch.utils.checkpoint.create_selective_checkpoint_contexts"
-)
-
-
 class DearOperator(Struct, frozen=True):
     """An operator that takes time in its recompute under a policy.
 
@@ -233,7 +228,7 @@ def keep_too(summary: str, reason: str) -> Fix:
         summary=summary,
         keep="what the policy keeps already",
         remove="",
-        docs=POLICY_DOCS,
+        docs=SELECTIVE_DOCS,
         reason=reason,
     )
 
@@ -324,7 +319,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
             diff=spell_overloads(evidence, policy, missed) if missed else None,
             keep="the checkpoint",
             remove="" if missed else "context_fn, if everything is to be recomputed",
-            docs=POLICY_DOCS,
+            docs=SELECTIVE_DOCS,
             reason="Kept results take memory: see that they fit.",
         ),
     )
@@ -410,7 +405,7 @@ def _entry_never_met_finding(
             diff=spell_overloads(evidence, policy, packets) if packets else None,
             keep="the other entries",
             remove="" if packets else ", ".join(one.name for one in missed),
-            docs=POLICY_DOCS,
+            docs=SELECTIVE_DOCS,
             reason="Kept results take memory: see that they fit.",
         ),
     )
@@ -516,7 +511,7 @@ def _keep_buys_nothing_finding(
             summary=f"Let the policy recompute {names}: it frees {size(together)}.",
             keep="the other operators",
             remove=names,
-            docs=POLICY_DOCS,
+            docs=SELECTIVE_DOCS,
             reason="The same operator may be needed elsewhere, under another checkpoint.",
         ),
     )

@@ -21,7 +21,7 @@ from recompute_scan.findings.base import (
 from recompute_scan.result import Checked, Finding, Result
 from recompute_scan.result.fidelity import ComparedGradients
 from recompute_scan.result.patch import file_of
-from recompute_scan.result.run_record import Source
+from recompute_scan.result.run_record import Source, file_of_site
 
 # Modules of this folder with rules.
 _MODULES = ("doubled", "distributed", "compiled", "fidelity", "policies", "waste")
@@ -103,7 +103,7 @@ def _with_digest(finding: Finding, sources: Mapping[str, Source]) -> Finding:
     if fix is None or not fix.diff:
         return finding
     file = file_of(fix.diff)
-    of_file = (one.digest for site, one in sources.items() if site.rpartition(":")[0] == file)
+    of_file = (one.digest for site, one in sources.items() if file_of_site(site) == file)
     return replace(finding, fix=replace(fix, digest=next(filter(None, of_file), None)))
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from recompute_scan.advise import place
 from recompute_scan.findings.base import Answer, NotApplicable, Rule, RunEvidence
 from recompute_scan.result import Finding
-from recompute_scan.result.uses import Kept, KeptKind, WatchedStep, Work, WorkKind
+from recompute_scan.result.watched_step import Kept, KeptKind, WatchedStep, Work, WorkKind
 from recompute_scan.units import ms, pct, plural, size
 
 _NOT_WATCHED = "Only `run --work` watches how a step's results are used."

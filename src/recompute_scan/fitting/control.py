@@ -12,9 +12,10 @@ recomputed, and so is the rest of its step.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -301,7 +302,7 @@ class Fitted(Control):
         allocated = None
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
-        yield from self._timed("recompute", times)
+        times["recompute"] = yield from self._timed()
         if self._cuda:
             allocated = int(torch.cuda.max_memory_allocated())
         self._switch._runs = runs
@@ -315,25 +316,21 @@ class Fitted(Control):
             choices = from_first(tried, self._group)
             if choices is not None:
                 self._arrange(choices.tolist())
-                yield from self._timed(way, times)
+                times[way] = yield from self._timed()
         one = self._or_none(lambda: self._measured(look, times, allocated))
         decision = self._decide(one)
         self._add(key or (0, 0), Bucket(shapes, calls, decision, one))
-        laps = self._switch.laps = Laps(cuda=self._cuda)
-        for _ in range(_TIMED):
-            yield
-            laps.next_step()
-        self._switch.laps = None
-        step = laps.usual()[STEP]
-        self._settled(decision, step, times["recompute"][STEP])
+        fitted = yield from self._timed()
+        self._settled(decision, fitted[STEP], times["recompute"][STEP])
 
-    def _timed(self, way: Way, times: dict[Way, Any]) -> Iterator[None]:
+    def _timed(self) -> Generator[None, None, Any]:
+        """The usual times of the next steps."""
         laps = self._switch.laps = Laps(cuda=self._cuda)
         for _ in range(_TIMED):
             yield
             laps.next_step()
         self._switch.laps = None
-        times[way] = laps.usual()
+        return laps.usual()
 
     def _as_given(self, plan: ActivationPlan) -> Iterator[None]:
         choices = choices_of(plan, self._switch.layers)
@@ -373,7 +370,7 @@ class Fitted(Control):
         if first:
             if not self.settled:
                 settling.add(self)
-            elements = sum(map(_elements, shapes))
+            elements = sum(map(math.prod, shapes))
             self._first = (layer.place, elements.bit_length())
         if not self.settled or self._look is not None:
             self._shapes.setdefault(layer.place, set()).add(shapes)
@@ -582,13 +579,6 @@ class Fitted(Control):
                 first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
                 if first:
                     print(f"recompute-scan: {text}", file=sys.stderr, flush=True)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    found = 1
-    for one in shape:
-        found *= one
-    return found
 
 
 def _most_since() -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
 from msgspec import Struct
@@ -295,4 +294,4 @@ def choices_of(plan: ActivationPlan, layers: Iterable[Layer]) -> tuple[int, ...]
         one = named[name]
         how = SELECTIVE if one.selective else RECOMPUTE if one.recompute else KEEP
         found.append(OFFLOAD if one.offloaded else how)
-    return tuple(np.array(found, np.int8).tolist())
+    return tuple(found)

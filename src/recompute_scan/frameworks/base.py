@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Literal
 
 from msgspec import Struct
 
+CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+SELECTIVE_DOCS = f"{CHECKPOINT_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
 #: Endings of files that hold settings.
 CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"})
+
+
+def is_configuration(file: str) -> bool:
+    """Whether a file is a configuration by its name."""
+    return PurePath(file).suffix in CONFIGURATIONS
+
+
 _OFF = {"true": "false", "yes": "no", "on": "off", "1": "0"}
 # Where nothing more particular is known.
 FEWER = "leave {layers} out of {title}"

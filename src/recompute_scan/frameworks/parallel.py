@@ -151,7 +151,12 @@ def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwit
 
 
 def signatures() -> tuple[Signature, ...]:
-    """Failures of these libraries alone; Megatron's messages are from 0.16.1."""
+    """Failures of these libraries alone."""
+    return (*_of_settings(), *_of_zero(), *_of_fp8())
+
+
+def _of_settings() -> tuple[Signature, ...]:
+    """Settings that do not fit together; Megatron's messages are from 0.16.1."""
     return (
         Signature(
             code="RS131",
@@ -180,6 +185,34 @@ def signatures() -> tuple[Signature, ...]:
             ),
         ),
         Signature(
+            code="RS131",
+            cause_name="buffers",
+            error="IndexError",
+            message=re.compile(r"^list index out of range"),
+            where=innermost(r"activation_checkpointing/checkpointing\.py:partition_activations$"),
+            title="DeepSpeed's contiguous buffers have no room for this checkpoint",
+            cause="""With contiguous_memory_optimization, DeepSpeed allocates buffers for a given
+                number of checkpoints. The number is missing (Lightning passes none) or too small,
+                or forward passes without backward filled them.""",
+            fix="""Set number_checkpoints in activation_checkpointing (num_checkpoints in
+                deepspeed.checkpointing.configure) to the checkpoints of one forward pass, or
+                contiguous_memory_optimization to false. In evaluation call
+                deepspeed.checkpointing.reset() after each forward.""",
+            versions="DeepSpeed; from pull request 8041 (June 2026) on, the error names a missing "
+            "number.",
+            sources=(
+                "Lightning-AI/pytorch-lightning/issues/20329",
+                "deepspeedai/DeepSpeed/pull/3005",
+                "deepspeedai/DeepSpeed/pull/8041",
+            ),
+        ),
+    )
+
+
+def _of_zero() -> tuple[Signature, ...]:
+    """Failures of DeepSpeed's ZeRO."""
+    return (
+        Signature(
             code="RS101",
             cause_name="zero3-frozen",
             error="CheckpointError",
@@ -202,28 +235,6 @@ def signatures() -> tuple[Signature, ...]:
             ),
         ),
         Signature(
-            code="RS131",
-            cause_name="buffers",
-            error="IndexError",
-            message=re.compile(r"^list index out of range"),
-            where=innermost(r"activation_checkpointing/checkpointing\.py:partition_activations$"),
-            title="DeepSpeed's contiguous buffers have no room for this checkpoint",
-            cause="""With contiguous_memory_optimization, DeepSpeed allocates buffers for a given
-                number of checkpoints. The number is missing (Lightning passes none) or too small,
-                or forward passes without backward filled them.""",
-            fix="""Set number_checkpoints in activation_checkpointing (num_checkpoints in
-                deepspeed.checkpointing.configure) to the checkpoints of one forward pass, or
-                contiguous_memory_optimization to false. In evaluation call
-                deepspeed.checkpointing.reset() after each forward.""",
-            versions="DeepSpeed; from pull request 8041 (June 2026) on, the error names a missing "
-            "number.",
-            sources=(
-                "Lightning-AI/pytorch-lightning/issues/20329",
-                "deepspeedai/DeepSpeed/pull/3005",
-                "deepspeedai/DeepSpeed/pull/8041",
-            ),
-        ),
-        Signature(
             code="RS126",
             cause_name="reduced-twice",
             error="AssertionError",
@@ -242,6 +253,12 @@ def signatures() -> tuple[Signature, ...]:
             versions="DeepSpeed, ZeRO stages 1 and 2.",
             sources=("modelscope/ms-swift/issues/3128", "xfactlab/orpo/issues/9"),
         ),
+    )
+
+
+def _of_fp8() -> tuple[Signature, ...]:
+    """Failures of FP8 under Transformer Engine and Megatron."""
+    return (
         Signature(
             code="RS121",
             cause_name="fp8",

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks.base import Edit, Mechanism
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS, Edit, Mechanism
 
-_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 _VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)
 ANYWHERE = ("*",)
 
@@ -66,7 +65,7 @@ COMPOSABLE = Mechanism(
     keep=90,
     why_keep="it is non-reentrant and leaves the module's class and names as they are",
     remove="delete the checkpoint(module) call",
-    docs=_DOCS,
+    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0)",
     variants=("non-reentrant only",),
     asks=("torch/distributed/_composable/checkpoint_activation.py:*",),
@@ -80,7 +79,7 @@ FIT = Mechanism(
     keep=97,
     why_keep="it has measured what fits in memory, and keeps all that does",
     remove="delete the recompute_scan.fit(…) call",
-    docs=_DOCS,
+    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0)",
     variants=("non-reentrant only",),
     asks=("recompute_scan/fitting/layer_switch.py:*",),
@@ -95,7 +94,7 @@ SEQUENTIAL = Mechanism(
     keep=40,
     why_keep="it checkpoints whole segments and is the code's own choice",
     remove="run the modules one after the other instead of through checkpoint_sequential(…)",
-    docs=_DOCS,
+    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0)",
     variants=_VARIANTS,
     asks=("torch/utils/checkpoint.py:checkpoint_sequential",),
@@ -106,7 +105,7 @@ SELECTIVE = Mechanism(
     keep=95,
     why_keep="it saves what is expensive to compute and recomputes only the rest",
     remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
-    docs=_DOCS,
+    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0)",
     variants=("non-reentrant only; public since torch 2.5",),
     asks=ANYWHERE,
@@ -119,7 +118,7 @@ DIRECT = Mechanism(
     keep=30,
     why_keep="the code itself chose what to checkpoint",
     remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
-    docs=_DOCS,
+    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0)",
     variants=_VARIANTS,
     asks=ANYWHERE,
@@ -138,7 +137,7 @@ LIBRARY = Mechanism(
     keep=48,
     why_keep="the library chose what to checkpoint",
     remove="switch checkpointing off in the library, by an argument of its model or a method of it",
-    docs=_DOCS,
+    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0, a library made for the test)",
     variants=_VARIANTS,
     caution="It is not known which of its settings switches it on; the line shown is the call "
@@ -150,7 +149,7 @@ OWN = Mechanism(
     keep=25,
     why_keep="the code itself chose what to checkpoint",
     remove="call the layer itself instead of the function's apply(…)",
-    docs=_DOCS,
+    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0, functions as in guided-diffusion, unsloth and Megatron)",
     variants=("its own; reentrant, as every autograd function that runs its forward again",),
     caution="Other work of the function, such as moving saved tensors to the host, goes too.",

@@ -246,11 +246,6 @@ class _Sample:
         ]
 
 
-def _can_sample() -> bool:
-    """Whether operators can be compared: compiled code runs none."""
-    return not compiled_something()
-
-
 def both_runs(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
     """The function; its first run is the forward's, and its later ones are recomputes."""
     has_run = False
@@ -311,7 +306,7 @@ class Sampling:
             self.due = number + self._distance(spent, pace.usual_s)
             if said is not None:
                 found = self._judged(sample.region, said)
-        elif not _can_sample():
+        elif compiled_something():  # it runs no operators
             self.due = number + self._every
         elif self._every and number >= self.due:
             named = [one for one in regions if one.name is not None and not one.gone]

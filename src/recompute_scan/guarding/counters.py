@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import astuple
 from torch import nn
 
 from recompute_scan.fidelity.state import named_parts, weights
@@ -54,32 +56,35 @@ class _Inside(threading.local):
 _inside = _Inside()
 
 
-def door(
-    original: Callable[..., Any],
-    tallies: Tallies,
-    variant: Variant,
-    failed: _Failed,
-    *,
-    place: int = 0,
-    runs_before: int = 0,
-    may_keep: bool = False,
-    sampled: Sampled | None = None,
-) -> Callable[..., Any]:
-    """A function to put in the place of one that takes a function to checkpoint.
+class Kind(Struct, frozen=True):
+    """A kind of function that takes a function to checkpoint.
 
-    Args:
-        original: That one.
-        tallies: What counts its calls.
-        variant: Which kind of checkpoint it is.
-        failed: Gets an exception of ours.
+    Attributes:
+        variant: Which kind of checkpoint it makes.
         place: Where among the positional arguments the checkpointed function is, as a rule.
-        runs_before: How many runs of the checkpointed function are the forward's: 1 where the
-            original runs it itself.
+        runs_before: How many runs of the checkpointed function are the forward's: 1 where this one
+            runs it itself.
         may_keep: Whether what follows the checkpointed function, or ``preserve_rng_state``, says
             whether its random numbers are kept.
         sampled: What to call, and with what, where the region is to be compared.
     """
-    known, found, inside = tallies.of(variant), tallies.found, _inside
+
+    variant: Variant
+    place: int = 0
+    runs_before: int = 0
+    may_keep: bool = False
+    sampled: Sampled | None = None
+
+
+def door(
+    original: Callable[..., Any], kind: Kind, tallies: Tallies, failed: _Failed
+) -> Callable[..., Any]:
+    """A function to put in the place of the original, with its calls counted by ``tallies``.
+
+    ``failed`` gets an exception of ours.
+    """
+    known, found, inside = tallies.of(kind.variant), tallies.found, _inside
+    variant, place, runs_before, may_keep, sampled = astuple(kind)
     keeps_at = place + 1 if may_keep and not settings_by_name() else sys.maxsize
 
     # This code takes several times as long as in a loop by itself, because torch's code ran
@@ -115,7 +120,7 @@ def door(
         # Torch runs the function itself, behind the generator's preparations, at which an outer
         # recompute may end.
         if outer is not None and region is not None and not runs_before:
-            return _counts_run(done, region)
+            return within(done, _Runs(region))
         return done
 
     run_uncompiled(passing)
@@ -148,13 +153,6 @@ def counted(
             inside.region = outer
 
     return counting
-
-
-def _counts_run(
-    prepared: Generator[None, None, None], region: TalliedRegion
-) -> Generator[None, None, None]:
-    """Torch's generator, which counts where it has come to the function's run."""
-    return within(prepared, _Runs(region))
 
 
 class _Runs:
@@ -192,21 +190,17 @@ class CheckpointHooks:
             self._count_function(reentrant)
         original = generator_function()
         if original is not None:
-            passing = door(
-                original,
-                self._tallies,
-                "non-reentrant",
-                self._failed,
-                may_keep=True,
-                sampled=self._generator,
-            )
-            replace_generator(passing, self._patches)
+            kind = Kind("non-reentrant", may_keep=True, sampled=self._generator)
+            replace_generator(self._door(original, kind), self._patches)
         for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
             self._count_others(entry)
 
     def remove(self) -> None:
         """Put everything back."""
         self._patches.undo()
+
+    def _door(self, original: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
+        return door(original, kind, self._tallies, self._failed)
 
     def _generator(
         self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
@@ -232,16 +226,14 @@ class CheckpointHooks:
 
     def _count_function(self, function: Any) -> None:
         """An autograd function of the reentrant kind, which runs what it is given."""
-        passing = door(
-            function.forward,
-            self._tallies,
+        kind = Kind(
             "reentrant",
-            self._failed,
             place=1,  # behind the context
             runs_before=1,
             may_keep=function is reentrant_function(),
             sampled=self._both,
         )
+        passing = self._door(function.forward, kind)
         self._patches.replace(function, "forward", staticmethod(passing))
 
     def _count_others(self, entry: str) -> None:
@@ -252,9 +244,7 @@ class CheckpointHooks:
             if getattr(function, "forward", None) is not None:
                 self._count_function(function)
             elif callable(function):
-                passing = door(
-                    function, self._tallies, "non-reentrant", self._failed, runs_before=1
-                )
+                passing = self._door(function, Kind("non-reentrant", runs_before=1))
                 self._patches.replace(module, attribute, passing)
 
         self._patches.add(after_import(name, self._guard.aside(hook)))

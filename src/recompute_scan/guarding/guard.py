@@ -49,24 +49,50 @@ _log = logging.getLogger("recompute_scan.guard")
 
 
 class StandingGuard:
-    """Counts recomputes and sends an alert when they change; made by :func:`guard`.
+    """A guard over a whole training: sends alerts when recomputes change.
+
+    Use it in a ``with`` statement around the training, or call its ``start`` and ``stop``. Steps
+    end with the optimizer's, or where its ``step`` is called. It logs to
+    ``recompute_scan.guard`` and calls the callbacks, and raises nothing into the training.
+
+    Args:
+        baseline: A file with what is usual. Where it exists, the first step is compared with it
+            already, as after a resume; it is written when the guard stops.
+        learning: Steps that the usual recomputes are learned from, where there is no such file.
+        sample_every: Steps between two calls that are compared with their recompute; 0 for never.
+        sample_share: The largest share of the training's time that comparing may take, from which
+            the distance grows; ``None`` for any.
+        on_change: ``alert`` sends an alert; ``raise`` also raises an error at the step's end
+            (``E352``), once for each change.
+        callbacks: Called with each :class:`~recompute_scan.guarding.judge.Change`.
+        trackers: Whether W&B, MLflow, TensorBoard and trackio get alerts too, where the script has
+            a run or a writer of theirs open.
 
     Attributes:
         stored: The usual recomputes, as read at the start and as learned by the end.
+
+    Raises:
+        UsageError: A number is out of range, or ``on_change`` is neither (``E234``).
     """
 
     def __init__(
         self,
         *,
-        baseline: Path | None,
-        learning: int,
-        sample_every: int,
-        sample_share: float | None,
-        on_change: Literal["alert", "raise"],
-        callbacks: Sequence[Listening],
-        trackers: bool,
+        baseline: str | Path | None = None,
+        learning: int = LEARNING,
+        sample_every: int = SAMPLE_EVERY,
+        sample_share: float | None = 0.0005,
+        on_change: Literal["alert", "raise"] = "alert",
+        callbacks: Sequence[Listening] = (),
+        trackers: bool = True,
     ) -> None:
-        self._baseline = baseline
+        if learning < 1 or sample_every < 0 or on_change not in ("alert", "raise"):
+            raise UsageError(
+                "E234",
+                "learning must be at least 1, sample_every at least 0, and on_change "
+                '"alert" or "raise".',
+            )
+        self._baseline = None if baseline is None else Path(baseline)
         self._learning = learning
         self._on_change = on_change
         self._telling = Telling(callbacks, tell_trackers=trackers)
@@ -266,54 +292,7 @@ class StandingGuard:
         self._undo.close()  # all of it, also where a part fails
 
 
-def guard(
-    *,
-    baseline: str | Path | None = None,
-    learning: int = LEARNING,
-    sample_every: int = SAMPLE_EVERY,
-    sample_share: float | None = 0.0005,
-    on_change: Literal["alert", "raise"] = "alert",
-    callbacks: Sequence[Listening] = (),
-    trackers: bool = True,
-) -> StandingGuard:
-    """A guard over a whole training: sends alerts when recomputes change.
-
-    Use it in a ``with`` statement around the training, or call its ``start`` and ``stop``. Steps
-    end with the optimizer's, or where its ``step`` is called. It logs to
-    ``recompute_scan.guard`` and calls the callbacks, and raises nothing into the training.
-
-    Args:
-        baseline: A file with what is usual. Where it exists, the first step is compared with it
-            already, as after a resume; it is written when the guard stops.
-        learning: Steps that the usual recomputes are learned from, where there is no such file.
-        sample_every: Steps between two calls that are compared with their recompute; 0 for never.
-        sample_share: The largest share of the training's time that comparing may take, from which
-            the distance grows; ``None`` for any.
-        on_change: ``alert`` sends an alert; ``raise`` also raises an error at the step's end
-            (``E352``), once for each change.
-        callbacks: Called with each :class:`~recompute_scan.guarding.judge.Change`.
-        trackers: Whether W&B, MLflow, TensorBoard and trackio get alerts too, where the script has
-            a run or a writer of theirs open.
-
-    Raises:
-        UsageError: A number is out of range, or ``on_change`` is neither (``E234``).
-    """
-    if learning < 1 or sample_every < 0 or on_change not in ("alert", "raise"):
-        raise UsageError(
-            "E234",
-            "learning must be at least 1, sample_every at least 0, and on_change "
-            '"alert" or "raise".',
-        )
-    return StandingGuard(
-        baseline=None if baseline is None else Path(baseline),
-        learning=learning,
-        sample_every=sample_every,
-        sample_share=sample_share,
-        on_change=on_change,
-        callbacks=callbacks,
-        trackers=trackers,
-    )
-
+guard = StandingGuard  # as people call it
 
 FORMAT = "recompute-scan-guarded/1"
 

@@ -566,7 +566,8 @@ class Judge:
         training = self._training(name)
         if training == "trained":
             return "off"
-        if training == "idle" and known.entered and _reentrant(known.last) and self._others(name):
+        reentrant = any(one.variant == "reentrant" for one in known.last)
+        if training == "idle" and known.entered and reentrant and self._others(name):
             return "lost"
         if training == "unknown" and not any(
             other.unlike is None and other.last for other in self._known.values()
@@ -612,7 +613,3 @@ def _alike(one: str, other: str) -> bool:
 
 def _around(one: str, other: str) -> bool:
     return one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def _reentrant(parts: Parts) -> bool:
-    return any(one.variant == "reentrant" for one in parts)

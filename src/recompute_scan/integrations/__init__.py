@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RecomputeScanCallback", "RecomputeScanLightningCallback", "RecomputeScanTracker"]
 
-_WHERE = {
-    "RecomputeScanTracker": "trainers",
-    "RecomputeScanCallback": "trainers",
-    "RecomputeScanLightningCallback": "trainers",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    if name in __all__:
+        return getattr(importlib.import_module(f"{__name__}.trainers"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -192,78 +192,32 @@ def lint(
         InputError: A path does not exist (``E301``).
         UsageError: A folder has nothing to read (``E238``).
     """
-    inside = _Inside(paths)
-    texts: dict[Path, str] = {}
-    scripts: dict[Path, Script] = {}
-    configurations: dict[Path, list[Setting]] = {}
-    unread: dict[Path, str] = {}
-    launches: dict[Path, list[Launch]] = {}
-    for path in dict.fromkeys(file for asked in paths for file in _files(asked, inside)):
-        if path not in paths and _excluded(path, project):
-            continue
-        try:
-            texts[path] = text = _text(path)
-            if path.suffix == ".py":
-                scripts[path] = read_script(text)
-            elif path.suffix in _CONFIGURATION:
-                configurations[path] = read_settings(text, path.suffix)
-            else:
-                launches[path] = list(read_shell(text))
-        except Unreadable as error:
-            unread[path] = str(error)
-            texts.pop(path, None)
-    calls = frozenset[str]().union(*(script.calls for script in scripts.values()))
-    found: set[Found] = set()
-    on: set[SwitchInFile] = set()
-    pins: dict[Path, Pinned] = {
-        folder: pinned_beside(folder, installed) for folder in {path.parent for path in texts}
-    }
-    elsewhere = _wrappers_from_elsewhere(scripts)
-    scripts = {path: replace(script, switches=elsewhere[path]) for path, script in scripts.items()}
-    for path, script in scripts.items():
-        found.update(script_findings(str(path), script, pins[path.parent], calls=calls))
-        on.update(on_in_script(str(path), script, pins[path.parent]))
-    python = {str(path): texts[path] for path in scripts}
-    nested, cut = nested_findings(python, {str(path): s for path, s in scripts.items()})
-    found.update(nested)
-    for path, settings in configurations.items():
-        known = pins[path.parent]
-        on.update(islice(on_in_settings(str(path), settings, known), _MOST_SAID))
-        found.update(islice(settings_findings(str(path), settings, known, calls), _MOST_SAID))
-    named = _Named(inside, texts, scripts, configurations)
-    for path, commands in launches.items():
-        known = pins[path.parent]
-        found.update(_launches(path, commands, named, known))
-        for launch in commands:
-            on.update(on_in_launch(str(path), launch, known))
-        for document in read_documents(texts[path]):
-            on.update(islice(on_in_settings(str(path), document, known), _MOST_SAID))
-            flaws = settings_findings(str(path), document, known, calls)
-            found.update(replace(one, edit="") for one in islice(flaws, _MOST_SAID))
+    files = _Files(paths, project)
+    answers = _Answers(files, installed)
+    by_file: dict[str, list[Found]] = {}
+    for finding in answers.found:
+        if project.wants(finding.code):
+            by_file.setdefault(finding.file, []).append(finding)
     kept: list[Found] = []
     suppressed: list[Found] = []
     unused: list[Unused] = []
-    by_file: dict[str, list[Found]] = {}
-    for finding in found:
-        if project.wants(finding.code):
-            by_file.setdefault(finding.file, []).append(finding)
-    for path, text in texts.items():
-        of_file = by_file.get(str(path), ())
+    for path, text in files.texts.items():
         comments = acceptances(text, python=path.suffix == ".py")
-        said, hidden, idle = sorted_out(str(path), of_file, comments)
+        said, hidden, idle = sorted_out(str(path), by_file.get(str(path), ()), comments)
         kept += said
         suppressed += hidden
         unused += idle
+    unread = files.unread.items()
     return Report(
         found=tuple(sorted(kept)),
         suppressed=tuple(sorted(suppressed)),
-        read=len(texts),
-        unread=tuple((str(path), why) for path, why in unread.items()),
-        undecided=tuple((str(path), why) for path, why in unread.items() if path in paths),
+        read=len(files.texts),
+        unread=tuple((str(path), why) for path, why in unread),
+        undecided=tuple((str(path), why) for path, why in unread if path in paths),
         unused=tuple(sorted(unused)),
         fail_on=project.fail_on,
-        switched_on=tuple(sorted(on)),
-        cut=tuple(sorted(cut)),
+        switched_on=tuple(sorted(answers.on)),
+        cut=answers.cut,
     )
 
 
@@ -289,19 +243,41 @@ class _Inside:
         return end in self._roots or not self._roots.isdisjoint(end.parents)
 
 
-class _Named:
-    """The files that commands name, each read once."""
+class _Files:
+    """The files that are asked for, and those that commands in them name; each is read once.
 
-    def __init__(
-        self,
-        inside: _Inside,
-        texts: dict[Path, str],
-        scripts: dict[Path, Script],
-        configurations: dict[Path, list[Setting]],
-    ) -> None:
-        self.texts, self.scripts, self.configurations = texts, scripts, configurations
-        self._inside = inside
+    Attributes:
+        texts: The text of each file that was read.
+        scripts: Facts of Python scripts.
+        configurations: Settings of configuration files.
+        launches: Commands of shell scripts.
+        unread: Files that were asked for and not read, with why.
+    """
+
+    def __init__(self, paths: Sequence[Path], project: LintSettings) -> None:
+        self._inside = _Inside(paths)
+        self.texts: dict[Path, str] = {}
+        self.scripts: dict[Path, Script] = {}
+        self.configurations: dict[Path, list[Setting]] = {}
+        self.launches: dict[Path, list[Launch]] = {}
+        self.unread: dict[Path, str] = {}
         self._unreadable: set[Path] = set()
+        for path in dict.fromkeys(file for asked in paths for file in _files(asked, self._inside)):
+            if path in paths or not _excluded(path, project):
+                try:
+                    self._read(path)
+                except Unreadable as error:
+                    self.unread[path] = str(error)
+
+    def _read(self, path: Path) -> None:
+        text = _text(path)
+        if path.suffix == ".py":
+            self.scripts[path] = read_script(text)
+        elif path.suffix in _CONFIGURATION:
+            self.configurations[path] = read_settings(text, path.suffix)
+        else:
+            self.launches[path] = list(read_shell(text))
+        self.texts[path] = text
 
     def find(self, beside: Path, name: object) -> Path | None:
         """The file that a command names, in the shell script's folder or the working folder."""
@@ -335,31 +311,73 @@ class _Named:
         return text
 
 
-def _launches(
-    path: Path, launches: Sequence[Launch], named: _Named, pinned: Pinned
-) -> Iterator[Found]:
-    for launch in launches:
+class _Answers:
+    """What the files say.
+
+    Attributes:
+        found: Findings, those that comments accept among them.
+        on: The checkpoints that each file switches on.
+        cut: Scripts that are too much to be followed to the end.
+    """
+
+    def __init__(self, files: _Files, installed: str | None) -> None:
+        self.found: set[Found] = set()
+        self.on: set[SwitchInFile] = set()
+        self._files = files
+        folders = {path.parent for path in files.texts}
+        self._pins = {folder: pinned_beside(folder, installed) for folder in folders}
+        self._calls = frozenset[str]().union(*(one.calls for one in files.scripts.values()))
+        self.cut = self._scripts()
+        for path, settings in files.configurations.items():
+            self._settings(path, settings)
+        for path, commands in files.launches.items():
+            self._shell(path, commands)
+
+    def _scripts(self) -> tuple[str, ...]:
+        scripts = self._files.scripts
+        for path, switches in _wrappers_from_elsewhere(scripts).items():
+            scripts[path] = replace(scripts[path], switches=switches)
+        for path, script in scripts.items():
+            known = self._pins[path.parent]
+            self.found.update(script_findings(str(path), script, known, calls=self._calls))
+            self.on.update(on_in_script(str(path), script, known))
+        texts = {str(path): self._files.texts[path] for path in scripts}
+        nested, cut = nested_findings(texts, {str(path): one for path, one in scripts.items()})
+        self.found.update(nested)
+        return tuple(sorted(cut))
+
+    def _settings(self, path: Path, settings: Sequence[Setting], *, edits: bool = True) -> None:
+        """Of a configuration; of one inside a shell script no edit is offered."""
+        known = self._pins[path.parent]
+        self.on.update(islice(on_in_settings(str(path), settings, known), _MOST_SAID))
+        flaws = islice(settings_findings(str(path), settings, known, self._calls), _MOST_SAID)
+        self.found.update(one if edits else replace(one, edit="") for one in flaws)
+
+    def _shell(self, path: Path, commands: Sequence[Launch]) -> None:
+        known = self._pins[path.parent]
+        for launch in commands:
+            self.found.update(self._launched(path, launch, known))
+            self.on.update(on_in_launch(str(path), launch, known))
+        for document in read_documents(self._files.texts[path]):
+            self._settings(path, document, edits=False)
+
+    def _launched(self, path: Path, launch: Launch, known: Pinned) -> Iterator[Found]:
+        files = self._files
         chosen = launch.get("config_file")
-        config = named.find(path, chosen.value if chosen else None)
-        script = named.find(path, launch.script)
-        arguments = _arguments(path, launch, config, named)
-        try:
+        config = files.find(path, chosen.value if chosen else None)
+        script = files.find(path, launch.script)
+        # The file that the script is given as its arguments.
+        given = (files.find(path, name) for name in launch.files if not name.endswith(".py"))
+        arguments = next((one for one in given if one and one != config), None)
+        with suppress(Unreadable):
             yield from launch_findings(
                 str(path),
                 launch,
-                (str(config), named.settings(config)),
-                (str(arguments), named.settings(arguments)),
-                (str(script), read) if (read := named.script(script)) else None,
-                pinned,
+                (str(config), files.settings(config)),
+                (str(arguments), files.settings(arguments)),
+                (str(script), read) if (read := files.script(script)) else None,
+                known,
             )
-        except Unreadable:
-            continue
-
-
-def _arguments(beside: Path, launch: Launch, config: Path | None, named: _Named) -> Path | None:
-    """The file that a script is given as its arguments."""
-    found = (named.find(beside, name) for name in launch.files if not name.endswith(".py"))
-    return next((path for path in found if path and path != config), None)
 
 
 def _files(path: Path, inside: _Inside) -> Iterator[Path]:

@@ -57,7 +57,7 @@ def as_json(report: Report) -> str:
         "status": report.status,
         "files_read": report.read,
         "found": [_plain(found) for found in report.found],
-        "switched_on": [_plain_switch(one) for one in report.switched_on],
+        "switched_on": [_safe_fields(one) for one in report.switched_on],
         "suppressed": [_plain(found) for found in report.suppressed],
         "accepting_nothing": [
             {"file": inert(idle.file), "line": idle.line, "why": idle.why} for idle in report.unused
@@ -150,16 +150,13 @@ def _where(found: Found) -> str:
 
 
 def _plain(found: Found) -> dict[str, object]:
-    plain = {"rule": found.code, "severity": found.severity, **msgspec.to_builtins(found)}
-    return {name: _safe(plain[name]) for name in _SHOWN}
+    plain = {"rule": found.code, "severity": found.severity, **_safe_fields(found)}
+    return {name: plain[name] for name in _SHOWN}
 
 
-def _plain_switch(one: SwitchInFile) -> dict[str, object]:
-    return {name: _safe(value) for name, value in msgspec.to_builtins(one).items()}
-
-
-def _safe(value: object) -> object:
-    return inert(value) if isinstance(value, str) else value
+def _safe_fields(one: Found | SwitchInFile) -> dict[str, object]:
+    fields = msgspec.to_builtins(one).items()
+    return {name: inert(value) if isinstance(value, str) else value for name, value in fields}
 
 
 def listed(report: Report) -> str:

@@ -48,7 +48,7 @@ from recompute_scan.record.steps import (
 from recompute_scan.record.torch_versions import compiled_something
 from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.run_record import Counted
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.units import plural
 from recompute_scan.work import StepWatch, watched_step
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -58,7 +59,14 @@ from recompute_scan.result.run_record import (
     run_records_in,
 )
 from recompute_scan.units import plural
-from recompute_scan.verification import Trial, named_regions, ran_out, verified, without_in_parts
+from recompute_scan.verification import (
+    Trial,
+    Trials,
+    named_regions,
+    ran_out,
+    verified,
+    without_in_parts,
+)
 
 # While the times leave the outcome open, runs follow that switch the fix on and off; where the
 # script does not bear that, more rounds.
@@ -219,17 +227,10 @@ class _RoundsSoFar:
             self.so_far = self._together()
 
     def _together(self) -> Result:
-        ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN)
-        trials = (self._trials[name] for name in ways)
-        return verified(
-            self._result,
-            self._removed,
-            *trials,
-            planned=self._planned,
-            again=self._trials[_AGAIN],
-            bare=self._trials[_BARE],
-            in_parts=self._in_parts,
-        )
+        ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN, _AGAIN, _BARE)
+        runs: list[Any] = [*(self._trials[name] for name in ways), self._in_parts]
+        trials = Trials(*runs)
+        return verified(self._result, self._removed, trials, self._planned)
 
 
 def to_remove(result: Result) -> tuple[Checkpoint, ...]:

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from recompute_scan.report.templating import sentence, visible
 from recompute_scan.result import Checkpoint, Region, Result
-from recompute_scan.units import UNITS
+from recompute_scan.units import UNITS, runs_of
 
 WIDTH = 80
 _COLUMN = 22
@@ -232,15 +232,7 @@ def _group_label(members: Sequence[Region]) -> str:
 
 def ranges(numbers: Sequence[int], most: int = _MOST_RANGES) -> str:
     """``0-3, 7``; of more than ``most`` parts the middle is left out: ``0, 2, 4, …, 30``."""
-    parts: list[str] = []
-    start = previous = None
-    for number in (*numbers, None):
-        if start is not None and previous is not None and number != previous + 1:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = number
-        elif start is None:
-            start = number
-        previous = number
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs_of(numbers)]
     if len(parts) > most:
         parts = [*parts[:3], "…", parts[-1]]
     return ", ".join(parts)

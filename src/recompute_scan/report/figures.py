@@ -297,8 +297,7 @@ def timeline(result: Result) -> Timeline | None:
         drawn = _lane(lane, y, longest, colours, numbers, step_start)
         lanes.append(drawn)
         y += drawn.height + _LANE_GAP
-    region = next((item for item in result.regions if item.ordinal == proof.region), None)
-    block = (region.module if region else None) or f"block {proof.region}"
+    block = _block(result, proof)
     return Timeline(
         block=block,
         step=proof.step,
@@ -310,6 +309,12 @@ def timeline(result: Result) -> Timeline | None:
         operators=_operators(proof),
         left_out=sum(lane.left_out for lane in lanes),
     )
+
+
+def _block(result: Result, proof: Proof) -> str:
+    """The block's module, or its number."""
+    region = next((item for item in result.regions if item.ordinal == proof.region), None)
+    return (region.module if region else None) or f"block {proof.region}"
 
 
 def _scale(proof: Proof) -> float:
@@ -537,13 +542,11 @@ def picture(result: Result) -> Picture | None:
     again = any(lane.kind != "forward" for lane in lanes)
     if proof is None or not again:
         return Picture(bars, "", (), 0) if bars else None
-    region = next((item for item in result.regions if item.ordinal == proof.region), None)
-    block = (region.module if region else None) or f"block {proof.region}"
     longest = max(1e-3, *(lane.duration_us for lane in lanes))
     numbers: dict[tuple[str, int], int] = {}
     return Picture(
         bars,
-        visible(block, 40),
+        visible(_block(result, proof), 40),
         tuple(_run(lane, proof, longest, numbers) for lane in lanes[:MOST_LANES]),
         len(lanes[MOST_LANES:]),
         _caption(lanes),

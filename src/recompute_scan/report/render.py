@@ -417,18 +417,13 @@ def changes(comparison: Comparison) -> list[ComparedChange]:
     titles = ("Went away", "New", "Still there")
     if not comparison.same_forward_work:  # of another model, nothing went away
         titles = ("Only before", "Only after", "In both")
-    found = [
-        ComparedChange(
-            titles[0], _items(comparison.findings_gone, comparison.checkpoints_gone, "before")
-        ),
-        ComparedChange(
-            titles[1], _items(comparison.findings_new, comparison.checkpoints_new, "after")
-        ),
-        ComparedChange(
-            titles[2], _items(comparison.findings_kept, comparison.checkpoints_kept, "")
-        ),
-    ]
-    return [change for change in found if change.items]
+    lists = (
+        _items(comparison.findings_gone, comparison.checkpoints_gone, "before"),
+        _items(comparison.findings_new, comparison.checkpoints_new, "after"),
+        _items(comparison.findings_kept, comparison.checkpoints_kept, ""),
+    )
+    named = zip(titles, lists, strict=True)
+    return [ComparedChange(title, items) for title, items in named if items]
 
 
 def _items(findings: tuple[Mark, ...], switches: tuple[Switch, ...], side: str) -> tuple[str, ...]:

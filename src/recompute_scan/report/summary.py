@@ -250,34 +250,26 @@ def _recomputes(result: Result) -> KeyNumber:
 
 
 def _share(result: Result) -> KeyNumber:
-    parts = result.cost.breakdown if result.cost else None
-    whole = total(parts) if parts else 0.0
-    verified = result.verified
+    label = "Share of the step"
+    verified, found = result.verified, saving(result)
     if verified is not None and verified.outcome == "helps":
         note = "saved by the fix (measured)"
         if verified.saving_is_rough:
             note = "saved by the fix (measured roughly)"
         part = rounded(verified.saving_pct, verified.saving_is_rough)
-        return KeyNumber("Share of the step", part, note, True)
-    found = saving(result)
+        return KeyNumber(label, part, note, True)
     if found is not None:
         note = "saved by the fix (predicted)"
-        part = rounded(found.less_time_pct, _varies(result))
-        return KeyNumber("Share of the step", part, note, True)
-    if result.verdict == "doubled":
-        value = parts.redundant / whole if parts and whole > 0 else None
-        if value is None:
-            return KeyNumber("Share of the step", UNKNOWN, _not_known(result), True)
-        return KeyNumber("Share of the step", share(value), "spent on redundant recomputes", True)
-    value = (parts.recompute + parts.redundant) / whole if parts and whole > 0 else None
-    if value is None or result.verdict == "inconclusive":
-        return KeyNumber("Share of the step", UNKNOWN, _not_known(result))
+        return KeyNumber(label, rounded(found.less_time_pct, _varies(result)), note, True)
+    doubled, parts = result.verdict == "doubled", result.cost.breakdown if result.cost else None
+    whole = total(parts) if parts else 0.0
+    if parts is None or whole <= 0 or result.verdict == "inconclusive":
+        return KeyNumber(label, UNKNOWN, words.first_true(result, words.UNKNOWN_NOTE), doubled)
+    if doubled:
+        note = "spent on redundant recomputes"
+        return KeyNumber(label, share(parts.redundant / whole), note, True)
     note = words.first_true(result, words.SHARE_NOTE)
-    return KeyNumber("Share of the step", share(value), note)
-
-
-def _not_known(result: Result) -> str:
-    return words.first_true(result, words.UNKNOWN_NOTE)
+    return KeyNumber(label, share((parts.recompute + parts.redundant) / whole), note)
 
 
 def _step_after(result: Result) -> KeyNumber:
@@ -466,10 +458,7 @@ def with_next_steps(
     for purpose in _purposes(result, can_fix="apply" in there):
         text = _own_command(result, purpose) or there.get(purpose)
         if text is not None:
-            what = _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
-            if purpose == "record" and result.evidence_level == "hooks":
-                what = "Record fewer steps, which shows the cost too."
-            steps.append(NextCommand(purpose, text, what))
+            steps.append(NextCommand(purpose, text, _why(result, purpose)))
     return replace(result, next_steps=tuple(steps))
 
 
@@ -478,7 +467,7 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
         return ["explain"]
     if result.plan is not None or not analysed(result):
         return []
-    if result.verdict == "inconclusive" or result.evidence_level == "hooks":
+    if result.verdict == "inconclusive" or _was_too_short(result):
         return ["record"]
     first: list[Purpose] = []
     if gradients_are_open(result):
@@ -492,6 +481,18 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
     return [*first, "plan"]
 
 
+def _why(result: Result, purpose: Purpose) -> str:
+    """What the command is for, in a sentence."""
+    if purpose == "record" and _was_too_short(result):
+        return "Record fewer steps, which shows the cost too."
+    return _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
+
+
+def _was_too_short(result: Result) -> bool:
+    """Whether hooks alone have counted: no step was left to profile."""
+    return result.evidence_level == "hooks"
+
+
 def _own_command(result: Result, purpose: Purpose) -> str | None:
     """The command that follows from the result alone, whatever the run was."""
     if purpose == "explain":
@@ -499,7 +500,7 @@ def _own_command(result: Result, purpose: Purpose) -> str | None:
         return f"recompute-scan explain {codes[0]}" if codes else None
     if purpose == "record" and result.verdict == "inconclusive":
         return how_to_record(result).command
-    if purpose == "record" and result.evidence_level == "hooks":  # it was too short for more
+    if purpose == "record" and _was_too_short(result):
         return run_command(result).replace("--steps 5", "--quick")
     return None
 
@@ -556,7 +557,7 @@ def how_to_record(result: Result) -> ToRecord:
     if result.evidence_level == "annotated" and any(step.complete for step in result.steps):
         command = f"recompute-scan run --verify --without-checkpointing {script_of(result) or _OWN}"
         return ToRecord(_NO_MORE, command)
-    if result.evidence_level == "hooks" and result.warnings:
+    if _was_too_short(result) and result.warnings:
         # `run` has done what the advice says; its last word says what was in the way.
         return ToRecord(result.warnings[-1], run_command(result))
     return ToRecord(_WHOLE_STEP, run_command(result))

@@ -63,7 +63,7 @@ from recompute_scan.result.recompute import Step as Step
 from recompute_scan.result.recompute import Variant as Variant
 from recompute_scan.result.recompute import Verdict as Verdict
 from recompute_scan.result.run_record import NextCommand
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 
 SCHEMA = "recompute-scan/1"
 

@@ -29,11 +29,11 @@ from msgspec import Struct
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, new_version, write_whole
-from recompute_scan.frameworks.base import CONFIGURATIONS, opposite
+from recompute_scan.frameworks.base import CONFIGURATIONS, is_configuration, opposite
 from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.result import Result
 from recompute_scan.result.recompute import DOUBLED, Finding, Fix
-from recompute_scan.result.run_record import FileName, Source
+from recompute_scan.result.run_record import FileName, Source, file_of_site
 from recompute_scan.terminal import patch_name
 
 # More than a statement with its surroundings has, and more than anyone writes by hand.
@@ -237,7 +237,7 @@ def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
 
 def changes_diff(changes: Sequence[tuple[str, Source, Sequence[str]]]) -> str:
     """The same of several statements of one file."""
-    path = changes[0][0].rpartition(":")[0]
+    path = file_of_site(changes[0][0])
     known: dict[int, str] = {}
     gone: set[int] = set()
     new_after: dict[int, Sequence[str]] = {}
@@ -368,8 +368,7 @@ def _with(data: bytes, several: Sequence[Change], name: str) -> bytes:
     if lines and not data.endswith((b"\n", b"\r")):
         lines[-1] = lines[-1].rstrip(_ENDS)
     after = mark + b"".join(lines)
-    settings = Path(name).suffix in CONFIGURATIONS
-    if not settings and not (_is_python(data) and _is_python(after)):
+    if not is_configuration(name) and not (_is_python(data) and _is_python(after)):
         raise _stale(name, "it is, or would become, no Python that this version reads")
     return after
 
@@ -392,7 +391,7 @@ def _edits(
         for kind in "-+"
     )
     new, old = come - gone, gone - come
-    if Path(name).suffix in CONFIGURATIONS:
+    if is_configuration(name):
         if [*map(opposite, old.elements())] != [*new.elements()] or new.total() != 1:
             raise _unusable("it does more than switch a setting off")
     elif not _SETTINGS.issuperset(new):

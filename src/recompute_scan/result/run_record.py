@@ -37,7 +37,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, decoded, encodable, is_file, write_whole
 from recompute_scan.result.fidelity import Fidelity, Policies
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 
 RUN_SCHEMA = "recompute-scan-run/1"
 # Of a step: no more than some thirty years, so that sums and squares stay finite.
@@ -83,6 +83,11 @@ def source_lines(text: str) -> list[str]:
     A form feed, a vertical tab or U+2028 ends none, as ``str.splitlines`` has it.
     """
     return io.StringIO(text, newline="").readlines()
+
+
+def file_of_site(site: str) -> str:
+    """The file of a call site, ``file:line``."""
+    return site.rpartition(":")[0]
 
 
 class Source(Struct, frozen=True):

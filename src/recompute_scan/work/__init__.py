@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work.groups import kept_of, peak_of, waste_of
 from recompute_scan.work.ledger import Ledger
 from recompute_scan.work.watch import StepWatch

@@ -11,7 +11,7 @@ from itertools import accumulate
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.result.uses import Kept, KeptKind, Needs, Work, WorkKind
+from recompute_scan.result.watched_step import Kept, KeptKind, Needs, Work, WorkKind
 from recompute_scan.work.ledger import (
     BackwardPass,
     Ledger,

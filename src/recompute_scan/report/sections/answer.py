@@ -396,16 +396,11 @@ FINDINGS_AND_FIXES = Section(
 _TWICE = 2.0
 
 
-def _check_commands(result: Result) -> list[tuple[str, str]]:
-    """How to see for oneself that the fix works: what each step does, and the exact command."""
-    return [(one.what, one.text) for one in result.next_steps]
-
-
 def _how_to_check_html(result: Result) -> Mapping[str, Any]:
     saves = saving(result) is not None and result.recompute_per_backward == _TWICE
     measurable = fix_is_measurable(result)
     return {
-        "commands": _check_commands(result),
+        "commands": [(one.what, one.text) for one in result.next_steps],
         "tried": result.verified is not None and result.verified.after is not None,
         "after_ms": result.cost.predicted_step_ms if result.cost and saves and measurable else None,
         "own_command": script_of(result) is not None,

@@ -12,7 +12,7 @@ from recompute_scan.report.figures import drawing, recomputed
 from recompute_scan.report.summary import what_was_measured
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, PlanPoint, Result
-from recompute_scan.units import ms, pct, plural, size
+from recompute_scan.units import first_few, ms, pct, plural, size
 
 _OUTCOMES: dict[PlanOutcome, str] = {
     "helps": "Proven: it keeps the limit and is faster than the unchanged script.",
@@ -109,8 +109,7 @@ def _names(names: Sequence[str], most: int = 4) -> str:
         else stem
         for stem, lasts in groups.items()
     ]
-    more = f" and {len(said) - most} more" if len(said) > most else ""
-    return visible(", ".join(said[:most]) + more, 300)
+    return visible(first_few(said, most), 300)
 
 
 def _outcome(plan: ActivationPlan) -> str:

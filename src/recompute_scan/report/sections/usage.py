@@ -8,7 +8,7 @@ from typing import Any
 from recompute_scan.report.blocks import Page, Section
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import Result
-from recompute_scan.result.uses import WatchedStep
+from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.units import ms, pct, plural, size
 
 _TITLE = "Repeated and unused work"
