@@ -30,6 +30,7 @@ from recompute_scan.events import (
 )
 
 _WRITTEN = json.loads((Path(__file__).parents[1] / "docs" / "schemas" / "event.json").read_text())
+_SCHEMA = jsonschema.Draft202012Validator(_WRITTEN)
 SCRIPT = """
 import sys
 import torch
@@ -54,7 +55,7 @@ sys.exit(5)
 def events_in(text: bytes) -> list[AnyEvent]:
     """Every line, each of them one that the schema allows."""
     for line in text.splitlines():
-        jsonschema.validate(json.loads(line), _WRITTEN)
+        _SCHEMA.validate(json.loads(line))
     return [read_event(line) for line in text.splitlines()]
 
 

@@ -20,7 +20,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 
-from .case import Build, Case, TrainingStep
+from .case import Build, TrainingStep, doubled, full, none
 from .model import NON_REENTRANT, REENTRANT, Oracle, Variant, run
 from .watch import watch
 
@@ -242,21 +242,21 @@ def dropout_everywhere(outer: Own = None, inner: Own = None) -> Build:
 
 
 ARCHITECTURES = (
-    Case("lora_none", "LoRA around a frozen base; nothing is checkpointed.", "none", lora()),
-    Case("lora_own_n", "LoRA; Hugging Face's switch, non-reentrant.", "full", lora(own=N)),
-    Case("lora_own_r", "The same, reentrant.", "full", lora(own=R)),
-    Case("lora_own_r_dropout", "The same with dropout.", "full", lora(own=R, dropout=0.1)),
-    Case("lora_r_in_wrapper_n", "LoRA, checkpointed twice.", "doubled", lora(own=R, wrapper=N)),
-    Case("t5_none", "T5; nothing is checkpointed.", "none", t5()),
-    Case("t5_own_n", "T5; Hugging Face's switch, non-reentrant.", "full", t5(own=N)),
-    Case("t5_own_r", "The same, reentrant.", "full", t5(own=R)),
-    Case("t5_own_r_in_wrapper_n", "T5, checkpointed twice.", "doubled", t5(own=R, wrapper=N)),
-    Case("conv_none", "Convolutions and batch norm, none checkpointed.", "none", convolutions()),
-    Case("conv_n", "Each stage is checkpointed, non-reentrant.", "full", convolutions(outer=N)),
-    Case("conv_r", "The same, reentrant.", "full", convolutions(outer=R)),
-    Case("conv_r_in_n", "The same, twice.", "doubled", convolutions(outer=N, inner=R)),
-    Case("dropout_none", "torch's encoder layers with dropout.", "none", dropout_everywhere()),
-    Case("dropout_n", "The same, non-reentrant.", "full", dropout_everywhere(outer=N)),
-    Case("dropout_r", "The same, reentrant.", "full", dropout_everywhere(outer=R)),
-    Case("dropout_n_in_r", "The same, twice.", "doubled", dropout_everywhere(outer=R, inner=N)),
+    none("lora_none", "LoRA around a frozen base; nothing is checkpointed.", lora()),
+    full("lora_own_n", "LoRA; Hugging Face's switch, non-reentrant.", lora(own=N)),
+    full("lora_own_r", "The same, reentrant.", lora(own=R)),
+    full("lora_own_r_dropout", "The same with dropout.", lora(own=R, dropout=0.1)),
+    doubled("lora_r_in_wrapper_n", "LoRA, checkpointed twice.", lora(own=R, wrapper=N)),
+    none("t5_none", "T5; nothing is checkpointed.", t5()),
+    full("t5_own_n", "T5; Hugging Face's switch, non-reentrant.", t5(own=N)),
+    full("t5_own_r", "The same, reentrant.", t5(own=R)),
+    doubled("t5_own_r_in_wrapper_n", "T5, checkpointed twice.", t5(own=R, wrapper=N)),
+    none("conv_none", "Convolutions and batch norm, none checkpointed.", convolutions()),
+    full("conv_n", "Each stage is checkpointed, non-reentrant.", convolutions(outer=N)),
+    full("conv_r", "The same, reentrant.", convolutions(outer=R)),
+    doubled("conv_r_in_n", "The same, twice.", convolutions(outer=N, inner=R)),
+    none("dropout_none", "torch's encoder layers with dropout.", dropout_everywhere()),
+    full("dropout_n", "The same, non-reentrant.", dropout_everywhere(outer=N)),
+    full("dropout_r", "The same, reentrant.", dropout_everywhere(outer=R)),
+    doubled("dropout_n_in_r", "The same, twice.", dropout_everywhere(outer=R, inner=N)),
 )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, doubled, full, none
 from .model import NON_REENTRANT, REENTRANT, Oracle, Variant, run
 from .watch import unwatched, watch
 
@@ -268,7 +268,7 @@ def _all(name: str, parts: Parts, shape: tuple[int, ...], *, residual: bool = Fa
     def case(suffix: str, verdict: Any, **asked: Any) -> Case:
         return Case(
             f"{name}_{suffix}", parts.__doc__ or "", verdict,
-            trained(parts, shape, residual=residual, **asked),
+            trained(parts, shape, residual=residual, **asked)
         )  # fmt: skip
 
     return [
@@ -294,7 +294,7 @@ SEEN = (
     *_all("swiglu", fused, ROWS, residual=True),
     _hooked("mlp_relu", mlp_relu, ROWS, lambda y: y.norm()),
     _hooked("vgg", conv_relu, IMAGE, lambda y: y.abs().amax()),
-    Case("vgg_twice", "A gradient penalty.", "none", trained(conv_relu, IMAGE, twice=True)),
+    none("vgg_twice", "A gradient penalty.", trained(conv_relu, IMAGE, twice=True)),
 )
 UNSEEN = (
     *_all("yolo", conv_norm_silu, IMAGE),
@@ -305,10 +305,10 @@ UNSEEN = (
     _hooked("mlp_gelu", mlp_gelu, ROWS, lambda y: y.std()),
     _hooked("yolo", conv_norm_silu, IMAGE, lambda y: y.isfinite().all()),
     _hooked("mixer", mixer, ROWS, lambda y: F.cosine_similarity(y, y.roll(1, 0), -1).mean()),
-    Case("mixer_twice", "A gradient penalty.", "none", trained(mixer, ROWS, twice=True)),
+    none("mixer_twice", "A gradient penalty.", trained(mixer, ROWS, twice=True)),
 )
 # Kernels alone do not show them.
 RNNS = (
-    Case("rnn_n", "One operator.", "full", trained(rnn, ROWS, outer=N)),
-    Case("rnn_n_in_r", "One operator.", "doubled", trained(rnn, ROWS, outer=R, inner=N)),
+    full("rnn_n", "One operator.", trained(rnn, ROWS, outer=N)),
+    doubled("rnn_n_in_r", "One operator.", trained(rnn, ROWS, outer=R, inner=N)),
 )

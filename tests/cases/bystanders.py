@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .case import Build, Case, TrainingStep
+from .case import Build, TrainingStep, doubled, full, none
 from .loops import batch, next_token_loss, stepping
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle
 
@@ -150,61 +150,49 @@ def two_optimizers(asked: Checkpoints | None = None) -> Build:
 
 
 BYSTANDERS = (
-    Case("ema_none", "A moving average as teacher.", "none", moving_average_teacher()),
-    Case("ema_once", "The same, student checkpointed.", "full", moving_average_teacher(ONCE)),
-    Case("reference_none", "A reference model in the step.", "none", reference_model()),
-    Case("reference_once", "The same, both checkpointed.", "full", reference_model(ONCE)),
-    Case("reference_doubled", "The same, both twice.", "doubled", reference_model(DOUBLED)),
-    Case(
+    none("ema_none", "A moving average as teacher.", moving_average_teacher()),
+    full("ema_once", "The same, student checkpointed.", moving_average_teacher(ONCE)),
+    none("reference_none", "A reference model in the step.", reference_model()),
+    full("reference_once", "The same, both checkpointed.", reference_model(ONCE)),
+    doubled("reference_doubled", "The same, both twice.", reference_model(DOUBLED)),
+    full(
         "reference_r",
         "The same, both once, reentrant: the twin's checkpoint functions have no backward.",
-        "full",
         reference_model(Checkpoints(outer=R)),
     ),
-    Case("evaluated_none", "Evaluation before the backward.", "none", evaluation_in_step()),
-    Case("evaluated_once", "The same, checkpointed.", "full", evaluation_in_step(ONCE)),
-    Case(
+    none("evaluated_none", "Evaluation before the backward.", evaluation_in_step()),
+    full("evaluated_once", "The same, checkpointed.", evaluation_in_step(ONCE)),
+    full(
         "evaluated_grad_once",
         "The same, and the evaluation forgot no_grad.",
-        "full",
         evaluation_in_step(ONCE, gradients=True),
     ),
-    Case(
+    none(
         "evaluated_grad_none",
         "Nothing checkpointed, and the evaluation forgot no_grad.",
-        "none",
         evaluation_in_step(gradients=True),
     ),
-    Case(
+    none(
         "optimizer_in_backward_none",
         "An optimizer per parameter steps inside the backward pass.",
-        "none",
         optimizer_in_backward(),
     ),
-    Case("optimizer_in_backward_n", "The same, checkpointed.", "full", optimizer_in_backward(ONCE)),
-    Case(
+    full("optimizer_in_backward_n", "The same, checkpointed.", optimizer_in_backward(ONCE)),
+    full(
         "optimizer_in_backward_r",
         "The same, reentrant.",
-        "full",
         optimizer_in_backward(Checkpoints(outer=R)),
     ),
-    Case(
-        "optimizer_in_backward_doubled",
-        "The same, twice.",
-        "doubled",
-        optimizer_in_backward(DOUBLED),
-    ),
-    Case(
+    doubled("optimizer_in_backward_doubled", "The same, twice.", optimizer_in_backward(DOUBLED)),
+    doubled(
         "optimizer_in_backward_no_schedule",
         "The same without marked steps: no optimizer step ends a training step.",
-        "doubled",
         optimizer_in_backward(DOUBLED),
         scheduled=False,
     ),
-    Case(
+    full(
         "two_optimizers_no_schedule",
         "Two optimizers step one after the other; nothing else marks the steps.",
-        "full",
         two_optimizers(ONCE),
         scheduled=False,
     ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial as given
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -45,6 +47,16 @@ class Case:
     backwards_per_forward: int = 1
     by_design: int | tuple[int, int] = 0
     scheduled: bool = True
+
+    @classmethod
+    def of(cls, verdict: Verdict, name: str, about: str, build: Build, **more: Any) -> Case:
+        """The verdict first, for the lists of cases below it."""
+        return cls(name, about, verdict, build, **more)
+
+
+none, full, partial, doubled = (
+    given(Case.of, verdict) for verdict in ("none", "full", "partial", "doubled")
+)
 
 
 def record(

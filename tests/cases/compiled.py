@@ -21,7 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, doubled, full, none
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle, Variant, run
 
@@ -180,13 +180,8 @@ def whole_step(asked: Checkpoints | None = None) -> Build:
 
 
 COMPILED = (
-    Case("compiled_step_none", "The whole step, around a model in Python.", "none", whole_step()),
-    Case(
-        "compiled_step_n",
-        "The same, checkpointed once.",
-        "full",
-        whole_step(Checkpoints(outer=N)),
-    ),
+    none("compiled_step_none", "The whole step, around a model in Python.", whole_step()),
+    full("compiled_step_n", "The same, checkpointed once.", whole_step(Checkpoints(outer=N))),
     Case("compiled_model_none", "One graph.", None, compiled("model")),
     Case(
         "compiled_model_n",
@@ -213,36 +208,25 @@ COMPILED = (
         None,
         compiled("layers", (N,)),
     ),
-    Case(
+    full(
         "compiled_layers_n",
         "A non-reentrant checkpoint around each compiled layer.",
-        "full",
         compiled("layers", around=N),
     ),
-    Case(
+    full(
         "compiled_layers_r",
         "A reentrant checkpoint around each compiled layer.",
-        "full",
         compiled("layers", around=R),
     ),
-    Case(
+    doubled(
         "compiled_layers_r_in_n",
         "Both around each compiled layer.",
-        "doubled",
         compiled("layers", around=R, outside=N),
     ),
-    Case(
-        "compiled_layers_n_in_r",
-        "The other way about.",
-        "doubled",
-        compiled("layers", around=N, outside=R),
+    doubled(
+        "compiled_layers_n_in_r", "The other way about.", compiled("layers", around=N, outside=R)
     ),
-    Case(
-        "compiled_layers_n_in_n",
-        "Non-reentrant twice.",
-        "full",
-        compiled("layers", around=N, outside=N),
-    ),
+    full("compiled_layers_n_in_n", "Non-reentrant twice.", compiled("layers", around=N, outside=N)),
     Case(
         "compiled_layers_n_inside_n",
         "A checkpoint in each compiled layer and another around it: half of it is out of sight.",

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, partial
 from .loops import batch, next_token_loss
 from .model import LAYERS, Mlp, Model, Oracle
 
@@ -102,10 +102,5 @@ DISCARDED = (
         None,
         discarded(range(LAYERS)),
     ),
-    Case(
-        "discarded_mlp_some",
-        "The same in two layers of four.",
-        "partial",
-        discarded(range(1, 3)),
-    ),
+    partial("discarded_mlp_some", "The same in two layers of four.", discarded(range(1, 3))),
 )

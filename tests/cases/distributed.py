@@ -30,7 +30,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from .case import Build, Case, TrainingStep, record
+from .case import Build, Case, TrainingStep, doubled, full, none, record
 from .loops import batch, next_token_loss
 from .marked import annotating
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle
@@ -111,10 +111,7 @@ def _distribute(
         return model
     if method == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - since 2.2
-        from torch.distributed.fsdp import (  # noqa: PLC0415 - since 2.6
-            MixedPrecisionPolicy,
-            fully_shard,
-        )
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415 - since 2.6
 
         if not outside:
             _checkpoint(model, wrapper, Layer)
@@ -195,25 +192,22 @@ def _truth_of(trace: Path) -> Path:
 def _cases(method: Method) -> tuple[Case, ...]:
     own_n, own_r = Checkpoints(inner=N), Checkpoints(inner=R)
     return (
-        Case(f"{method}_none", "Nothing is checkpointed.", "none", shard(method)),
-        Case(f"{method}_wrapper_n", "Wrapper, non-reentrant.", "full", shard(method, wrapper=N)),
-        Case(f"{method}_wrapper_r", "Wrapper, reentrant.", "full", shard(method, wrapper=R)),
-        Case(
+        none(f"{method}_none", "Nothing is checkpointed.", shard(method)),
+        full(f"{method}_wrapper_n", "Wrapper, non-reentrant.", shard(method, wrapper=N)),
+        full(f"{method}_wrapper_r", "Wrapper, reentrant.", shard(method, wrapper=R)),
+        doubled(
             f"{method}_r_in_wrapper_n",
             "The reported pair: reentrant in the wrapper.",
-            "doubled",
             shard(method, own_r, wrapper=N),
         ),
-        Case(
+        full(
             f"{method}_n_in_wrapper_n",
             "Non-reentrant in the wrapper.",
-            "full",
             shard(method, own_n, wrapper=N),
         ),
-        Case(
+        doubled(
             f"{method}_accumulation",
             "Two micro-batches, each reduced.",
-            "doubled",
             shard(method, own_r, wrapper=N, micro_batches=2),
             micro_batches=2,
         ),
@@ -224,40 +218,34 @@ _ALL = (
     *_cases("fsdp1"),
     *_cases("fsdp2"),
     *_cases("ddp"),
-    Case(
+    full(
         "fsdp1_wrapper_outside",
         "The wrapper is around the FSDP units: a recompute gathers again.",
-        "full",
         shard("fsdp1", wrapper=N, wrapper_outside=True),
     ),
-    Case(
+    full(
         "fsdp2_wrapper_outside",
         "The same with fully_shard.",
-        "full",
         shard("fsdp2", wrapper=N, wrapper_outside=True),
     ),
-    Case(
+    full(
         "fsdp1_wrapper_outside_r",
         "The same, reentrant: its forward leaves nothing for the backward pass to gather for.",
-        "full",
         shard("fsdp1", wrapper=R, wrapper_outside=True),
     ),
-    Case(
+    full(
         "fsdp2_wrapper_outside_r",
         "The same with fully_shard.",
-        "full",
         shard("fsdp2", wrapper=R, wrapper_outside=True),
     ),
-    Case(
+    doubled(
         "fsdp1_mixed",
         "FSDP's mixed precision, checkpointed twice.",
-        "doubled",
         shard("fsdp1", Checkpoints(inner=R), wrapper=N, mixed=True),
     ),
-    Case(
+    doubled(
         "fsdp2_mixed",
         "The same with fully_shard.",
-        "doubled",
         shard("fsdp2", Checkpoints(inner=R), wrapper=N, mixed=True),
     ),
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from .case import Build, Case, TrainingStep
+from .case import Build, TrainingStep, doubled, full
 from .loops import batch, next_token_loss
 from .model import LAYERS, Checkpoints, Layer, Model, Oracle
 from .trees import Tree, equal_layers, run_tree
@@ -70,76 +70,65 @@ def _parts(tree: Tree) -> int:
 
 EQUAL = (
     *(
-        Case(
+        doubled(
             f"n_in_n_late_{count}",
             f"{count} equal layers under two non-reentrant checkpoints, early stop off.",
-            "doubled",
             layered(equal_layers(count, "NN")),
         )
         for count in range(1, 9)
     ),
     *(
-        Case(
+        doubled(
             f"{inner}_in_{outer}_late_2",
             "Two equal layers under that pair, early stop off.",
-            "doubled",
             layered(equal_layers(2, LETTERS[outer] + LETTERS[inner])),
         )
         for outer, inner in ("rr", "rn", "nr")
     ),
-    Case(
+    full(
         "n_in_n_early_2",
         "Two equal layers under two non-reentrant checkpoints: early stop saves the second.",
-        "full",
         layered(equal_layers(2, "NN"), early_stop=True),
     ),
-    Case(
+    doubled(
         "n_three_levels_late_2",
         "Three checkpoints around each of two equal layers.",
-        "doubled",
         layered(equal_layers(2, "NNN")),
     ),
-    Case(
+    doubled(
         "n_halves_in_n_late_3",
         "Each half of three equal layers, and each layer.",
-        "doubled",
         layered(equal_layers(3, "N", halves=("N", "N"))),
     ),
-    Case(
+    doubled(
         "n_in_n_late_in_n_stack",
         "Two around each of four equal layers, and two around all.",
-        "doubled",
         layered(equal_layers(4, "NN", stack="NN")),
     ),
-    Case(
+    doubled(
         "n_in_n_late_in_r_stack",
         "Two around each of three equal layers, and a reentrant one around all.",
-        "doubled",
         layered(equal_layers(3, "NN", stack="R")),
     ),
-    Case(
+    doubled(
         "n_late_in_n_stack",
         "One around each of three equal layers, and one around all.",
-        "doubled",
         layered(equal_layers(3, "N", stack="N")),
     ),
-    Case(
+    doubled(
         "r_round_n_late_in_n_stack",
         "One of each kind around each of five equal layers, and one around all.",
-        "doubled",
         layered(equal_layers(5, "NR", stack="N")),
     ),
-    Case(
+    doubled(
         "n_in_n_late_accumulation",
         "One layer, whose equal stands in the micro-batch before.",
-        "doubled",
         layered(equal_layers(1, "NN"), micro_batches=2),
         micro_batches=2,
     ),
-    Case(
+    doubled(
         "n_in_n_late_two_models",
         "Two models of two equal layers, one after the other.",
-        "doubled",
         layered(equal_layers(2, "NN"), models=2),
         micro_batches=2,
     ),

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, doubled, full, none, partial
 from .frameworks import Function, Under, under
 from .loops import batch, next_token_loss, stepping
 from .model import NON_REENTRANT, REENTRANT, Model, Oracle, run
@@ -181,14 +181,14 @@ def torchs(variant: Any) -> Under:
 def family(stem: str, about: str, own: Under, *, round_r: bool = True) -> tuple[Case, ...]:
     """The function alone, in and around each of torch's, and around itself."""
     n, r = torchs(NON_REENTRANT), torchs(REENTRANT)
-    over_r = Case(f"{stem}_round_r", "Around torch's reentrant one.", "doubled", under(own, r))
+    over_r = doubled(f"{stem}_round_r", "Around torch's reentrant one.", under(own, r))
     return (
         Case(stem, about, "full", under(own)),
-        Case(f"{stem}_in_r", "In torch's reentrant one.", "doubled", under(r, own)),
+        doubled(f"{stem}_in_r", "In torch's reentrant one.", under(r, own)),
         Case(f"{stem}_in_n", "In torch's other one.", None, under(n, own)),
         *((over_r,) if round_r else ()),
-        Case(f"{stem}_round_n", "Around torch's other one.", "doubled", under(own, n)),
-        Case(f"{stem}_twice", "Round itself.", "doubled", under(own, own)),
+        doubled(f"{stem}_round_n", "Around torch's other one.", under(own, n)),
+        doubled(f"{stem}_twice", "Round itself.", under(own, own)),
     )
 
 
@@ -355,8 +355,8 @@ def _loss_of_gate(x: Tensor, square: Tensor, head: Tensor) -> Tensor:
 
 def reversible_cases(stem: str, name: str) -> tuple[Case, ...]:
     return (
-        Case(f"{stem}_blocks", "A function per block.", "partial", reversible_blocks(name)),
-        Case(f"{stem}_chain", "One function for all blocks.", "partial", reversible_chain(name)),
+        partial(f"{stem}_blocks", "A function per block.", reversible_blocks(name)),
+        partial(f"{stem}_chain", "One function for all blocks.", reversible_chain(name)),
     )
 
 
@@ -367,12 +367,11 @@ FUNCTIONS = (
     *family("stash", "Offloads its input.", plain("HiddenStash", _Offloads)),
     *family("to_host", "Its input waits on the host.", plain("ToHost", _ToHost)),
     *reversible_cases("reversible", "ReverseCouple"),
-    Case("gradient_in_forward", "Nothing runs again.", "none", _with(_loss_in_forward, None)),
-    Case(
+    none("gradient_in_forward", "Nothing runs again.", _with(_loss_in_forward, None)),
+    full(
         "gradient_in_forward_once",
         "The same behind checkpointed layers.",
-        "full",
         _with(_loss_in_forward, passing_parameters("BlockSaver")),
     ),
-    Case("recomputes_itself", "A formula's own work.", "none", _with(_loss_of_gate, None)),
+    none("recomputes_itself", "A formula's own work.", _with(_loss_of_gate, None)),
 )

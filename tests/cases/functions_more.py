@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .case import Build, Case, TrainingStep
+from .case import Build, TrainingStep, doubled, full, partial
 from .frameworks import Function, Under, under
 from .functions import named, parameters_of, passing_parameters, plain, torchs
 from .loops import batch, next_token_loss
@@ -192,19 +192,18 @@ HALF_KEPT = plain("HalfKept", _CastsBeforeAndAfter)
 TILES = plain("InTiles", _InTiles)
 
 MORE_FUNCTIONS = (
-    Case("lean", "In the newer style.", "full", under(_CONTEXT)),
-    Case("lean_twice", "Round itself.", "doubled", under(_CONTEXT, _CONTEXT)),
-    Case("product", "Its second run goes on into a product.", "full", under(_PRODUCT)),
-    Case("half_kept", "Its second run has other inputs' types before.", "full", under(HALF_KEPT)),
-    Case("many", "Several tensors in and out.", "full", under(_many("SeveralKept"))),
-    Case(
+    full("lean", "In the newer style.", under(_CONTEXT)),
+    doubled("lean_twice", "Round itself.", under(_CONTEXT, _CONTEXT)),
+    full("product", "Its second run goes on into a product.", under(_PRODUCT)),
+    full("half_kept", "Its second run has other inputs' types before.", under(HALF_KEPT)),
+    full("many", "Several tensors in and out.", under(_many("SeveralKept"))),
+    doubled(
         "two_names",
         "Two functions, one in the other.",
-        "doubled",
         under(_PRODUCT, passing_parameters("InnerKeeper")),
     ),
-    Case("tiles_in_r", "In tiles.", "full", under(torchs(REENTRANT), TILES), by_design=1),
-    Case("tiles_in_n", "The other.", "full", under(torchs(NON_REENTRANT), TILES), by_design=1),
-    Case("every_second", "Every second layer.", "partial", some_layers(_CONTEXT, 2)),
-    Case("two_kinds", "Two models of one class: 2 and 1.", "doubled", two_kinds()),
+    full("tiles_in_r", "In tiles.", under(torchs(REENTRANT), TILES), by_design=1),
+    full("tiles_in_n", "The other.", under(torchs(NON_REENTRANT), TILES), by_design=1),
+    partial("every_second", "Every second layer.", some_layers(_CONTEXT, 2)),
+    doubled("two_kinds", "Two models of one class: 2 and 1.", two_kinds()),
 )

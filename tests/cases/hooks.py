@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, full, none
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle
 from .watch import unwatched
@@ -94,10 +94,9 @@ def _hook_cases() -> tuple[Case, ...]:
             for same in (False, True):
                 what = "its own layer" if same else "another layer"
                 cases.append(
-                    Case(
+                    none(
                         f"hook_{where}{'_grad' if gradients else ''}{'_same' if same else ''}",
                         f"A hook on each {where} runs {what} in the backward pass.",
-                        "none",
                         hook_runs_a_layer(where=where, gradients=gradients, same=same),
                     )
                 )
@@ -106,22 +105,19 @@ def _hook_cases() -> tuple[Case, ...]:
 
 HOOKS = (
     *_hook_cases(),
-    Case(
+    full(
         "hook_output_once",
         "A hook runs another layer; the model is checkpointed once.",
-        "full",
         hook_runs_a_layer(ONCE),
     ),
-    Case(
+    full(
         "hook_output_grad_same_once",
         "A hook runs its own layer with gradients on; the model is checkpointed once.",
-        "full",
         hook_runs_a_layer(ONCE, gradients=True, same=True),
     ),
-    Case(
+    full(
         "hook_parameter_grad_same_r",
         "The same on a parameter, reentrant.",
-        "full",
         hook_runs_a_layer(Checkpoints(outer=R), where="parameter", gradients=True, same=True),
     ),
 )

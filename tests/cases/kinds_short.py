@@ -6,14 +6,14 @@ block; a stem, what pools or merges, and heads are none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .case import Build, Case, TrainingStep
+from .case import Build, TrainingStep, doubled, full, partial
 from .frameworks import Function
 from .kinds import BATCH, HEADS, LENGTH, VOCABULARY, WIDTH, Attending
 from .model import NON_REENTRANT, REENTRANT, Oracle, Variant, run
@@ -53,7 +53,7 @@ class Merge(nn.Module):
 def _under(around: Sequence[Variant | None], layer: nn.Module) -> Function:
     call: Function = layer
     for variant in around:
-        call = partial(run, variant, call)
+        call = functools.partial(run, variant, call)
     return call
 
 
@@ -63,7 +63,7 @@ class Model(nn.Module):
     def __init__(self, oracle: Oracle, around: tuple[Variant | None, ...], beside: str) -> None:
         super().__init__()
         self.around, self.beside = around, beside
-        layer = partial(Brief, oracle)
+        layer = functools.partial(Brief, oracle)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.before, self.behind = nn.Sequential(), nn.Sequential()
         self.between = nn.ModuleList(nn.Identity() for _ in range(2))
@@ -117,14 +117,14 @@ def beside(what: str, *around: Variant | None) -> Build:
 
 N, R = NON_REENTRANT, REENTRANT
 KINDS_SHORT = (
-    Case("short_tower_n", "A tower of short layers before.", "partial", beside("tower", N)),
-    Case("short_tower_r", "The same, reentrant.", "partial", beside("tower", R)),
-    Case("short_between_n", "Short layers between.", "partial", beside("between", N)),
-    Case("short_decoder_n", "A decoder of two short ones.", "partial", beside("decoder", N)),
-    Case("short_tower_r_in_n", "Blocks twice.", "doubled", beside("tower", R, N)),
-    Case("short_stem_n", "A stem of three equal pieces.", "full", beside("stem", N)),
-    Case("short_merges_n", "Merges between blocks.", "full", beside("merges", N)),
-    Case("short_pool_n", "Attention that pools.", "full", beside("pool", N)),
-    Case("short_heads_n", "Three heads.", "full", beside("heads", N)),
-    Case("short_heads_r", "The same, reentrant.", "full", beside("heads", R)),
+    partial("short_tower_n", "A tower of short layers before.", beside("tower", N)),
+    partial("short_tower_r", "The same, reentrant.", beside("tower", R)),
+    partial("short_between_n", "Short layers between.", beside("between", N)),
+    partial("short_decoder_n", "A decoder of two short ones.", beside("decoder", N)),
+    doubled("short_tower_r_in_n", "Blocks twice.", beside("tower", R, N)),
+    full("short_stem_n", "A stem of three equal pieces.", beside("stem", N)),
+    full("short_merges_n", "Merges between blocks.", beside("merges", N)),
+    full("short_pool_n", "Attention that pools.", beside("pool", N)),
+    full("short_heads_n", "Three heads.", beside("heads", N)),
+    full("short_heads_r", "The same, reentrant.", beside("heads", R)),
 )

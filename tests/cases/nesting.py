@@ -7,299 +7,220 @@ cover, ``LOOPS`` other shapes of training step, ``LOOKALIKES`` what must not cou
 from __future__ import annotations
 
 from .builtin import chunked_loss, recomputed_mlp
-from .case import Case
+from .case import doubled, full, none, partial
 from .loops import adversarial, frozen_teacher, gradient_penalty, train, two_losses
 from .model import NON_REENTRANT, REENTRANT, Checkpoints
 from .versions import HAS_SELECTIVE
 
 N, R = NON_REENTRANT, REENTRANT
+asks = Checkpoints
 
 # Outer and inner checkpoint around the same layer.
 NESTING = (
-    Case("no_checkpoint", "Nothing is checkpointed.", "none", train()),
-    Case(
-        "r_inside", "Each layer checkpoints itself, reentrant.", "full", train(Checkpoints(inner=R))
-    ),
-    Case("n_inside", "The same, non-reentrant.", "full", train(Checkpoints(inner=N))),
-    Case(
-        "r_outside",
-        "The model checkpoints each layer, reentrant.",
-        "full",
-        train(Checkpoints(outer=R)),
-    ),
-    Case("n_outside", "The same, non-reentrant.", "full", train(Checkpoints(outer=N))),
-    Case("r_in_r", "Reentrant around reentrant.", "doubled", train(Checkpoints(outer=R, inner=R))),
-    Case(
-        "n_in_r", "Reentrant around non-reentrant.", "doubled", train(Checkpoints(outer=R, inner=N))
-    ),
-    Case(
-        "r_in_n", "Non-reentrant around reentrant.", "doubled", train(Checkpoints(outer=N, inner=R))
-    ),
-    Case(
+    none("no_checkpoint", "Nothing is checkpointed.", train()),
+    full("r_inside", "Each layer checkpoints itself, reentrant.", train(asks(inner=R))),
+    full("n_inside", "The same, non-reentrant.", train(asks(inner=N))),
+    full("r_outside", "The model checkpoints each layer, reentrant.", train(asks(outer=R))),
+    full("n_outside", "The same, non-reentrant.", train(asks(outer=N))),
+    doubled("r_in_r", "Reentrant around reentrant.", train(asks(outer=R, inner=R))),
+    doubled("n_in_r", "Reentrant around non-reentrant.", train(asks(outer=R, inner=N))),
+    doubled("r_in_n", "Non-reentrant around reentrant.", train(asks(outer=N, inner=R))),
+    full(
         "n_in_n",
         "Non-reentrant around non-reentrant: costs nothing.",
-        "full",
-        train(Checkpoints(outer=N, inner=N)),
+        train(asks(outer=N, inner=N)),
     ),
-    Case(
+    doubled(
         "n_in_n_no_early_stop",
         "The same without early stop.",
-        "doubled",
-        train(Checkpoints(outer=N, inner=N), early_stop=False),
+        train(asks(outer=N, inner=N), early_stop=False),
     ),
-    Case(
+    full(
         "n_outside_no_early_stop",
         "One checkpoint without early stop.",
-        "full",
-        train(Checkpoints(outer=N), early_stop=False),
+        train(asks(outer=N), early_stop=False),
     ),
-    Case(
+    doubled(
         "r_in_wrapper",
         "PyTorch's checkpoint wrapper around reentrant: the reported pair.",
-        "doubled",
-        train(Checkpoints(inner=R), wrapper=True),
+        train(asks(inner=R), wrapper=True),
     ),
-    Case(
+    full(
         "n_in_wrapper",
         "PyTorch's checkpoint wrapper around non-reentrant.",
-        "full",
-        train(Checkpoints(inner=N), wrapper=True),
+        train(asks(inner=N), wrapper=True),
     ),
-    Case(
+    doubled(
         "n_halves_in_n",
         "Non-reentrant around one non-reentrant checkpoint per half.",
-        "doubled",
-        train(Checkpoints(outer=N, attention=N, mlp=N)),
+        train(asks(outer=N, attention=N, mlp=N)),
     ),
-    Case(
+    doubled(
         "n_first_half_in_n",
         "Non-reentrant around a non-reentrant first half.",
-        "doubled",
-        train(Checkpoints(outer=N, attention=N)),
+        train(asks(outer=N, attention=N)),
     ),
-    Case(
+    doubled(
         "r_halves_in_r",
         "Reentrant around one reentrant checkpoint per half.",
-        "doubled",
-        train(Checkpoints(outer=R, attention=R, mlp=R)),
+        train(asks(outer=R, attention=R, mlp=R)),
     ),
-    Case(
+    full(
         "n_halves",
         "One non-reentrant checkpoint per half, nothing outside.",
-        "full",
-        train(Checkpoints(attention=N, mlp=N)),
+        train(asks(attention=N, mlp=N)),
     ),
-    Case(
+    doubled(
         "r_three_levels",
         "Three reentrant checkpoints around the same work.",
-        "doubled",
-        train(Checkpoints(outer=R, inner=R, attention=R, mlp=R)),
+        train(asks(outer=R, inner=R, attention=R, mlp=R)),
     ),
-    Case(
+    doubled(
         "n_layers_in_n_stack",
         "All layers under one non-reentrant checkpoint, each under its own.",
-        "doubled",
-        train(Checkpoints(stack=N, inner=N)),
+        train(asks(stack=N, inner=N)),
     ),
-    Case(
-        "r_layers_in_r_stack",
-        "The same, both reentrant.",
-        "doubled",
-        train(Checkpoints(stack=R, inner=R)),
-    ),
-    Case(
+    doubled("r_layers_in_r_stack", "The same, both reentrant.", train(asks(stack=R, inner=R))),
+    doubled(
         "n_layers_in_r_stack",
         "Reentrant around the stack, non-reentrant inside.",
-        "doubled",
-        train(Checkpoints(stack=R, inner=N)),
+        train(asks(stack=R, inner=N)),
     ),
-    Case(
+    doubled(
         "r_layers_in_n_stack",
         "Non-reentrant around the stack, reentrant inside.",
-        "doubled",
-        train(Checkpoints(stack=N, inner=R)),
+        train(asks(stack=N, inner=R)),
     ),
-    Case(
+    doubled(
         "n_layers_in_n_stack_with_head",
         "The outer checkpoint covers norm and head too.",
-        "doubled",
-        train(Checkpoints(stack=N, stack_with_head=True, inner=N)),
+        train(asks(stack=N, stack_with_head=True, inner=N)),
     ),
 )
 
 # Only part of the model.
 COVERAGE = (
-    Case(
+    partial(
         "two_layers_of_four",
         "Half of the layers are checkpointed.",
-        "partial",
-        train(Checkpoints(outer=N, outer_layers=frozenset({1, 2}))),
+        train(asks(outer=N, outer_layers=frozenset({1, 2}))),
     ),
-    Case(
+    doubled(
         "one_layer_doubled",
         "All layers once, one of them twice.",
-        "doubled",
-        train(Checkpoints(outer=N, inner=R, inner_layers=frozenset({2}))),
+        train(asks(outer=N, inner=R, inner_layers=frozenset({2}))),
     ),
-    Case(
-        "first_half_only",
-        "Only the attention half of each layer.",
-        "partial",
-        train(Checkpoints(attention=N)),
-    ),
-    Case(
+    partial("first_half_only", "Only the attention half of each layer.", train(asks(attention=N))),
+    partial(
         "selective_matmuls",
         "Selective: matrix products are kept, the rest runs again.",
-        "partial",
-        train(Checkpoints(selective=True)),
+        train(asks(selective=True)),
     ),
-    Case(
-        "n_stack",
-        "All layers under one non-reentrant checkpoint.",
-        "full",
-        train(Checkpoints(stack=N)),
-    ),
-    Case(
+    full("n_stack", "All layers under one non-reentrant checkpoint.", train(asks(stack=N))),
+    partial(
         "r_sequential",
         "checkpoint_sequential in two segments: the last is not checkpointed.",
-        "partial",
-        train(Checkpoints(sequential=R)),
+        train(asks(sequential=R)),
     ),
-    Case("n_sequential", "The same, non-reentrant.", "partial", train(Checkpoints(sequential=N))),
-    Case(
+    partial("n_sequential", "The same, non-reentrant.", train(asks(sequential=N))),
+    doubled(
         "r_layers_in_r_sequential",
         "checkpoint_sequential over layers that checkpoint themselves.",
-        "doubled",
-        train(Checkpoints(sequential=R, inner=R)),
+        train(asks(sequential=R, inner=R)),
     ),
-    Case(
+    doubled(
         "n_layers_in_n_sequential",
         "The same, both non-reentrant.",
-        "doubled",
-        train(Checkpoints(sequential=N, inner=N)),
+        train(asks(sequential=N, inner=N)),
     ),
 )
 
 # Other shapes of the step.
 LOOPS = (
-    Case(
+    full(
         "accumulation_once",
         "Two micro-batches per step, checkpointed once.",
-        "full",
-        train(Checkpoints(outer=N), micro_batches=2),
+        train(asks(outer=N), micro_batches=2),
         micro_batches=2,
     ),
-    Case(
+    doubled(
         "accumulation_doubled",
         "Two micro-batches per step, checkpointed twice.",
-        "doubled",
-        train(Checkpoints(outer=N, inner=R), micro_batches=2),
+        train(asks(outer=N, inner=R), micro_batches=2),
         micro_batches=2,
     ),
-    Case(
+    full(
         "autocast_once",
         "Mixed precision, which casts the weights again in each recompute.",
-        "full",
-        train(Checkpoints(outer=N), autocast=True),
+        train(asks(outer=N), autocast=True),
     ),
-    Case(
+    doubled(
         "autocast_doubled",
         "Mixed precision, checkpointed twice.",
-        "doubled",
-        train(Checkpoints(outer=R, inner=N), autocast=True),
+        train(asks(outer=R, inner=N), autocast=True),
     ),
-    Case(
+    full(
         "evaluation_between_steps",
         "An evaluation pass after each update.",
-        "full",
-        train(Checkpoints(outer=R), evaluate=True),
+        train(asks(outer=R), evaluate=True),
     ),
-    Case(
+    doubled(
         "no_schedule_doubled",
         "Recorded without a schedule: nothing marks the steps but the optimizer.",
-        "doubled",
-        train(Checkpoints(outer=N, inner=R)),
+        train(asks(outer=N, inner=R)),
         scheduled=False,
     ),
-    Case("no_schedule_none", "The same, nothing checkpointed.", "none", train(), scheduled=False),
-    Case(
+    none("no_schedule_none", "The same, nothing checkpointed.", train(), scheduled=False),
+    doubled(
         "no_optimizer_doubled",
         "Weights updated by hand.",
-        "doubled",
-        train(Checkpoints(outer=R, inner=R), optimizer="none"),
+        train(asks(outer=R, inner=R), optimizer="none"),
     ),
-    Case(
+    doubled(
         "closure_doubled",
         "The optimizer calls for loss and gradients itself (a closure), as Lightning lets it.",
-        "doubled",
-        train(Checkpoints(outer=R, inner=R), optimizer="closure"),
+        train(asks(outer=R, inner=R), optimizer="closure"),
     ),
-    Case(
-        "closure_none",
-        "The same, nothing checkpointed.",
-        "none",
-        train(optimizer="closure"),
-    ),
-    Case(
+    none("closure_none", "The same, nothing checkpointed.", train(optimizer="closure")),
+    full(
         "two_losses_n",
         "Two backward passes through one checkpointed forward: once in each.",
-        "full",
-        two_losses(Checkpoints(outer=N)),
+        two_losses(asks(outer=N)),
         backwards_per_forward=2,
     ),
-    Case(
-        "two_losses_r",
-        "The same, reentrant.",
-        "full",
-        two_losses(Checkpoints(outer=R)),
-        backwards_per_forward=2,
+    full(
+        "two_losses_r", "The same, reentrant.", two_losses(asks(outer=R)), backwards_per_forward=2
     ),
-    Case(
+    full(
         "frozen_teacher_once",
         "Distillation from a frozen teacher; the student is checkpointed.",
-        "full",
-        frozen_teacher(Checkpoints(outer=N)),
+        frozen_teacher(asks(outer=N)),
     ),
 )
 
 # Nothing is checkpointed, and something looks as if it were.
 LOOKALIKES = (
-    Case(
-        "gradient_penalty", "Double backward.", "none", gradient_penalty(), backwards_per_forward=2
-    ),
-    Case(
-        "adversarial",
-        "Generator and discriminator.",
-        "none",
-        adversarial(),
-        micro_batches=2,
-    ),
-    Case(
+    none("gradient_penalty", "Double backward.", gradient_penalty(), backwards_per_forward=2),
+    none("adversarial", "Generator and discriminator.", adversarial(), micro_batches=2),
+    none(
         "two_losses_none",
         "Two backward passes through one forward.",
-        "none",
         two_losses(),
         backwards_per_forward=2,
     ),
-    Case("frozen_teacher_none", "Distillation from a frozen teacher.", "none", frozen_teacher()),
-    Case(
-        "accumulation_none",
-        "Two micro-batches per step.",
-        "none",
-        train(micro_batches=2),
-        micro_batches=2,
+    none("frozen_teacher_none", "Distillation from a frozen teacher.", frozen_teacher()),
+    none(
+        "accumulation_none", "Two micro-batches per step.", train(micro_batches=2), micro_batches=2
     ),
-    Case("evaluation_none", "An evaluation pass after each update.", "none", train(evaluate=True)),
-    Case(
+    none("evaluation_none", "An evaluation pass after each update.", train(evaluate=True)),
+    none(
         "builtin_mlp",
         "A custom function computes its hidden layer again in its formula.",
-        "none",
         recomputed_mlp(),
     ),
-    Case(
+    none(
         "builtin_chunked_loss",
         "A chunked loss runs the head again, under autograd, in its formula.",
-        "none",
         chunked_loss(),
     ),
 )

@@ -12,18 +12,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     offload_wrapper,
 )
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, full, none
 from .loops import batch, gradient_penalty, next_token_loss, ordinary, stepping
-from .model import (
-    NON_REENTRANT,
-    REENTRANT,
-    Checkpoints,
-    Layer,
-    Model,
-    Oracle,
-    Variant,
-    run,
-)
+from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle, Variant, run
 from .versions import non_reentrant_wrapper
 from .watch import watch_whole_runs
 
@@ -105,55 +96,37 @@ class Checkpointed(nn.Module):
 
 
 PLACES = (
-    Case(
-        "offload_none",
-        "Activations go to the host; none is checkpointed.",
-        "none",
-        offload("wrapper"),
+    none("offload_none", "Activations go to the host; none is checkpointed.", offload("wrapper")),
+    full(
+        "offload_round_n", "Offloading around a checkpoint.", offload("wrapper around checkpoint")
     ),
-    Case(
-        "offload_round_n",
-        "Offloading around a checkpoint.",
-        "full",
-        offload("wrapper around checkpoint"),
-    ),
-    Case(
+    full(
         "offload_saved_round_n",
         "save_on_cpu around a checkpoint.",
-        "full",
         offload("saved around checkpoint"),
     ),
-    Case(
-        "offload_saved_round_r",
-        "The same, reentrant.",
-        "full",
-        offload("saved around checkpoint", R),
-    ),
-    Case(
+    full("offload_saved_round_r", "The same, reentrant.", offload("saved around checkpoint", R)),
+    none(
         "offload_saved_in_n",
         "save_on_cpu inside a checkpoint takes its tensors first: nothing runs again.",
-        "none",
         offload("saved inside"),
     ),
-    Case("offload_saved_in_r", "The same, reentrant.", "full", offload("saved inside", R)),
-    Case(
+    full("offload_saved_in_r", "The same, reentrant.", offload("saved inside", R)),
+    full(
         "penalty_n",
         "Gradient penalty through checkpoints.",
-        "full",
         gradient_penalty(ONCE),
         backwards_per_forward=2,
     ),
-    Case(
+    full(
         "penalty_halves_n",
         "The same, one checkpoint per half.",
-        "full",
         gradient_penalty(Checkpoints(attention=N, mlp=N)),
         backwards_per_forward=2,
     ),
-    Case(
+    none(
         "linear_n",
         "One linear module per layer is checkpointed: nothing runs again.",
-        "none",
         one_linear(N),
     ),
     Case("linear_r", "The same, reentrant: the modules are the regions.", None, one_linear(R)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, doubled, full, none
 from .loops import next_token_loss, two_losses
 from .model import BATCH, LENGTH, NON_REENTRANT, REENTRANT, VOCABULARY, Checkpoints, Model, Oracle
 from .truth import Verdict
@@ -95,27 +95,24 @@ def _pipelines() -> tuple[Case, ...]:
 
 SCHEDULES = (
     *_pipelines(),
-    Case(
+    doubled(
         "pipeline_mixed_lengths",
         "Three interleaved micro-batches, each of another length, checkpointed twice.",
-        "doubled",
         pipeline(DOUBLED, "FFBFBB", mixed_lengths=True),
         micro_batches=3,
     ),
-    Case(
+    full(
         "accumulation_mixed_lengths",
         "Three micro-batches of three lengths.",
-        "full",
         pipeline(ONCE, "FBFBFB", mixed_lengths=True),
         micro_batches=3,
     ),
-    Case("length_none", "Another length in every step.", "none", changing_length(NONE)),
-    Case("length_once", "The same, checkpointed.", "full", changing_length(ONCE)),
-    Case("length_doubled", "The same, twice.", "doubled", changing_length(DOUBLED)),
-    Case(
+    none("length_none", "Another length in every step.", changing_length(NONE)),
+    full("length_once", "The same, checkpointed.", changing_length(ONCE)),
+    doubled("length_doubled", "The same, twice.", changing_length(DOUBLED)),
+    doubled(
         "two_losses_doubled",
         "Two backward passes through one forward, checkpointed twice.",
-        "doubled",
         two_losses(DOUBLED),
         backwards_per_forward=2,
     ),

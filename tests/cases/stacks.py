@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .case import Build, Case, TrainingStep
+from .case import Build, Case, TrainingStep, full, none, partial
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, WIDTH, Model, Oracle, Variant, run
 from .watch import watch
@@ -121,55 +121,39 @@ def shaped(shape: Shape, variants: tuple[Variant | None, ...], autocast: bool = 
 
 
 STACKS = (
-    Case(
+    full(
         "alternating_n",
         "Two kinds of block in turn, all checkpointed.",
-        "full",
         shaped("alternating", (N,)),
     ),
-    Case("alternating_r", "The same, reentrant.", "full", shaped("alternating", (R,))),
+    full("alternating_r", "The same, reentrant.", shaped("alternating", (R,))),
     Case(
         "alternating_first_kind",
         "Only blocks of the first kind are checkpointed.",
         None,
         shaped("alternating", (N, None)),
     ),
-    Case(
-        "alternating_variants",
-        "One kind reentrant, the other not.",
-        "full",
-        shaped("alternating", (N, R)),
+    full(
+        "alternating_variants", "One kind reentrant, the other not.", shaped("alternating", (N, R))
     ),
-    Case("shared_none", "One layer used four times.", "none", shaped("shared", (None,))),
-    Case("shared_n", "The same, checkpointed at each use.", "full", shaped("shared", (N,))),
-    Case("shared_r", "The same, reentrant.", "full", shaped("shared", (R,))),
-    Case(
+    none("shared_none", "One layer used four times.", shaped("shared", (None,))),
+    full("shared_n", "The same, checkpointed at each use.", shaped("shared", (N,))),
+    full("shared_r", "The same, reentrant.", shaped("shared", (R,))),
+    partial(
         "shared_some",
         "One layer used four times, checkpointed at every other use.",
-        "partial",
         shaped("shared", (N, None)),
     ),
-    Case(
-        "no_grad_part_none",
-        "Each block has a part without gradients.",
-        "none",
-        shaped("assessed", (None,)),
+    none(
+        "no_grad_part_none", "Each block has a part without gradients.", shaped("assessed", (None,))
     ),
-    Case("no_grad_part_n", "The same, checkpointed.", "full", shaped("assessed", (N,))),
-    Case("no_grad_part_r", "The same, reentrant.", "full", shaped("assessed", (R,))),
-    Case(
+    full("no_grad_part_n", "The same, checkpointed.", shaped("assessed", (N,))),
+    full("no_grad_part_r", "The same, reentrant.", shaped("assessed", (R,))),
+    none(
         "nested_autocast_none",
         "Every other layer leaves mixed precision.",
-        "none",
         shaped("unmixed", (None,), autocast=True),
     ),
-    Case(
-        "nested_autocast_n",
-        "The same, checkpointed.",
-        "full",
-        shaped("unmixed", (N,), autocast=True),
-    ),
-    Case(
-        "nested_autocast_r", "The same, reentrant.", "full", shaped("unmixed", (R,), autocast=True)
-    ),
+    full("nested_autocast_n", "The same, checkpointed.", shaped("unmixed", (N,), autocast=True)),
+    full("nested_autocast_r", "The same, reentrant.", shaped("unmixed", (R,), autocast=True)),
 )

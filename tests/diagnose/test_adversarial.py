@@ -6,6 +6,7 @@ Each names the answers that are true of it; no answer always is.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -118,108 +119,84 @@ class Trap:
 
     name: str
     text: str
-    true: tuple[str, ...] = ()
+    true: tuple[str, ...]
+
+
+def trap(name: str, *true: str) -> Callable[[str], Trap]:
+    """The trap whose log comes next: what is true of it stands first."""
+    return lambda text: Trap(name, text, true)
 
 
 TRAPS = (
-    Trap(
-        "two processes whose frames mix: one saves, the other runs out of memory",
+    trap("two processes whose frames mix: one saves, the other runs out of memory", "RS120-device")(
         interleaved(
             raised("KeyError: 'x'", *SAVES), raised(OOM, ("train.py", "step"), (MODULE, "forward"))
-        ),
-        ("RS120-device",),
+        )
     ),
-    Trap(
-        "a checkpoint's warning long before a loss that was detached",
-        WARNING + PROGRESS * 2 + raised(DETACHED, ("train.py", "main")),
-        ("RS104-warned",),
+    trap("a checkpoint's warning long before a loss that was detached", "RS104-warned")(
+        WARNING + PROGRESS * 2 + raised(DETACHED, ("train.py", "main"))
     ),
-    Trap(
-        "a checkpoint's warning on another rank",
-        "[rank1]: " + WARNING + prefixed(raised(DETACHED, ("train.py", "main")), "[rank0]: "),
-        ("RS104-warned",),
+    trap("a checkpoint's warning on another rank", "RS104-warned")(
+        "[rank1]: " + WARNING + prefixed(raised(DETACHED, ("train.py", "main")), "[rank0]: ")
     ),
-    Trap(
-        "memory in evaluation, after a save",
-        "Saving model checkpoint to out/checkpoint-500\n" + raised(OOM, *EVALUATES),
-        ("RS120-evaluation",),
+    trap("memory in evaluation, after a save", "RS120-evaluation")(
+        "Saving model checkpoint to out/checkpoint-500\n" + raised(OOM, *EVALUATES)
     ),
-    Trap(
-        "memory in a forward pass of a function named after training and saving",
-        raised(OOM, ("train.py", "train_and_save"), (MODULE, "_call_impl"), ("m.py", "forward")),
-        ("RS120-device",),
+    trap("memory in a forward pass of a function named after training and saving", "RS120-device")(
+        raised(OOM, ("train.py", "train_and_save"), (MODULE, "_call_impl"), ("m.py", "forward"))
     ),
-    Trap(
-        "memory in a loss, in a function named after training and saving",
-        raised(OOM, ("train.py", "train_and_save"), (f"{LIB}/torch/nn/functional.py", "loss")),
-        ("RS120-device",),
+    trap("memory in a loss, in a function named after training and saving", "RS120-device")(
+        raised(OOM, ("train.py", "train_and_save"), (f"{LIB}/torch/nn/functional.py", "loss"))
     ),
-    Trap(
-        "memory while a state dict is loaded, by hooks named after state dicts",
+    trap("memory while a state dict is loaded, by hooks named after state dicts", "RS120-loading")(
         raised(
             OOM,
             ("train.py", "resume"),
             (MODULE, "_load_from_state_dict"),
             (f"{LIB}/torch/distributed/fsdp/_state_dict_utils.py", "_pre_load_state_dict_hook"),
-        ),
-        ("RS120-loading",),
+        )
     ),
-    Trap(
-        "memory in a forward pass of a function named after loading",
-        raised(OOM, ("train.py", "load_and_train"), (MODULE, "_call_impl"), ("m.py", "forward")),
-        ("RS120-device",),
+    trap("memory in a forward pass of a function named after loading", "RS120-device")(
+        raised(OOM, ("train.py", "load_and_train"), (MODULE, "_call_impl"), ("m.py", "forward"))
     ),
-    Trap(
-        "memory in a custom function that saves tensors for backward",
-        raised(OOM, (MODULE, "_call_impl"), ("kernels.py", "save_for_backward")),
-        ("RS120-device",),
+    trap("memory in a custom function that saves tensors for backward", "RS120-device")(
+        raised(OOM, (MODULE, "_call_impl"), ("kernels.py", "save_for_backward"))
     ),
-    Trap(
-        "memory while pictures are generated in a function that saves them",
+    trap("memory while pictures are generated in a function that saves them", "RS120-generation")(
         raised(
             OOM, ("train.py", "save_samples"), (f"{LIB}/x/pipe.py", "generate"), (MODULE, "forward")
-        ),
-        ("RS120-generation",),
+        )
     ),
-    Trap(
-        "pinned memory that an offload of activations asks for in the forward pass",
+    trap("pinned memory that an offload of activations asks for in the forward pass")(
         raised(
             "RuntimeError: CUDA error: out of memory",
             (MODULE, "forward"),
             (f"{LIB}/torch/autograd/graph.py", "pack_to_cpu"),
-        ),
+        )
     ),
-    Trap(
-        "a traceback in a save that was cut off, and memory elsewhere much later",
-        HEAD + "".join(frame(*one) for one in SAVES) + PROGRESS * 3 + OOM + "\n",
-        ("RS120-device",),
+    trap("a traceback in a save that was cut off, and memory elsewhere much later", "RS120-device")(
+        HEAD + "".join(frame(*one) for one in SAVES) + PROGRESS * 3 + OOM + "\n"
     ),
-    Trap(
-        "memory that was caught while a batch size was sought, and another end",
+    trap("memory that was caught while a batch size was sought, and another end")(
         raised(OOM, ("train.py", "try_batch"), (f"{LIB}/torch/_tensor.py", "backward"))
         + PROGRESS
-        + raised("KeyError: 'labels'", ("train.py", "main")),
+        + raised("KeyError: 'labels'", ("train.py", "main"))
     ),
-    Trap(
-        "an exception that is spoken of in a hint",
-        "INFO if you see RuntimeError: CUDA out of memory, lower the batch size\nstep 1\ndone\n",
+    trap("an exception that is spoken of in a hint")(
+        "INFO if you see RuntimeError: CUDA out of memory, lower the batch size\nstep 1\ndone\n"
     ),
-    Trap(
-        "an exception that is quoted from the documentation",
-        "see the FAQ: 'RuntimeError: Expected to have finished reduction in the prior iteration'\n",
+    trap("an exception that is quoted from the documentation")(
+        "see the FAQ: 'RuntimeError: Expected to have finished reduction in the prior iteration'\n"
     ),
-    Trap(
-        "memory that runs out under no_grad, as torch 1 decorates it",
+    trap("memory that runs out under no_grad, as torch 1 decorates it", "RS120-device")(
         raised(
             OOM,
             ("demo.py", "predict"),
             ("/opt/lib/site-packages/torch/autograd/grad_mode.py", "decorate_no_grad"),
             (MODULE, "forward"),
-        ),
-        ("RS120-device",),
+        )
     ),
-    Trap(
-        "an optimizer's state that is loaded",
+    trap("an optimizer's state that is loaded", "RS120-loading")(
         raised(
             OOM,
             ("train.py", "<module>"),
@@ -228,11 +205,9 @@ TRAPS = (
                 "/opt/lib/site-packages/torch/optim/optimizer.py",
                 "_process_value_according_to_param_policy",
             ),
-        ),
-        ("RS120-loading",),
+        )
     ),
-    Trap(
-        "the first ranks of two groups, each number 44 of its own",
+    trap("the first ranks of two groups, each number 44 of its own", "RS209-unclear")(
         watchdog(0, 44, "ALLREDUCE")
         + watchdog(2, 44, "BROADCAST").replace("[Rank 2]", "[Rank 0]")
         + "".join(
@@ -240,31 +215,22 @@ TRAPS = (
             "detected by watchdog at work: 44, last enqueued NCCL work: 45, last completed NCCL "
             "work: 43.\n"
             for rank, guid in ((0, 9), (2, 10))
-        ),
-        ("RS209-unclear",),
+        )
     ),
-    Trap(
-        "all-gathers of one size a rank, of different sizes",
-        watchdog(0, 9, "_ALLGATHER_BASE") + watchdog(1, 9, "_ALLGATHER_BASE").replace("=8", "=16"),
-        ("RS210-different-places",),
+    trap("all-gathers of one size a rank, of different sizes", "RS210-different-places")(
+        watchdog(0, 9, "_ALLGATHER_BASE") + watchdog(1, 9, "_ALLGATHER_BASE").replace("=8", "=16")
     ),
-    Trap(
-        "a table's weight that is none, without anything that shards",
-        raised("RuntimeError: 'weight' must be 2-D", ("train.py", "main"), (MODULE, "forward")),
-        ("RS117-called-past-root",),
+    trap("a table's weight that is none, without anything that shards", "RS117-called-past-root")(
+        raised("RuntimeError: 'weight' must be 2-D", ("train.py", "main"), (MODULE, "forward"))
     ),
-    Trap(
-        "ranks apart, after a save that was complete",
+    trap("ranks apart, after a save that was complete", "RS210-different-places")(
         "Model weights saved in out/pytorch_model.bin\n"
         + watchdog(0, 7, "ALLREDUCE")
-        + watchdog(1, 7, "BROADCAST"),
-        ("RS210-different-places",),
+        + watchdog(1, 7, "BROADCAST")
     ),
-    Trap(
-        "arguments that speak of saving, and a rank that is missing",
+    trap("arguments that speak of saving, and a rank that is missing", "RS209-slow")(
         "save_strategy=steps save_steps=500 save_total_limit=3\nsave_on_each_node=False\n"
-        + watchdog(1, 7, "ALLREDUCE"),
-        ("RS209-slow",),
+        + watchdog(1, 7, "ALLREDUCE")
     ),
     Trap(
         "a rank that gave up in an evaluation, below a function named after saving",
@@ -276,8 +242,7 @@ TRAPS = (
         ),
         ("RS210-different-places",),
     ),
-    Trap(
-        "a rank that gave up while it loaded",
+    trap("a rank that gave up while it loaded", "RS210-different-places")(
         watchdog(0, 7, "ALLREDUCE")
         + watchdog(1, 7, "BROADCAST")
         + prefixed(
@@ -287,11 +252,9 @@ TRAPS = (
                 (MODULE, "load_state_dict"),
             ),
             "[rank0]: ",
-        ),
-        ("RS210-different-places",),
+        )
     ),
-    Trap(
-        "all ranks gave up while they saved",
+    trap("all ranks gave up while they saved", "RS210-different-places")(
         watchdog(0, 7, "ALLREDUCE")
         + watchdog(1, 7, "BROADCAST")
         + "".join(
@@ -300,137 +263,106 @@ TRAPS = (
                 f"[rank{rank}]: ",
             )
             for rank in (0, 1)
-        ),
-        ("RS210-different-places",),
+        )
     ),
-    Trap(
-        "numbers of process groups that are not named",
-        watchdog(0, 90, "ALLREDUCE") + watchdog(1, 64, "ALLREDUCE"),
-        ("RS209-unclear",),
+    trap("numbers of process groups that are not named", "RS209-unclear")(
+        watchdog(0, 90, "ALLREDUCE") + watchdog(1, 64, "ALLREDUCE")
     ),
-    Trap("rows that doubled", changed(("1, 5120", "2, 5120")), ("RS101-unknown",)),
-    Trap("one row more, without experts", changed(("4, 8", "5, 8")), ("RS101-unknown",)),
-    Trap(
-        "rows that leave one expert for another",
-        changed(("965, 5120", "964, 5120"), ("871, 5120", "872, 5120")),
-        ("RS101-expert-routing",),
+    trap("rows that doubled", "RS101-unknown")(changed(("1, 5120", "2, 5120"))),
+    trap("one row more, without experts", "RS101-unknown")(changed(("4, 8", "5, 8"))),
+    trap("rows that leave one expert for another", "RS101-expert-routing")(
+        changed(("965, 5120", "964, 5120"), ("871, 5120", "872, 5120"))
     ),
-    Trap(
-        "one row more, in a block of experts",
-        raised(changed(("4, 8", "5, 8")).rstrip(), ("layers/moe.py", "forward"), *RECOMPUTES),
-        ("RS101-expert-routing",),
+    trap("one row more, in a block of experts", "RS101-expert-routing")(
+        raised(changed(("4, 8", "5, 8")).rstrip(), ("layers/moe.py", "forward"), *RECOMPUTES)
     ),
-    Trap(
-        "a sequence that doubled in a feed-forward layer",
-        changed(("1, 171, 4096", "1, 342, 4096"), ("171, 4096", "342, 4096")),
+    trap("a sequence that doubled in a feed-forward layer")(
+        changed(("1, 171, 4096", "1, 342, 4096"), ("171, 4096", "342, 4096"))
     ),
-    Trap(
-        "feature maps of which only the height doubled",
-        changed(("1, 64, 128, 128", "1, 64, 256, 128"), ("1, 128, 64, 64", "1, 128, 128, 64")),
-        ("RS101-unknown",),
+    trap("feature maps of which only the height doubled", "RS101-unknown")(
+        changed(("1, 64, 128, 128", "1, 64, 256, 128"), ("1, 128, 64, 64", "1, 128, 128, 64"))
     ),
-    Trap(
-        "sequences packed into one table, and some tokens more",
-        changed(("3912, 4096", "4004, 4096"), ("3912, 11008", "4004, 11008")),
-        ("RS101-unknown",),
+    trap("sequences packed into one table, and some tokens more", "RS101-unknown")(
+        changed(("3912, 4096", "4004, 4096"), ("3912, 11008", "4004, 11008"))
     ),
-    Trap(
-        "an inference engine that loads its weights",
+    trap("an inference engine that loads its weights", "RS120-loading", "RS120-device")(
         raised(
             OOM,
             (f"{LIB}/vllm/v1/worker/gpu_worker.py", "load_model"),
             (f"{LIB}/vllm/model_executor/layers/linear.py", "create_weights"),
-        ),
-        ("RS120-loading", "RS120-device"),
+        )
     ),
-    Trap(
-        "what a loader's worker raised, quoted, beside a warning of a checkpoint",
+    trap("what a loader's worker raised, quoted, beside a warning of a checkpoint", "RS104-warned")(
         WARNING
         + raised("KeyError: Caught KeyError in DataLoader worker process 0.", ("d.py", "next"))
         + "Original "
-        + raised("KeyError: 'id'", ("d.py", "__getitem__")),
-        ("RS104-warned",),
+        + raised("KeyError: 'id'", ("d.py", "__getitem__"))
     ),
-    Trap("keys and a hidden state that doubled", changed(KEYS, ("1, 171, 4096", "1, 342, 4096"))),
-    Trap("a batch that was halved", changed(("2, 8, 128, 64", "1, 8, 128, 64"))),
-    Trap("heads that were halved", changed(("1, 32, 512, 128", "1, 16, 512, 128"))),
-    Trap("a length of 2 that became 1", changed(("4, 2, 64", "4, 1, 64"))),
-    Trap("a width that was halved", changed(("1, 512, 4096", "1, 512, 2048"))),
-    Trap("keys that doubled in another dtype", changed(KEYS, dtypes=("bfloat16", "float32"))),
-    Trap("whole numbers of another dtype", changed(("8, 8", "8, 8"), dtypes=("int64", "int32"))),
-    Trap("a complaint that was cut off", changed(KEYS)[: len(MISMATCH) + 90]),
-    Trap(
-        "doubled keys with colours and Windows' line ends",
-        changed(KEYS).replace("tensor", "\x1b[31mtensor\x1b[0m").replace("\n", "\r\n"),
-        ("RS101-kv-cache",),
+    trap("keys and a hidden state that doubled")(changed(KEYS, ("1, 171, 4096", "1, 342, 4096"))),
+    trap("a batch that was halved")(changed(("2, 8, 128, 64", "1, 8, 128, 64"))),
+    trap("heads that were halved")(changed(("1, 32, 512, 128", "1, 16, 512, 128"))),
+    trap("a length of 2 that became 1")(changed(("4, 2, 64", "4, 1, 64"))),
+    trap("a width that was halved")(changed(("1, 512, 4096", "1, 512, 2048"))),
+    trap("keys that doubled in another dtype")(changed(KEYS, dtypes=("bfloat16", "float32"))),
+    trap("whole numbers of another dtype")(changed(("8, 8", "8, 8"), dtypes=("int64", "int32"))),
+    trap("a complaint that was cut off")(changed(KEYS)[: len(MISMATCH) + 90]),
+    trap("doubled keys with colours and Windows' line ends", "RS101-kv-cache")(
+        changed(KEYS).replace("tensor", "\x1b[31mtensor\x1b[0m").replace("\n", "\r\n")
     ),
-    Trap(
-        "doubled keys, a time before every line",
-        prefixed(raised(changed(KEYS).rstrip(), *RECOMPUTES[:2]), "2026-01-02 03:04:05,678 "),
-        ("RS101-kv-cache",),
+    trap("doubled keys, a time before every line", "RS101-kv-cache")(
+        prefixed(raised(changed(KEYS).rstrip(), *RECOMPUTES[:2]), "2026-01-02 03:04:05,678 ")
     ),
-    Trap(
-        "doubled keys, journald's words before every line",
+    trap("doubled keys, journald's words before every line", "RS101-kv-cache")(
         prefixed(
             raised(changed(KEYS).rstrip(), *RECOMPUTES[:2]), "Nov 22 11:05:30 host python[123]: "
-        ),
-        ("RS101-kv-cache",),
+        )
     ),
-    Trap(
-        "a mask half as long as the keys, in generation",
+    trap("a mask half as long as the keys, in generation")(
         raised(
             "ValueError: Attention mask should be of size (1, 1, 9, 18), but is (1, 1, 9, 9)",
             (f"{LIB}/transformers/generation/utils.py", "generate"),
             (f"{LIB}/transformers/models/llama/modeling_llama.py", "forward"),
-        ),
+        )
     ),
-    Trap(
-        "a variable ready twice, without a checkpoint in the stack",
+    trap(
+        "a variable ready twice, without a checkpoint in the stack", "RS104-warned", "RS124-warning"
+    )(
         WARNING
         + "gradient_checkpointing=True use_reentrant=True\n"
-        + raised(TWICE, ("train.py", "main"), (f"{LIB}/torch/autograd/graph.py", "backward")),
-        ("RS104-warned", "RS124-warning"),
+        + raised(TWICE, ("train.py", "main"), (f"{LIB}/torch/autograd/graph.py", "backward"))
     ),
-    Trap(
-        "mixed tensors in the forward pass of a model under FSDP2",
+    trap("mixed tensors in the forward pass of a model under FSDP2")(
         raised(
             "RuntimeError: aten.mm.default: got mixed torch.Tensor and DTensor",
             (f"{LIB}/torch/distributed/fsdp/_fully_shard/_fsdp_state.py", "_pre_forward"),
             (MODULE, "forward"),
-        ),
+        )
     ),
-    Trap(
-        "SIGKILL of another rank, after a Python error that is not known",
+    trap("SIGKILL of another rank, after a Python error that is not known")(
         prefixed(raised("KeyError: 'bleu'", ("train.py", "main")), "[rank0]: ")
-        + SUMMARY.format(1, "To enable traceback see: ..."),
+        + SUMMARY.format(1, "To enable traceback see: ...")
     ),
-    Trap(
-        "SIGKILL of another rank, where the first one only exited",
-        SUMMARY.format(1, "To enable traceback see: ..."),
+    trap("SIGKILL of another rank, where the first one only exited")(
+        SUMMARY.format(1, "To enable traceback see: ...")
     ),
-    Trap(
-        "SIGABRT of a rank that NCCL's watchdog ended",
-        watchdog(0, 7, "ALLREDUCE") + SUMMARY.format(-6, "Signal 6 (SIGABRT) received by PID 11"),
-        ("RS209-slow",),
+    trap("SIGABRT of a rank that NCCL's watchdog ended", "RS209-slow")(
+        watchdog(0, 7, "ALLREDUCE") + SUMMARY.format(-6, "Signal 6 (SIGABRT) received by PID 11")
     ),
-    Trap(
-        "a traceback in the launcher's own indented summary",
+    trap("a traceback in the launcher's own indented summary")(
         SUMMARY.format(
             1,
             HEAD
             + "".join("  " + line for line in frame("t.py", "main").splitlines(keepends=True))
             + "  KeyError: 'bleu'",
-        ),
+        )
     ),
-    Trap(
-        "a loader's worker that was killed",
+    trap("a loader's worker that was killed")(
         raised(
             "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
             ("train.py", "main"),
-        ),
+        )
     ),
-    Trap(
-        "gloo gave up because another rank had failed",
+    trap("gloo gave up because another rank had failed")(
         prefixed(raised("KeyError: 'bleu'", ("train.py", "main")), "[rank1]: ")
         + prefixed(
             raised(
@@ -438,10 +370,9 @@ TRAPS = (
                 ("train.py", "main"),
             ),
             "[rank0]: ",
-        ),
+        )
     ),
-    Trap(
-        "messages that both ranks await in their recomputes",
+    trap("messages that both ranks await in their recomputes", "RS209-gloo")(
         "".join(
             prefixed(
                 raised(
@@ -452,153 +383,120 @@ TRAPS = (
                 f"[rank{rank}]: ",
             )
             for rank in (0, 1)
-        ),
-        ("RS209-gloo",),
+        )
     ),
-    Trap(
-        "memory first, and what saving in its wake complains of",
+    trap("memory first, and what saving in its wake complains of", "RS120-training")(
         raised(OOM, (f"{LIB}/torch/_tensor.py", "backward"))
         + "\nDuring handling of the above exception, another exception occurred:\n\n"
         + raised(
             "AssertionError: expected to be in states [<TrainingState.IDLE: 1>] but current state "
             "is TrainingState.FORWARD_BACKWARD",
             *SAVES,
-        ),
-        ("RS120-training",),
+        )
     ),
-    Trap(
-        "host memory, by Ray's word",
-        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n",
-        ("RS212-sigkill",),
+    trap("host memory, by Ray's word", "RS212-sigkill")(
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n"
     ),
-    Trap(
-        "a traceback inside a line of JSON",
+    trap("a traceback inside a line of JSON")(
         '{"log":"Traceback (most recent call last):\\n  File \\"a.py\\", line 1\\nRuntimeError: '
-        'CUDA out of memory","stream":"stderr"}\n',
+        'CUDA out of memory","stream":"stderr"}\n'
     ),
-    Trap(
-        "a warning, and an adversarial loss in a validation",
-        WARNING + PROGRESS[:200] + raised(DETACHED, ("train.py", "validate"), *LAST),
-        ("RS104-warned",),
+    trap("a warning, and an adversarial loss in a validation", "RS104-warned")(
+        WARNING + PROGRESS[:200] + raised(DETACHED, ("train.py", "validate"), *LAST)
     ),
-    Trap(
-        "a graph walked twice by the script, in a step with checkpoints",
-        raised(FREED, ("train.py", "main"), (MODULE, "forward"), *LAST),
+    trap("a graph walked twice by the script, in a step with checkpoints")(
+        raised(FREED, ("train.py", "main"), (MODULE, "forward"), *LAST)
     ),
-    Trap(
-        "a second backward pass through a reentrant checkpoint, asked for by the script",
-        raised(FREED, *LAST, APPLY, (CHECKPOINT, "backward")),
+    trap("a second backward pass through a reentrant checkpoint, asked for by the script")(
+        raised(FREED, *LAST, APPLY, (CHECKPOINT, "backward"))
     ),
-    Trap(
-        "a gradient that the block itself takes twice",
-        raised(
-            FREED, *LAST, APPLY, (CHECKPOINT, "backward"), ("a.py", "forward"), LAST[1], LAST[2]
-        ),
+    trap("a gradient that the block itself takes twice")(
+        raised(FREED, *LAST, APPLY, (CHECKPOINT, "backward"), ("a.py", "forward"), LAST[1], LAST[2])
     ),
-    Trap(
-        "a function named backward in a file named checkpointing.py",
-        raised(FREED, ("tools/checkpointing.py", "backward"), (ENGINE, "_engine_run_backward")),
+    trap("a function named backward in a file named checkpointing.py")(
+        raised(FREED, ("tools/checkpointing.py", "backward"), (ENGINE, "_engine_run_backward"))
     ),
-    Trap(
-        "arguments of an autograd function of the script's own",
+    trap("arguments of an autograd function of the script's own")(
         raised(
             "TypeError: save_for_backward can only save variables, but argument 1 is of type tuple",
             ("train.py", "main"),
             APPLY,
-        ),
+        )
     ),
-    Trap(
-        "a recursion of the script's own, below one checkpoint",
+    trap("a recursion of the script's own, below one checkpoint")(
         raised(
             "RecursionError: maximum recursion depth exceeded",
             (CHECKPOINT, "checkpoint"),
-            *((("a.py", "visit"),) * 60),
-        ),
+            *((("a.py", "visit")) * 60),
+        )
     ),
-    Trap(
-        "a recompilation long before",
-        RECOMPILED + PROGRESS * 2 + raised(COUNTED, *LAST, (CHECKPOINT, "unpack_hook")),
-        ("RS102-impure-block",),
+    trap("a recompilation long before", "RS102-impure-block")(
+        RECOMPILED + PROGRESS * 2 + raised(COUNTED, *LAST, (CHECKPOINT, "unpack_hook"))
     ),
-    Trap(
-        "a recompilation of another rank",
+    trap("a recompilation of another rank", "RS102-impure-block")(
         f"[rank1]: {RECOMPILED}"
-        + prefixed(raised(COUNTED, *LAST, (CHECKPOINT, "unpack_hook")), "[rank0]: "),
-        ("RS102-impure-block",),
+        + prefixed(raised(COUNTED, *LAST, (CHECKPOINT, "unpack_hook")), "[rank0]: ")
     ),
-    Trap(
-        "a limit of recompilations, and another failure",
-        "W0110 torch._dynamo hit config.recompile_limit (8)\n" + raised("KeyError: 'x'", *LAST),
+    trap("a limit of recompilations, and another failure")(
+        "W0110 torch._dynamo hit config.recompile_limit (8)\n" + raised("KeyError: 'x'", *LAST)
     ),
-    Trap(
-        "side effects in a loop that torch.compile traces",
+    trap("side effects in a loop that torch.compile traces")(
         raised(
             "torch._dynamo.exc.Unsupported: HOP: Unsafe side effect\n"
             "  Higher Order Operator: torch.ops.higher_order.while_loop",
             ("train.py", "main"),
-        ),
+        )
     ),
-    Trap(
-        "hooks of offloading under torch.func",
+    trap("hooks of offloading under torch.func")(
         raised(
             "RuntimeError: torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor "
             "hooks. Please open an issue with your use case.",
             ("train.py", "main"),
             (ENGINE, "__enter__"),
-        ),
+        )
     ),
-    Trap(
-        "a model on meta that was never loaded, in its forward pass",
+    trap("a model on meta that was never loaded, in its forward pass")(
         raised(
             "RuntimeError: Tensor on device cuda:0 is not on the expected device meta!",
             ("train.py", "main"),
             (CHECKPOINT, "checkpoint"),
             (MODULE, "forward"),
-        ),
+        )
     ),
-    Trap(
-        "a seed of one kernel on another device",
+    trap("a seed of one kernel on another device", "RS101-unknown")(
         changed(("", ""), dtypes=("int64", "int64")).replace(
             "type='cuda', index=0", "type='cpu'", 1
-        ),
-        ("RS101-unknown",),
+        )
     ),
-    Trap(
-        "a list that is too short, in another function of DeepSpeed's checkpoints",
+    trap("a list that is too short, in another function of DeepSpeed's checkpoints")(
         raised(
             "IndexError: list index out of range",
             (f"{LIB}/deepspeed/runtime/activation_checkpointing/checkpointing.py", "checkpoint"),
             ("train.py", "block"),
-        ),
+        )
     ),
-    Trap(
-        "a partial where a data loader wants a method",
+    trap("a partial where a data loader wants a method")(
         raised(
             "AttributeError: 'functools.partial' object has no attribute '__self__'",
             (CHECKPOINT, "checkpoint"),
             ("data.py", "collate"),
-        ),
+        )
     ),
-    Trap(
-        "settings of the script's own",
-        raised("ValueError: recompute_every must be positive", ("train.py", "parse")),
+    trap("settings of the script's own")(
+        raised("ValueError: recompute_every must be positive", ("train.py", "parse"))
     ),
-    Trap(
-        "two groups whose ranks count them from their own",
+    trap("two groups whose ranks count them from their own", "RS209-unclear")(
         "".join(
             watchdog(rank, 9, operation).replace("[Rank", "[PG 2 Rank")
             for rank, operation in ((0, "ALLREDUCE"), (1, "ALLREDUCE"))
         )
-        + watchdog(1, 11, "BROADCAST").replace("[Rank", "[PG 3 Rank"),
-        ("RS209-unclear",),
+        + watchdog(1, 11, "BROADCAST").replace("[Rank", "[PG 3 Rank")
     ),
-    Trap(
-        "an optimizer_states key of the user's own",
-        raised("KeyError: 'optimizer_states'", ("train.py", "restore_optimizer")),
+    trap("an optimizer_states key of the user's own")(
+        raised("KeyError: 'optimizer_states'", ("train.py", "restore_optimizer"))
     ),
-    Trap(
-        "a folder that another rank made, while saving",
-        raised("FileExistsError: [Errno 17] File exists: 'out/checkpoint-5'", *SAVES),
+    trap("a folder that another rank made, while saving")(
+        raised("FileExistsError: [Errno 17] File exists: 'out/checkpoint-5'", *SAVES)
     ),
 )
 

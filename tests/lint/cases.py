@@ -7,6 +7,7 @@ as repository, path and commit, or is empty for one that is made up. The truth c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,11 @@ class Case(NamedTuple):
     codes: tuple[str, ...]
     known: str
     origin: str = ""
+
+
+def case(name: str, *codes: str, known: str, origin: str = "") -> Callable[[dict[str, str]], Case]:
+    """The case of the files that come next: what is true of them stands first."""
+    return lambda files: Case(name, files, codes, known, origin)
 
 
 def answer(case: Case, folder: Path) -> tuple[str, ...]:
@@ -73,29 +79,20 @@ def _inside(*parts: str) -> str:
 _HELPER = "def apply_fsdp_checkpointing(model):\n" + _inside(_WRAP)
 
 CASES = (
-    Case("wrapper and reentrant model", _script(_WRAP, _ON_REENTRANT), ("RS601",), _COUNTED),
-    Case("reentrant model, then wrapper", _script(_ON_REENTRANT, _WRAP), ("RS601",), _COUNTED),
-    Case("reentrant wrapper and model", _script(_WRAP_REENTRANT, _ON), ("RS601",), _COUNTED),
-    Case(
-        "reentrant wrapper and reentrant model",
-        _script(_WRAP_REENTRANT, _ON_REENTRANT),
-        ("RS601",),
-        _COUNTED,
+    case("wrapper and reentrant model", "RS601", known=_COUNTED)(_script(_WRAP, _ON_REENTRANT)),
+    case("reentrant model, then wrapper", "RS601", known=_COUNTED)(_script(_ON_REENTRANT, _WRAP)),
+    case("reentrant wrapper and model", "RS601", known=_COUNTED)(_script(_WRAP_REENTRANT, _ON)),
+    case("reentrant wrapper and reentrant model", "RS601", known=_COUNTED)(
+        _script(_WRAP_REENTRANT, _ON_REENTRANT)
     ),
-    Case(
-        "wrapper in a helper of the script",
-        _script(
-            _HELPER, "def main():\n", _inside(_ON_REENTRANT, "apply_fsdp_checkpointing(model)")
-        ),
-        ("RS601",),
-        _COUNTED,
+    case("wrapper in a helper of the script", "RS601", known=_COUNTED)(
+        _script(_HELPER, "def main():\n", _inside(_ON_REENTRANT, "apply_fsdp_checkpointing(model)"))
     ),
-    Case(
+    case(
         "transformers 4 pinned",
-        {**_script(_WRAP, _ON), "requirements.txt": "transformers==4.46.1\n"},
-        ("RS601",),
-        "docs/mechanisms.md: transformers < 5 is reentrant by default",
-    ),
+        "RS601",
+        known="docs/mechanisms.md: transformers < 5 is reentrant by default",
+    )({**_script(_WRAP, _ON), "requirements.txt": "transformers==4.46.1\n"}),
     Case(
         "check_fn and offload_to_cpu as in T5 tutorials",
         _script(
@@ -123,23 +120,17 @@ CASES = (
         "meta-llama/llama-cookbook src/llama_cookbook/finetuning.py "
         "1a97f6fd66552295b706e8fe12187e1dbd4126f2",
     ),
-    Case("version not known", _script(_WRAP, _ON), ("RS602",), _COUNTED),
-    Case(
-        "early stop off",
+    case("version not known", "RS602", known=_COUNTED)(_script(_WRAP, _ON)),
+    case("early stop off", "RS602", known=_COUNTED)(
         _script(
             "from torch.utils.checkpoint import set_checkpoint_early_stop\n",
             "set_checkpoint_early_stop(False)\n",
             _WRAP,
             _ON_NEW,
-        ),
-        ("RS602",),
-        _COUNTED,
+        )
     ),
-    Case(
-        "one of two under a condition",
-        _script(_WRAP, "if args.gc:\n", _inside(_ON_REENTRANT)),
-        ("RS602",),
-        "doubles where args.gc is set",
+    case("one of two under a condition", "RS602", known="doubles where args.gc is set")(
+        _script(_WRAP, "if args.gc:\n", _inside(_ON_REENTRANT))
     ),
     Case(
         "a helper switches one off",
@@ -152,31 +143,22 @@ CASES = (
         ("RS602",),
         "one recompute; what a function does to its argument is not followed",
     ),
-    Case("two non-reentrant", _script(_WRAP, _ON_NEW), ("RS603",), _COUNTED),
-    Case(
-        "transformers 5 pinned",
-        {**_script(_WRAP, _ON), "requirements.txt": "transformers>=5.1\n"},
-        ("RS603",),
-        _COUNTED,
+    case("two non-reentrant", "RS603", known=_COUNTED)(_script(_WRAP, _ON_NEW)),
+    case("transformers 5 pinned", "RS603", known=_COUNTED)(
+        {**_script(_WRAP, _ON), "requirements.txt": "transformers>=5.1\n"}
     ),
-    Case(
-        "Trainer arguments with both",
+    case("Trainer arguments with both", "RS604", known=_RAISES)(
         {
             "train.py": _TRAINER + "a = TrainingArguments('o', gradient_checkpointing=True,\n"
             "    fsdp='full_shard', fsdp_config={'activation_checkpointing': True})\n"
-        },
-        ("RS604",),
-        _RAISES,
+        }
     ),
-    Case(
-        "launch with both",
+    case("launch with both", "RS604", known=_RAISES)(
         {
             "fsdp.yaml": _PLUGIN.format(1, "true"),
             "train.py": _TRAINER,
             "go.sh": _LAUNCH.format("--gradient_checkpointing true"),
-        },
-        ("RS604",),
-        _RAISES,
+        }
     ),
     Case(
         "launch with both, own trainer",
@@ -199,151 +181,108 @@ CASES = (
         ("RS602",),
         "what the flag does is in the script's own code",
     ),
-    Case(
-        "TRL's default under the plugin",
-        {
-            "fsdp.yaml": _PLUGIN.format(1, "true"),
-            "train.py": _TRL,
-            "go.sh": _LAUNCH.format(""),
-        },
-        ("RS602",),
-        "TRL's default is True",
+    case("TRL's default under the plugin", "RS602", known="TRL's default is True")(
+        {"fsdp.yaml": _PLUGIN.format(1, "true"), "train.py": _TRL, "go.sh": _LAUNCH.format("")}
     ),
-    Case(
+    case(
         "accelerate FSDP 2 with dropout not known",
-        {"fsdp.yaml": _PLUGIN.format(2, "true")},
-        ("RS605",),
-        _ACCELERATE,
-        "keys: TRL's documentation of context parallelism",
-    ),
-    Case(
-        "preserve_rng_state off",
+        "RS605",
+        known=_ACCELERATE,
+        origin="keys: TRL's documentation of context parallelism",
+    )({"fsdp.yaml": _PLUGIN.format(2, "true")}),
+    case("preserve_rng_state off", "RS605", known="torch.utils.checkpoint's documentation")(
         {
             "train.py": "from torch.utils.checkpoint import checkpoint\n"
             "checkpoint(f, x, use_reentrant=False, preserve_rng_state=False)\n"
-        },
-        ("RS605",),
-        "torch.utils.checkpoint's documentation",
+        }
     ),
     Case("DeepSpeed section", {"ds.json": _DEEPSPEED % _PARTITION}, ("RS606",), "DeepSpeed's code"),
-    Case(
-        "axolotl with both",
+    case(
+        "axolotl with both", "RS602", known="the Trainer raises; axolotl's own check was not read"
+    )(
         {
             "a.yaml": "base_model: x\ngradient_checkpointing: true\nfsdp: [full_shard]\n"
             "fsdp_config:\n  activation_checkpointing: true\n"
-        },
-        ("RS602",),
-        "the Trainer raises; axolotl's own check was not read",
+        }
     ),
-    Case("wrapper alone", _script(_WRAP), (), _ONE),
-    Case("model alone", _script(_ON_REENTRANT), (), _ONE),
-    Case("enabled twice", _script(_ON, _ON), (), _COUNTED),
-    Case(
-        "enabled, then disabled",
-        _script(_ON_REENTRANT, "model.gradient_checkpointing_disable()\n", _WRAP),
-        (),
-        _COUNTED,
+    case("wrapper alone", known=_ONE)(_script(_WRAP)),
+    case("model alone", known=_ONE)(_script(_ON_REENTRANT)),
+    case("enabled twice", known=_COUNTED)(_script(_ON, _ON)),
+    case("enabled, then disabled", known=_COUNTED)(
+        _script(_ON_REENTRANT, "model.gradient_checkpointing_disable()\n", _WRAP)
     ),
-    Case(
-        "either, by a condition",
-        _script("if args.wrap:\n", _inside(_WRAP), "else:\n", _inside(_ON_REENTRANT)),
-        (),
-        "never both",
+    case("either, by a condition", known="never both")(
+        _script("if args.wrap:\n", _inside(_WRAP), "else:\n", _inside(_ON_REENTRANT))
     ),
-    Case(
-        "two models",
+    case("two models", known="other models")(
         _script(_WRAP, "teacher = AutoModelForCausalLM.from_pretrained('t')\n")
-        | {"b.py": _HEAD + _ON_REENTRANT.replace("model.", "teacher.")},
-        (),
-        "other models",
+        | {"b.py": _HEAD + _ON_REENTRANT.replace("model.", "teacher.")}
     ),
-    Case(
-        "another model under the same name",
-        _script(_WRAP, "model = AutoModelForCausalLM.from_pretrained('t')\n", _ON_REENTRANT),
-        (),
-        "the wrapped one is gone",
+    case("another model under the same name", known="the wrapped one is gone")(
+        _script(_WRAP, "model = AutoModelForCausalLM.from_pretrained('t')\n", _ON_REENTRANT)
     ),
-    Case("own wrapper of that name", {"t.py": "apply_activation_checkpointing(dit)\n"}, (), _ONE),
-    Case(
+    case("own wrapper of that name", known=_ONE)({"t.py": "apply_activation_checkpointing(dit)\n"}),
+    case(
         "TRL FSDP 2",
-        {"fsdp2.yaml": _PLUGIN.format(2, "false")},
-        (),
-        "off",
-        "huggingface/trl examples/accelerate_configs/fsdp2.yaml "
+        known="off",
+        origin="huggingface/trl examples/accelerate_configs/fsdp2.yaml "
         "a91c73c661285796de59614309a3079bd430b7f4",
-    ),
-    Case(
+    )({"fsdp2.yaml": _PLUGIN.format(2, "false")}),
+    case(
         "LLaMA-Factory FSDP",
-        {"fsdp.yaml": _FSDP.format(1)},
-        (),
-        "no checkpointing in it",
-        "hiyouga/LLaMA-Factory examples/accelerate/fsdp_config.yaml "
+        known="no checkpointing in it",
+        origin="hiyouga/LLaMA-Factory examples/accelerate/fsdp_config.yaml "
         "300437a5e9e52673d7e47367f73b45f881e64388",
-    ),
-    Case(
+    )({"fsdp.yaml": _FSDP.format(1)}),
+    case(
         "axolotl QLoRA under FSDP",
+        known=_ONE,
+        origin="axolotl-ai-cloud/axolotl examples/llama-3/qlora-fsdp-70b.yaml "
+        "1c14c4a15cb2cb70d90bedd0a1580e30314c90cb",
+    )(
         {
             "a.yaml": "base_model: x\noutput_dir: o\ngradient_checkpointing: true\n"
             "gradient_checkpointing_kwargs:\n  use_reentrant: true\nfsdp:\n  - full_shard\n"
             "fsdp_config:\n  fsdp_offload_params: true\n"
-        },
-        (),
-        _ONE,
-        "axolotl-ai-cloud/axolotl examples/llama-3/qlora-fsdp-70b.yaml "
-        "1c14c4a15cb2cb70d90bedd0a1580e30314c90cb",
+        }
     ),
-    Case(
+    case(
         "axolotl ZeRO 3",
-        {"zero3.json": _DEEPSPEED % ""},
-        (),
-        "no checkpointing in it",
-        "axolotl-ai-cloud/axolotl deepspeed_configs/zero3_bf16.json "
+        known="no checkpointing in it",
+        origin="axolotl-ai-cloud/axolotl deepspeed_configs/zero3_bf16.json "
         "1aaebb0dc1229adf56a7c8e0eeed91c6094b7715",
-    ),
-    Case(
+    )({"zero3.json": _DEEPSPEED % ""}),
+    case(
         "TRL ZeRO 3",
-        {"z.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"},
-        (),
-        "no checkpointing in it",
-        "huggingface/trl examples/accelerate_configs/deepspeed_zero3.yaml "
+        known="no checkpointing in it",
+        origin="huggingface/trl examples/accelerate_configs/deepspeed_zero3.yaml "
         "7d75884abd06b8acd5b5745ba0d8b5423f6475b3",
-    ),
-    Case(
+    )({"z.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"}),
+    case(
         "torchtitan debug model",
-        {"debug.toml": '[activation_checkpoint]\nmode = "selective"\n'},
-        (),
-        _ONE,
-        "pytorch/torchtitan torchtitan/models/llama3/train_configs/debug_model.toml "
+        known=_ONE,
+        origin="pytorch/torchtitan torchtitan/models/llama3/train_configs/debug_model.toml "
         "026cb7ea3bc4d7fcc45d7d9379757f45d038c82a",
-    ),
-    Case(
-        "DeepSpeed section that is used",
+    )({"debug.toml": '[activation_checkpoint]\nmode = "selective"\n'}),
+    case("DeepSpeed section that is used", known="DeepSpeed's code")(
         {
             "ds.json": _DEEPSPEED % _PARTITION,
             "model.py": "import deepspeed\ndeepspeed.checkpointing.checkpoint(f, x)\n",
-        },
-        (),
-        "DeepSpeed's code",
+        }
     ),
-    Case(
-        "plugin, flag off",
+    case("plugin, flag off", known=_ONE)(
         {
             "fsdp.yaml": _PLUGIN.format(1, "true"),
             "train.py": _TRL,
             "go.sh": _LAUNCH.format("--gradient_checkpointing False"),
-        },
-        (),
-        _ONE,
+        }
     ),
-    Case(
-        "a launch that is commented out",
+    case("a launch that is commented out", known="a comment")(
         {
             "fsdp.yaml": _PLUGIN.format(1, "true"),
             "train.py": _TRAINER,
             "go.sh": "# accelerate launch --config_file fsdp.yaml train.py "
             "--gradient_checkpointing\n",
-        },
-        (),
-        "a comment",
+        }
     ),
 )

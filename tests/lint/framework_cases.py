@@ -7,7 +7,17 @@ the same keys stand in public.
 
 from __future__ import annotations
 
-from tests.lint.cases import _COUNTED, _HEAD, _ON, _ON_NEW, _ON_REENTRANT, _RAISES, _WRAP, Case
+from tests.lint.cases import (
+    _COUNTED,
+    _HEAD,
+    _ON,
+    _ON_NEW,
+    _ON_REENTRANT,
+    _RAISES,
+    _WRAP,
+    Case,
+    case,
+)
 
 _ACCELERATE = (
     "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
@@ -95,28 +105,23 @@ def _ones(*lines: str) -> dict[str, str]:
 
 
 FRAMEWORKS = (
-    Case(
+    case(
         "accelerate's plugin in Python, reentrant model",
-        _ones(_ACCELERATE, _PLUGIN_PY, _LOAD, _ON_REENTRANT, _PREPARE),
-        ("RS601",),
-        f"accelerate 1.15, accelerator.py prepare_model wraps after FSDP; {_COUNTED}",
-        "keys of the plugin: huggingface/accelerate benchmarks/fsdp2/utils.py",
-    ),
-    Case(
+        "RS601",
+        known=f"accelerate 1.15, accelerator.py prepare_model wraps after FSDP; {_COUNTED}",
+        origin="keys of the plugin: huggingface/accelerate benchmarks/fsdp2/utils.py",
+    )(_ones(_ACCELERATE, _PLUGIN_PY, _LOAD, _ON_REENTRANT, _PREPARE)),
+    case(
         "config launches a loop of its own, reentrant model",
-        {"fsdp.yaml": _FSDP_ON, "go.sh": _LAUNCHED, **_ones(_LOOP, _ON_REENTRANT, _PREPARE)},
-        ("RS601",),
-        f"accelerate 1.15, accelerator.py prepare_model; {_COUNTED}",
-    ),
-    Case(
-        "config launches a script whose arguments say it in Python",
+        "RS601",
+        known=f"accelerate 1.15, accelerator.py prepare_model; {_COUNTED}",
+    )({"fsdp.yaml": _FSDP_ON, "go.sh": _LAUNCHED, **_ones(_LOOP, _ON_REENTRANT, _PREPARE)}),
+    case("config launches a script whose arguments say it in Python", "RS604", known=_RAISES)(
         {
             "fsdp.yaml": _FSDP_ON,
             "go.sh": _LAUNCHED,
             **_ones(_TRAINER, "a = TrainingArguments('o', gradient_checkpointing=True)\n"),
-        },
-        ("RS604",),
-        _RAISES,
+        }
     ),
     Case(
         "PEFT's preparation under a wrapper",
@@ -147,31 +152,27 @@ FRAMEWORKS = (
         ("RS603",),
         "diffusers 0.42, modeling_utils.py enable_gradient_checkpointing is non-reentrant",
     ),
-    Case(
+    case(
         "timm's switch",
-        _ones("import timm\nmodel = timm.create_model('x')\nmodel.set_grad_checkpointing(True)\n"),
-        (),
-        "one switch",
-        "huggingface/pytorch-image-models train.py aa4b5850c1543fa488abf260f18390eda46cf85d",
-    ),
-    Case(
+        known="one switch",
+        origin="huggingface/pytorch-image-models train.py aa4b5850c1543fa488abf260f18390eda46cf85d",
+    )(_ones("import timm\nmodel = timm.create_model('x')\nmodel.set_grad_checkpointing(True)\n")),
+    case(
         "Lightning's policy around a reentrant model",
-        _ones(_LIT % _ON_REENTRANT),
-        ("RS601",),
-        "counted with lightning 2.6: 2 recomputes",
-    ),
-    Case(
-        "Lightning's two arguments",
+        "RS601",
+        known="counted with lightning 2.6: 2 recomputes",
+    )(_ones(_LIT % _ON_REENTRANT)),
+    case("Lightning's two arguments", "RS604", known=f"{_LIGHTNING} raises")(
         _ones(
             "from lightning.pytorch.strategies import FSDPStrategy\n"
             "s = FSDPStrategy(activation_checkpointing=[Block],\n"
             "    activation_checkpointing_policy={Block})\n"
-        ),
-        ("RS604",),
-        f"{_LIGHTNING} raises",
+        )
     ),
-    Case(
+    case(
         "Lightning's two arguments, to see them refused",
+        known=f"{_LIGHTNING} raises, as the test expects",
+    )(
         _ones(
             "import pytest\n"
             "from lightning.pytorch.strategies import FSDPStrategy\n"
@@ -179,19 +180,14 @@ FRAMEWORKS = (
             "    with pytest.raises(ValueError):\n"
             "        FSDPStrategy(activation_checkpointing=[Block],\n"
             "            activation_checkpointing_policy={Block})\n"
-        ),
-        (),
-        f"{_LIGHTNING} raises, as the test expects",
+        )
     ),
-    Case(
-        "Lightning CLI, a policy",
+    case("Lightning CLI, a policy", known="one switch")(
         {
             "config.yaml": "trainer:\n  strategy:\n"
             "    class_path: lightning.pytorch.strategies.FSDPStrategy\n    init_args:\n"
             "      activation_checkpointing_policy: [torch.nn.TransformerEncoderLayer]\n"
-        },
-        (),
-        "one switch",
+        }
     ),
     Case(
         "torchtune, both ways at once",
@@ -203,50 +199,38 @@ FRAMEWORKS = (
         f"{_TUNE}:659 and 667: then neither is applied",
         "keys: pytorch/torchtune recipes/configs/dev/8B_full_experimental.yaml",
     ),
-    Case(
-        "torchtune, offloading without checkpoints",
+    case("torchtune, offloading without checkpoints", "RS604", known=f"{_TUNE}:260 raises")(
         {
             "r.yaml": _RECIPE + "enable_activation_checkpointing: False\n"
             "enable_activation_offloading: True\n"
-        },
-        ("RS604",),
-        f"{_TUNE}:260 raises",
+        }
     ),
-    Case(
-        "torchtitan, full",
+    case("torchtitan, full", known="one switch")(
         {
             "t.toml": '[job]\ndump_folder = "o"\n[model]\nname = "llama3"\n'
             '[activation_checkpoint]\nmode = "full"\n'
-        },
-        (),
-        "one switch",
+        }
     ),
-    Case(
-        "LLaMA-Factory under the plugin",
-        {"fsdp.yaml": _FSDP_ON, "sft.yaml": _LLAMA_FACTORY, "go.sh": _LAUNCH_FACTORY},
-        ("RS601",),
-        _FACTORY_CODE,
+    case("LLaMA-Factory under the plugin", "RS601", known=_FACTORY_CODE)(
+        {"fsdp.yaml": _FSDP_ON, "sft.yaml": _LLAMA_FACTORY, "go.sh": _LAUNCH_FACTORY}
     ),
-    Case(
-        "LLaMA-Factory under the plugin, non-reentrant",
+    case("LLaMA-Factory under the plugin, non-reentrant", "RS603", known=_FACTORY_CODE)(
         {
             "fsdp.yaml": _FSDP_ON,
             "sft.yaml": _LLAMA_FACTORY + "use_reentrant_gc: false\n",
             "go.sh": _LAUNCH_FACTORY,
-        },
-        ("RS603",),
-        _FACTORY_CODE,
+        }
     ),
-    Case(
+    case(
         "LLaMA-Factory with DeepSpeed",
+        known="one switch",
+        origin="hiyouga/LLaMA-Factory examples/train_full/llama3_full_sft.yaml "
+        "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30",
+    )(
         {
             "sft.yaml": _LLAMA_FACTORY + "deepspeed: ds.json\noutput_dir: o\n",
             "ds.json": '{"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}',
-        },
-        (),
-        "one switch",
-        "hiyouga/LLaMA-Factory examples/train_full/llama3_full_sft.yaml "
-        "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30",
+        }
     ),
     Case(
         "axolotl's full fine-tuning of Qwen 3.5",
@@ -261,15 +245,12 @@ FRAMEWORKS = (
         "axolotl-ai-cloud/axolotl examples/qwen3.5/27b-fft.yaml "
         "067b021c8b87a9e5e380b9173c704cf7340e30f5",
     ),
-    Case(
-        "DeepSpeed section, all off",
+    case("DeepSpeed section, all off", known="nothing is asked for")(
         {
             "ds.json": '{"zero_optimization": {"stage": 2}, "train_batch_size": 8,\n'
             ' "activation_checkpointing": {"partition_activations": false,\n'
             ' "cpu_checkpointing": false}}'
-        },
-        (),
-        "nothing is asked for",
+        }
     ),
     Case(
         "Trainer arguments, newer name",
@@ -294,56 +275,40 @@ FRAMEWORKS = (
         ("RS602",),
         "transformers 4.31 and 4.32 do not refuse it; 4.33 does (trainer.py, each version's wheel)",
     ),
-    Case(
-        "TRL's recipe file",
-        {"sft.yaml": "model_name_or_path: x\ngradient_checkpointing: true\noutput_dir: o\n"},
-        (),
-        "one switch",
-        "huggingface/trl examples",
+    case("TRL's recipe file", known="one switch", origin="huggingface/trl examples")(
+        {"sft.yaml": "model_name_or_path: x\ngradient_checkpointing: true\noutput_dir: o\n"}
     ),
-    Case(
-        "a model's own reentrant checkpoints, wrapped",
-        _ones(_OWN_MODEL.format(True)),
-        ("RS601",),
-        "counted: 2 recomputes",
+    case("a model's own reentrant checkpoints, wrapped", "RS601", known="counted: 2 recomputes")(
+        _ones(_OWN_MODEL.format(True))
     ),
-    Case(
+    case(
         "NeMo's defaults",
+        known="nothing is on",
+        origin="NVIDIA/NeMo examples/nlp/language_modeling/conf/megatron_gpt_config.yaml "
+        "8cfedd7203462cb251a914e700e5605444277561",
+    )(
         {
             "m.yaml": "model:\n  encoder_seq_length: 4096\n"
             "  activations_checkpoint_granularity: null\n"
             "  activations_checkpoint_method: null\n  activations_checkpoint_num_layers: null\n"
-        },
-        (),
-        "nothing is on",
-        "NVIDIA/NeMo examples/nlp/language_modeling/conf/megatron_gpt_config.yaml "
-        "8cfedd7203462cb251a914e700e5605444277561",
+        }
     ),
-    Case(
-        "NeMo, full without a method",
-        {"m.yaml": "model:\n  activations_checkpoint_granularity: full\n"},
-        ("RS604",),
-        f"{_NEMO} raises",
+    case("NeMo, full without a method", "RS604", known=f"{_NEMO} raises")(
+        {"m.yaml": "model:\n  activations_checkpoint_granularity: full\n"}
     ),
-    Case(
-        "Hydra, keys of a project's own",
+    case("Hydra, keys of a project's own", known="what the keys do is in the project's own code")(
         {
             "config.yaml": "defaults:\n  - _self_\nmodel:\n  gradient_checkpointing: true\n"
             "trainer:\n  activation_checkpointing: true\n"
-        },
-        (),
-        "what the keys do is in the project's own code",
+        }
     ),
-    Case(
-        "arguments in an array",
+    case("arguments in an array", "RS604", known=_RAISES)(
         {
             "fsdp.yaml": _FSDP_ON,
             **_ones(_TRAINER),
             "go.sh": "ARGS=(\n  --bf16 true\n  --gradient_checkpointing true\n)\n"
             'accelerate launch --config_file fsdp.yaml train.py "${ARGS[@]}"\n',
-        },
-        ("RS604",),
-        _RAISES,
+        }
     ),
     Case(
         "helper in another file, transformers 4 pinned",
@@ -364,40 +329,25 @@ FRAMEWORKS = (
 )
 
 HELD_OUT = (
-    Case(
-        "accelerate's plugin in Python, non-reentrant model",
-        _ones(_ACCELERATE, _PLUGIN_PY, _LOAD, _ON_NEW, _PREPARE),
-        ("RS603",),
-        _COUNTED,
+    case("accelerate's plugin in Python, non-reentrant model", "RS603", known=_COUNTED)(
+        _ones(_ACCELERATE, _PLUGIN_PY, _LOAD, _ON_NEW, _PREPARE)
     ),
-    Case(
-        "accelerate's plugin in Python, alone",
-        _ones(_ACCELERATE, _PLUGIN_PY, _LOAD, _PREPARE),
-        (),
-        "one switch",
+    case("accelerate's plugin in Python, alone", known="one switch")(
+        _ones(_ACCELERATE, _PLUGIN_PY, _LOAD, _PREPARE)
     ),
-    Case(
-        "config launches a loop of its own, non-reentrant model",
-        {"fsdp.yaml": _FSDP_ON, "go.sh": _LAUNCHED, **_ones(_LOOP, _ON_NEW, _PREPARE)},
-        ("RS603",),
-        _COUNTED,
+    case("config launches a loop of its own, non-reentrant model", "RS603", known=_COUNTED)(
+        {"fsdp.yaml": _FSDP_ON, "go.sh": _LAUNCHED, **_ones(_LOOP, _ON_NEW, _PREPARE)}
     ),
-    Case(
-        "config launches a loop of its own, no switch in it",
-        {"fsdp.yaml": _FSDP_ON, "go.sh": _LAUNCHED, **_ones(_LOOP, _PREPARE)},
-        (),
-        "one switch",
+    case("config launches a loop of its own, no switch in it", known="one switch")(
+        {"fsdp.yaml": _FSDP_ON, "go.sh": _LAUNCHED, **_ones(_LOOP, _PREPARE)}
     ),
-    Case(
-        "PEFT's preparation without checkpoints",
+    case("PEFT's preparation without checkpoints", known="counted with peft 0.21: one recompute")(
         _ones(
             _HEAD,
             "from peft import prepare_model_for_kbit_training\n"
             "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n",
             _WRAP,
-        ),
-        (),
-        "counted with peft 0.21: one recompute",
+        )
     ),
     Case(
         "PEFT's preparation, non-reentrant, under a wrapper",
@@ -411,144 +361,128 @@ HELD_OUT = (
         ("RS603",),
         "counted with peft 0.21: one recompute",
     ),
-    Case(
+    case(
         "diffusers' switch alone",
+        known="one switch",
+        origin="huggingface/diffusers examples/dreambooth 58eb52c0803ea9af3abec60841c2a093bdf1f951",
+    )(
         _ones(
             "from diffusers import UNet2DModel\nunet = UNet2DModel.from_pretrained('x')\n"
             "if args.gradient_checkpointing:\n    unet.enable_gradient_checkpointing()\n"
-        ),
-        (),
-        "one switch",
-        "huggingface/diffusers examples/dreambooth 58eb52c0803ea9af3abec60841c2a093bdf1f951",
+        )
     ),
-    Case(
+    case(
         "Fabric's policy alone",
+        known="one switch",
+        origin="Lightning-AI/litgpt litgpt/finetune/full.py "
+        "26857050fe3ff627cd714fe92f5838f51a3d5efa",
+    )(
         _ones(
             "from lightning.fabric.strategies import FSDPStrategy\nfrom litgpt.model import Block\n"
             "s = FSDPStrategy(auto_wrap_policy={Block}, activation_checkpointing_policy={Block})\n"
-        ),
-        (),
-        "one switch",
-        "Lightning-AI/litgpt litgpt/finetune/full.py 26857050fe3ff627cd714fe92f5838f51a3d5efa",
+        )
     ),
-    Case(
+    case(
         "Lightning's policy around a non-reentrant model",
-        _ones(_LIT % _ON_NEW),
-        ("RS603",),
-        "counted with lightning 2.6: one recompute",
-    ),
-    Case(
+        "RS603",
+        known="counted with lightning 2.6: one recompute",
+    )(_ones(_LIT % _ON_NEW)),
+    case(
         "Lightning's policy around a model, transformers 4 pinned",
-        {**_ones(_LIT % _ON), "requirements.txt": "transformers<5\n"},
-        ("RS601",),
-        "counted with lightning 2.6 and the variant of transformers 4: 2 recomputes",
-    ),
-    Case(
-        "Lightning CLI, both arguments",
+        "RS601",
+        known="counted with lightning 2.6 and the variant of transformers 4: 2 recomputes",
+    )({**_ones(_LIT % _ON), "requirements.txt": "transformers<5\n"}),
+    case("Lightning CLI, both arguments", "RS604", known=f"{_LIGHTNING} raises")(
         {
             "config.yaml": "trainer:\n  strategy:\n"
             "    class_path: lightning.pytorch.strategies.FSDPStrategy\n    init_args:\n"
             "      activation_checkpointing: [torch.nn.TransformerEncoderLayer]\n"
             "      activation_checkpointing_policy: [torch.nn.TransformerEncoderLayer]\n"
-        },
-        ("RS604",),
-        f"{_LIGHTNING} raises",
+        }
     ),
-    Case(
+    case(
         "torchtune, selective",
+        known=f"{_TUNE}:659",
+        origin="pytorch/torchtune recipes/configs/dev/8B_full_experimental.yaml "
+        "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1",
+    )(
         {
             "r.yaml": _RECIPE + "enable_activation_checkpointing: False\n"
             "enable_activation_offloading: False\nac_mode: 'selective'\nac_option: 2\n"
-        },
-        (),
-        f"{_TUNE}:659",
-        "pytorch/torchtune recipes/configs/dev/8B_full_experimental.yaml "
-        "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1",
+        }
     ),
-    Case(
+    case(
         "torchtune, on",
+        known=f"{_TUNE}:667",
+        origin="pytorch/torchtune recipes/configs/llama3_1/8B_full.yaml "
+        "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1",
+    )(
         {
             "r.yaml": _RECIPE + "enable_activation_checkpointing: True\n"
             "enable_activation_offloading: False\n"
-        },
-        (),
-        f"{_TUNE}:667",
-        "pytorch/torchtune recipes/configs/llama3_1/8B_full.yaml "
-        "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1",
+        }
     ),
-    Case(
+    case(
         "torchtitan, off with an option left",
+        known="nothing is on",
+        origin="keys as in several public files; repository not given by the index",
+    )(
         {
             "t.toml": '[model]\nname = "llama3"\n[activation_checkpoint]\nmode = "none"\n'
             'selective_ac_option = "2"\n'
-        },
-        (),
-        "nothing is on",
-        "keys as in several public files; repository not given by the index",
+        }
     ),
-    Case(
-        "LLaMA-Factory with FSDP's section of its own",
+    case("LLaMA-Factory with FSDP's section of its own", "RS601", known=_FACTORY_CODE)(
         {
             "sft.yaml": _LLAMA_FACTORY + "fsdp: full_shard auto_wrap\nfsdp_config:\n"
             "  activation_checkpointing: true\n"
             "  transformer_layer_cls_to_wrap: LlamaDecoderLayer\n"
-        },
-        ("RS601",),
-        _FACTORY_CODE,
+        }
     ),
-    Case(
-        "LLaMA-Factory under the plugin, its own off",
+    case("LLaMA-Factory under the plugin, its own off", known="one switch")(
         {
             "fsdp.yaml": _FSDP_ON,
             "sft.yaml": _LLAMA_FACTORY + "disable_gradient_checkpointing: true\n",
             "go.sh": "accelerate launch --config_file fsdp.yaml src/train.py sft.yaml\n",
-        },
-        (),
-        "one switch",
+        }
     ),
-    Case(
+    case(
         "LLaMA-Factory's FSDP example",
+        known="one switch",
+        origin="hiyouga/LLaMA-Factory examples/accelerate/fsdp_config.yaml "
+        "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30",
+    )(
         {
             "fsdp.yaml": _FSDP_ON.replace("checkpointing: true", "checkpointing: false"),
             "sft.yaml": _LLAMA_FACTORY,
             "go.sh": _LAUNCH_FACTORY,
-        },
-        (),
-        "one switch",
-        "hiyouga/LLaMA-Factory examples/accelerate/fsdp_config.yaml "
-        "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30",
+        }
     ),
-    Case(
+    case(
         "axolotl with FSDP's checkpoints alone",
+        known="one switch",
+        origin="axolotl-ai-cloud/axolotl examples/mistral4/fft-text.yml "
+        "067b021c8b87a9e5e380b9173c704cf7340e30f5",
+    )(
         {
             "a.yaml": "base_model: x\noutput_dir: o\nfsdp_version: 2\nfsdp_config:\n"
             "  activation_checkpointing: true\n"
-        },
-        (),
-        "one switch",
-        "axolotl-ai-cloud/axolotl examples/mistral4/fft-text.yml "
-        "067b021c8b87a9e5e380b9173c704cf7340e30f5",
+        }
     ),
-    Case(
-        "newer argument on the command line",
+    case("newer argument on the command line", "RS604", known=_RAISES)(
         {
             "fsdp.yaml": _FSDP_ON,
             **_ones(_TRAINER),
             "go.sh": _LAUNCHED.rstrip() + " --activation_checkpointing true\n",
-        },
-        ("RS604",),
-        _RAISES,
+        }
     ),
-    Case(
-        "newer method's name",
+    case("newer method's name", "RS601", known="transformers 5.23, modeling_utils.py; " + _COUNTED)(
         _ones(
             _HEAD,
             "model.activation_checkpointing_enable(\n"
             "    activation_checkpointing_kwargs={'use_reentrant': True})\n",
             _WRAP,
-        ),
-        ("RS601",),
-        "transformers 5.23, modeling_utils.py; " + _COUNTED,
+        )
     ),
     Case(
         "Trainer arguments, transformers 4.57 pinned",
@@ -563,67 +497,52 @@ HELD_OUT = (
         ("RS604",),
         "transformers 4.57, trainer.py:5530",
     ),
-    Case(
-        "a model's own non-reentrant checkpoints, wrapped",
-        _ones(_OWN_MODEL.format(False)),
-        ("RS603",),
-        "counted: one recompute",
-    ),
-    Case(
-        "NeMo, full and uniform",
+    case(
+        "a model's own non-reentrant checkpoints, wrapped", "RS603", known="counted: one recompute"
+    )(_ones(_OWN_MODEL.format(False))),
+    case("NeMo, full and uniform", known="one switch")(
         {
             "m.yaml": "model:\n  activations_checkpoint_granularity: full\n"
             "  activations_checkpoint_method: uniform\n  activations_checkpoint_num_layers: 1\n"
-        },
-        (),
-        "one switch",
+        }
     ),
-    Case(
-        "verl's overrides on the command line",
+    case("verl's overrides on the command line", known="one switch")(
         {
             "go.sh": "python3 -m verl.trainer.main_ppo \\\n"
             "  actor_rollout_ref.model.enable_gradient_checkpointing=True \\\n"
             "  actor_rollout_ref.actor.fsdp_config.param_offload=False\n"
-        },
-        (),
-        "one switch",
+        }
     ),
-    Case(
+    case(
         "Megatron's arguments in an array",
+        known="one switch",
+        origin="keys as in several public scripts; repository not given by the index",
+    )(
         {
             "go.sh": "PERF_ARGS=(\n  --recompute-granularity full\n  --recompute-method uniform\n"
             '  --recompute-num-layers 1\n)\ntorchrun pretrain_gpt.py "${PERF_ARGS[@]}"\n'
-        },
-        (),
-        "one switch",
-        "keys as in several public scripts; repository not given by the index",
+        }
     ),
-    Case(
-        "arguments in a variable",
+    case("arguments in a variable", "RS604", known=_RAISES)(
         {
             "fsdp.yaml": _FSDP_ON,
             **_ones(_TRAINER),
             "go.sh": 'CONFIG=fsdp.yaml\nOPTIONS="--bf16 True --gradient_checkpointing True"\n'
             "accelerate launch --config_file $CONFIG train.py $OPTIONS\n",
-        },
-        ("RS604",),
-        _RAISES,
+        }
     ),
-    Case(
-        "helper in another file that nothing calls",
-        {"policies.py": _POLICY, **_ones(_HEAD, "from policies import *\n", _ON_REENTRANT)},
-        (),
-        "the wrapper is never applied",
+    case("helper in another file that nothing calls", known="the wrapper is never applied")(
+        {"policies.py": _POLICY, **_ones(_HEAD, "from policies import *\n", _ON_REENTRANT)}
     ),
-    Case(
+    case(
         "a plain GPT without checkpoints",
+        known="nothing is on",
+        origin="karpathy/nanoGPT train.py 3adf61e154c3fe3fca428ad6bc3818b27a3b8291",
+    )(
         _ones(
             "import torch\nfrom model import GPT, GPTConfig\nmodel = GPT(GPTConfig())\n"
             "checkpoint = torch.load('ckpt.pt')\nmodel.load_state_dict(checkpoint['model'])\n"
             "torch.save(checkpoint, 'ckpt.pt')\n"
-        ),
-        (),
-        "nothing is on",
-        "karpathy/nanoGPT train.py 3adf61e154c3fe3fca428ad6bc3818b27a3b8291",
+        )
     ),
 )
