@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import json
 import os
@@ -9,7 +10,9 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import dedent
 from typing import Any
 
@@ -25,6 +28,8 @@ QUICK = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
 # What the recorder says in a log: the first word, each phase, and that it has stopped the script.
 OURS = re.compile(r"recompute-scan: (step \d+ of |\d\d:\d\d:\d\d step |stopped the script after)")
 DRIVER = Path(__file__).with_name("driver.py")
+ZYGOTE = DRIVER.with_name("zygote.py")
+Printed = tuple[int, str, str]
 
 # Put in front of test scripts that train: a layer that counts how often its forward runs.
 LAYERS = """\
@@ -127,29 +132,59 @@ def record_script(
 ) -> Recorded:
     """Write the script as ``train.py`` into the folder, record it there, wait for its end."""
     write_script(folder, text)
-    return record_target(
-        folder,
-        "train.py",
-        *args,
-        steps=steps,
-        warmup=warmup,
-        timing_steps=timing_steps,
-        launcher=launcher,
-        **options,
-    )
+    options |= {"steps": steps, "warmup": warmup, "timing_steps": timing_steps}
+    return record_target(folder, "train.py", *args, launcher=launcher, **options)
 
 
 def record_target(
     folder: Path, target: str, *args: str, launcher: tuple[str, ...] = (), **options: Any
 ) -> Recorded:
-    command = recording_command(folder, target, *args, launcher=launcher, **options)
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, env=plain_environment()
-    )
-    lines = done.stderr.splitlines(keepends=True)
+    """Record it in the folder; without a launcher in a process that has imported torch before."""
+    if launcher:
+        command = recording_command(folder, target, *args, launcher=launcher, **options)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=plain_environment(),
+        )
+        status, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        status, out, err = _forked(folder, target, list(args), options)
+    lines = err.splitlines(keepends=True)
     told = [line for line in lines if OURS.match(line)]
     stderr = "".join(line for line in lines if line not in told)
-    return Recorded(done.returncode, done.stdout, stderr, folder / "out", "".join(told))
+    return Recorded(status, out, stderr, folder / "out", "".join(told))
+
+
+def _forked(folder: Path, target: str, args: list[str], options: dict[str, Any]) -> Printed:
+    with TemporaryDirectory() as place:
+        files = {name: f"{place}/{name}" for name in ("out", "err")}
+        chosen = {"output": str(folder / "out"), **options, "target": target, "args": args}
+        job = {"script": str(folder / target), "options": chosen, **files}
+        zygote = _zygote()
+        assert zygote.stdin is not None
+        assert zygote.stdout is not None
+        zygote.stdin.write(json.dumps({**job, "environment": plain_environment()}) + "\n")
+        zygote.stdin.flush()
+        status = json.loads(zygote.stdout.readline())[0]
+        return status, Path(files["out"]).read_text(), Path(files["err"]).read_text()
+
+
+@cache
+def _zygote() -> subprocess.Popen[str]:
+    """A process that forks recordings until this one ends."""
+    zygote = subprocess.Popen(
+        [sys.executable, str(ZYGOTE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=plain_environment(),
+    )
+    atexit.register(zygote.communicate)
+    return zygote
 
 
 def recording_command(
@@ -184,16 +219,15 @@ def tool(folder: Path, *words: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-def run_jobs(jobs: list[dict[str, Any]], folder: Path) -> list[tuple[int, float, float | None]]:
+def run_jobs(
+    jobs: list[dict[str, Any]], folder: Path, abreast: int = 1
+) -> list[tuple[int, float, float | None]]:
     """What ``zygote.py`` prints of each job; the folder gets the list of them."""
     path = folder / "jobs.json"
     path.write_text(json.dumps(jobs))
+    command = [sys.executable, str(ZYGOTE), str(path), str(abreast)]
     done = subprocess.run(
-        [sys.executable, str(DRIVER.with_name("zygote.py")), str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=plain_environment(),
+        command, stdout=subprocess.PIPE, text=True, check=True, env=plain_environment()
     )
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 

@@ -122,7 +122,7 @@ def run_forms(names: list[str], folder: Path) -> dict[str, list[Ended]]:
             files = {end: str(folder / f"{name}{number}.{end}") for end in ("out", "err")}
             jobs.append({"script": str(script), "options": options, **files})
         jobs[-1]["report"] = str(output / "done")
-    found = run_jobs(jobs, folder)
+    found = run_jobs(jobs, folder, 3)
     return dict(
         zip(names, ([*pair] for pair in zip(found[::2], found[1::2], strict=True)), strict=True)
     )

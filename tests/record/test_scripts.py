@@ -42,7 +42,7 @@ def run_scripts(names: Sequence[str], times: int, folder: Path) -> dict[str, lis
     """Each script without us, and then so many times recorded."""
     jobs = [_job(name, number, folder) for name in names for number in range(times + 1)]
     ran: dict[str, list[Ran]] = {}
-    for job, ended in zip(jobs, run_jobs(jobs, folder), strict=True):
+    for job, ended in zip(jobs, run_jobs(jobs, folder, 3), strict=True):
         ran.setdefault(Path(job["script"]).stem, []).append(_read(job, *ended))
     return ran
 

@@ -1,11 +1,13 @@
-"""Runs scripts in forks of one process that has torch already: ``python zygote.py JOBS_JSON``.
+"""Runs scripts in forks of one process that has torch already: ``python zygote.py JOBS_JSON N``.
 
-A job is run as ``python SCRIPT`` would run it, or recorded; in either case the process then ends by
-itself, as the interpreter ends. For each, a line of JSON is printed: its exit status, negative for
-a signal, the seconds that it took, and those behind its report, ``null`` without one. A job's file
-``report`` is made when its report would be printed.
+N run at once; without arguments, each line of the input is a job. A job is run as ``python SCRIPT``
+would run it, or recorded; in either case the process then ends by itself, as the interpreter ends.
+For each, a line of JSON is printed: its exit status, negative for a signal, the seconds that it
+took, and those behind its report, ``null`` without one. A job's file ``report`` is made when its
+report would be printed.
 """
 
+import gc
 import json
 import os
 import signal
@@ -27,6 +29,7 @@ checkpoint(_weights, torch.ones(2, 2), use_reentrant=False).sum().backward()
 _optimizer.step()
 del _weights, _optimizer
 
+from recompute_scan.errors import ScanError
 from recompute_scan.record.children import record
 from recompute_scan.record.options import RunOptions
 
@@ -34,19 +37,55 @@ from recompute_scan.record.options import RunOptions
 sys.path.append(str(Path(__file__).parent / "scripts"))
 
 
-def _wait(child, report):
-    began, reported = time.monotonic(), None
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
+class _Child:
+    """A job that runs: its process, when it began, and when its report came."""
+
+    def __init__(self, pid, job):
+        self.pid, self.report = pid, job.get("report")
+        self.began, self.reported = time.monotonic(), None
+
+    def ended(self):
+        """What is printed of it, once it has ended."""
+        done, status = os.waitpid(self.pid, os.WNOHANG)
         now = time.monotonic()
-        if reported is None and report and Path(report).exists():
-            reported = now
-        if done:
-            behind = None if reported is None else now - reported
-            return os.waitstatus_to_exitcode(status), now - began, behind
-        if now > began + LIMIT_S:
-            os.killpg(child, signal.SIGKILL)
-        time.sleep(0.02)
+        if self.reported is None and self.report and Path(self.report).exists():
+            self.reported = now
+        if now > self.began + LIMIT_S or done:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)  # or what it may have left
+            except ProcessLookupError:
+                pass
+        if not done:
+            return None
+        behind = None if self.reported is None else now - self.reported
+        return os.waitstatus_to_exitcode(status), now - self.began, behind
+
+
+def _run(jobs, abreast):
+    """The job, in its own process; ``None`` in this one, when all have been run."""
+    results, running, number = {}, {}, -1
+    for number, job in enumerate(jobs):
+        child = os.fork()
+        if child == 0:
+            return job
+        running[number] = _Child(child, job)
+        _collect(running, results, abreast - 1)
+    _collect(running, results, 0)
+    return None
+
+
+def _collect(running, results, left):
+    """Waits until so few run, and prints what has ended in the order of the jobs."""
+    while len(running) > left:
+        for number, child in list(running.items()):
+            if (ended := child.ended()) is not None:
+                results[number] = ended
+                del running[number]
+        for number in sorted(results):
+            if all(number < other for other in running):
+                print(json.dumps(results.pop(number)), flush=True)
+        if len(running) > left:
+            time.sleep(0.02)
 
 
 def _become(job):
@@ -55,23 +94,22 @@ def _become(job):
         file = os.open(place, os.O_RDWR | os.O_CREAT)
         os.dup2(file, number)
         os.close(file)
+    if "environment" in job:
+        os.environ.clear()
+        os.environ.update(job["environment"])
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, buffering=1)
     os.chdir(Path(job["script"]).parent)
 
 
-job = None
-for one in json.loads(Path(sys.argv[1]).read_text()):
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        job = one
-        break
-    print(json.dumps(_wait(child, one.get("report"))), flush=True)
-    try:
-        os.killpg(child, signal.SIGKILL)  # what it may have left
-    except ProcessLookupError:
-        pass
+gc.collect()
+gc.freeze()  # each recording looks through all objects
+# A file of jobs and how many run at once, or a job in each line of the input.
+if sys.argv[1:]:
+    job = _run(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))
+else:
+    job = _run(map(json.loads, sys.stdin), 1)
 if job is not None:
     _become(job)
     name = Path(job["script"]).name
@@ -81,10 +119,15 @@ if job is not None:
         __file__ = str(Path.cwd() / name)
         exec(compile(Path(name).read_text(), __file__, "exec", dont_inherit=True))
     else:
-        job["options"]["output"] = Path(job["options"]["output"])
+        options = {"target": name, "is_module": False, "args": (), **job["options"]}
+        options["args"], options["output"] = tuple(options["args"]), Path(options["output"])
         report = Path(job["report"]) if "report" in job else None
         on_exit = None if report is None else lambda _: report.touch()
-        info = record(RunOptions(name, False, (), **job["options"]), on_exit=on_exit)
+        try:
+            info = record(RunOptions(**options), on_exit=on_exit)
+        except ScanError as error:
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_status)
         if on_exit is not None:
             on_exit(info)
         sys.exit(info.exit_status)
