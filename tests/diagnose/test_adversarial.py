@@ -427,7 +427,7 @@ TRAPS = (
         raised(
             "RecursionError: maximum recursion depth exceeded",
             (CHECKPOINT, "checkpoint"),
-            *((("a.py", "visit")) * 60),
+            *((("a.py", "visit"),) * 60),
         )
     ),
     trap("a recompilation long before", "RS102-impure-block")(
