@@ -194,20 +194,22 @@ def plainly(kind: type[nn.Module] = Block) -> Callable[[], Step]:
     return make
 
 
-def case(
-    name: str,
-    verdict: Verdict,
-    *around: Around,
-    kind: type[nn.Module] = Block,
-    backend: Backend = "aot_eager",
-    settings: tuple[tuple[str, Any], ...] = (),
-    breaks: str = "",
-    alone: Verdict | None = None,
-    **stack: Any,
-) -> Case:
-    """A stack and its twin; the rest is as :func:`stacked` and :class:`Case` have it."""
-    make = stacked(*around, kind=kind, **stack)
-    return Case(name, verdict, make, plainly(kind), backend, settings, breaks, alone)
+def case(name: str, verdict: Verdict) -> Callable[..., Case]:
+    """A stack and its twin; what comes next is as :func:`stacked` and :class:`Case` have it."""
+
+    def of(
+        *around: Around,
+        kind: type[nn.Module] = Block,
+        backend: Backend = "aot_eager",
+        settings: tuple[tuple[str, Any], ...] = (),
+        breaks: str = "",
+        alone: Verdict | None = None,
+        **stack: Any,
+    ) -> Case:
+        make = stacked(*around, kind=kind, **stack)
+        return Case(name, verdict, make, plainly(kind), backend, settings, breaks, alone)
+
+    return of
 
 
 def once(call: Any) -> Any:
@@ -232,39 +234,33 @@ def keeping_products(call: Any) -> Any:
 
 
 _STACKS = (
-    case("model", "none", whole=(COMPILE,)),
-    case("model, checkpoints in it", "full", once, whole=(COMPILE,)),
-    case("model, every second layer", "partial", once, second=(), whole=(COMPILE,)),
-    case("model, reentrant in it", "full", reentrant, whole=(COMPILE,)),
-    case("model, two in it", "full", once, once, whole=(COMPILE,)),
-    case("model, policy keeps products", "partial", keeping_products, whole=(COMPILE,)),
-    case("model, checkpoint around it", "full", whole=(COMPILE, once)),
-    case("model, in it and around it", "doubled", once, whole=(COMPILE, once)),
-    case("layers", "none", COMPILE),
-    case("layers, checkpoint in each", "full", once, COMPILE),
-    case("layers, checkpoint around each", "full", COMPILE, once),
-    case("layers, reentrant around each", "full", COMPILE, reentrant),
-    case("layers, in and around", "doubled", once, COMPILE, once),
-    case("layers, in and reentrant around", "doubled", once, COMPILE, reentrant),
-    case("layers, two around", "doubled", COMPILE, reentrant, once),
-    case("layers, around every second", "partial", COMPILE, once, second=(COMPILE,), alone="full"),
-    case("layers, in every second", "partial", once, COMPILE, second=(COMPILE,)),
-    case("half compiled, checkpoints everywhere", "full", once, COMPILE, second=(once,)),
-    case("half compiled, those doubled", "doubled", once, COMPILE, once, second=(once,)),
-    case(
-        "graph break in each layer", "none", kind=Breaking, whole=(COMPILE,), breaks="graph_break"
+    case("model", "none")(whole=(COMPILE,)),
+    case("model, checkpoints in it", "full")(once, whole=(COMPILE,)),
+    case("model, every second layer", "partial")(once, second=(), whole=(COMPILE,)),
+    case("model, reentrant in it", "full")(reentrant, whole=(COMPILE,)),
+    case("model, two in it", "full")(once, once, whole=(COMPILE,)),
+    case("model, policy keeps products", "partial")(keeping_products, whole=(COMPILE,)),
+    case("model, checkpoint around it", "full")(whole=(COMPILE, once)),
+    case("model, in it and around it", "doubled")(once, whole=(COMPILE, once)),
+    case("layers", "none")(COMPILE),
+    case("layers, checkpoint in each", "full")(once, COMPILE),
+    case("layers, checkpoint around each", "full")(COMPILE, once),
+    case("layers, reentrant around each", "full")(COMPILE, reentrant),
+    case("layers, in and around", "doubled")(once, COMPILE, once),
+    case("layers, in and reentrant around", "doubled")(once, COMPILE, reentrant),
+    case("layers, two around", "doubled")(COMPILE, reentrant, once),
+    case("layers, around every second", "partial")(COMPILE, once, second=(COMPILE,), alone="full"),
+    case("layers, in every second", "partial")(once, COMPILE, second=(COMPILE,)),
+    case("half compiled, checkpoints everywhere", "full")(once, COMPILE, second=(once,)),
+    case("half compiled, those doubled", "doubled")(once, COMPILE, once, second=(once,)),
+    case("graph break in each layer", "none")(
+        kind=Breaking, whole=(COMPILE,), breaks="graph_break"
     ),
-    case(
-        "graph break under each checkpoint",
-        "full",
-        once,
-        kind=Breaking,
-        whole=(COMPILE,),
-        alone="inconclusive",
-        breaks="graph_break",
+    case("graph break under each checkpoint", "full")(
+        once, kind=Breaking, whole=(COMPILE,), alone="inconclusive", breaks="graph_break"
     ),
-    case("attention, checkpoints in the model", "full", once, kind=Attending, whole=(COMPILE,)),
-    case("attention, layers doubled", "doubled", once, COMPILE, once, kind=Attending),
+    case("attention, checkpoints in the model", "full")(once, kind=Attending, whole=(COMPILE,)),
+    case("attention, layers doubled", "doubled")(once, COMPILE, once, kind=Attending),
 )
 
 
@@ -371,91 +367,46 @@ _FORMS = (
         compiled_backward(stacked(once, COMPILE, once)),
         plainly(),
     ),
-    case("DDP, model", "none", whole=(data_parallel, COMPILE)),
-    case("DDP, checkpoints in the model", "full", once, whole=(data_parallel, COMPILE)),
-    case(
-        "DDP, checkpoint around each compiled layer", "full", COMPILE, once, whole=(data_parallel,)
+    case("DDP, model", "none")(whole=(data_parallel, COMPILE)),
+    case("DDP, checkpoints in the model", "full")(once, whole=(data_parallel, COMPILE)),
+    case("DDP, checkpoint around each compiled layer", "full")(
+        COMPILE, once, whole=(data_parallel,)
     ),
-    case(
-        "reduce-overhead, checkpoints in the model",
-        "full",
-        once,
-        whole=(Compiler((("mode", "reduce-overhead"),)),),
-        backend="inductor",
+    case("reduce-overhead, checkpoints in the model", "full")(
+        once, whole=(Compiler((("mode", "reduce-overhead"),)),), backend="inductor"
     ),
-    case("own autograd function, layers doubled", "doubled", once, COMPILE, once, kind=Own),
-    case(
-        "own autograd function, checkpoints in the model", "full", once, kind=Own, whole=(COMPILE,)
+    case("own autograd function, layers doubled", "doubled")(once, COMPILE, once, kind=Own),
+    case("own autograd function, checkpoints in the model", "full")(
+        once, kind=Own, whole=(COMPILE,)
     ),
-    case(
-        "attention, policy keeps it",
-        "partial",
-        keeping_nothing_random,
-        kind=Attending,
-        whole=(COMPILE,),
+    case("attention, policy keeps it", "partial")(
+        keeping_nothing_random, kind=Attending, whole=(COMPILE,)
     ),
-    case("as torchtitan, each layer", "partial", as_torchtitan, COMPILE, kind=Attending),
-    case(
-        "as torchtitan, checkpoint around each",
-        "doubled",
-        as_torchtitan,
-        COMPILE,
-        once,
-        kind=Attending,
+    case("as torchtitan, each layer", "partial")(as_torchtitan, COMPILE, kind=Attending),
+    case("as torchtitan, checkpoint around each", "doubled")(
+        as_torchtitan, COMPILE, once, kind=Attending
     ),
-    case(
-        "dropout last, checkpoints in the model",
-        "full",
-        once,
-        kind=Dropping,
-        whole=(COMPILE,),
-        backend="inductor",
+    case("dropout last, checkpoints in the model", "full")(
+        once, kind=Dropping, whole=(COMPILE,), backend="inductor"
     ),
-    case("attention, model", "none", kind=Attending, whole=(COMPILE,)),
-    case(
-        "lengths that change, checkpoints in the model",
-        "full",
-        once,
-        whole=(COMPILE,),
-        lengths=(_TOKENS, 40, 56),
+    case("attention, model", "none")(kind=Attending, whole=(COMPILE,)),
+    case("lengths that change, checkpoints in the model", "full")(
+        once, whole=(COMPILE,), lengths=(_TOKENS, 40, 56)
     ),
-    case(
-        "lengths that change, layers doubled",
-        "doubled",
-        once,
-        COMPILE,
-        once,
-        lengths=(_TOKENS, 40, 56),
+    case("lengths that change, layers doubled", "doubled")(
+        once, COMPILE, once, lengths=(_TOKENS, 40, 56)
     ),
-    case(
-        "backend eager, checkpoints in the model",
-        "full",
-        once,
-        whole=(COMPILE,),
-        backend="eager",
-        alone="inconclusive",
+    case("backend eager, checkpoints in the model", "full")(
+        once, whole=(COMPILE,), backend="eager", alone="inconclusive"
     ),
-    case(
-        "backend eager, around each layer",
-        "full",
-        COMPILE,
-        once,
-        backend="eager",
-        alone="inconclusive",
+    case("backend eager, around each layer", "full")(
+        COMPILE, once, backend="eager", alone="inconclusive"
     ),
-    case(
-        "memory budget of 0",
-        "partial",
-        kind=Attending,
-        whole=(COMPILE,),
-        settings=(("activation_memory_budget", 0.0),),
+    case("memory budget of 0", "partial")(
+        kind=Attending, whole=(COMPILE,), settings=(("activation_memory_budget", 0.0),)
     ),
-    case(
-        "memory budget of 0.5",
-        "partial",
-        kind=Attending,
-        whole=(COMPILE,),
-        settings=(("activation_memory_budget", 0.5),),
+    case("memory budget of 0.5", "partial")(
+        kind=Attending, whole=(COMPILE,), settings=(("activation_memory_budget", 0.5),)
     ),
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import textwrap
+from collections.abc import Callable
 
 import pytest
 
@@ -81,187 +82,119 @@ COLOURED = (
 )
 DIVERGED = watchdog(0, 44, "ALLGATHER") + watchdog(1, 44, "BROADCAST")
 
-# A name, the log, what is right, and what says less.
-FORMS: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
-    (
-        "two ranks in turn, and the second one's failure is its own",
-        interleaved(prefixed(MEMORY, "[rank0]: "), prefixed(KEY, "[rank1]: ")),
-        "RS120-training",
-        (),
+Form = tuple[str, str, str | None, tuple[str, ...]]
+
+
+def form(name: str, right: str | None = None, *less: str) -> Callable[[str], Form]:
+    """The form whose log comes next: what is right, and what says less."""
+    return lambda text: (name, text, right, less)
+
+
+FORMS = (
+    form("two ranks in turn, and the second one's failure is its own", "RS120-training")(
+        interleaved(prefixed(MEMORY, "[rank0]: "), prefixed(KEY, "[rank1]: "))
     ),
-    (
-        "a step's forward pass, of weights that do not train there",
+    form("a step's forward pass, of weights that do not train there", "RS120-device")(
         raised(
             OOM,
             ("t.py", "training_step"),
             (f"{LIB}/torch/utils/_contextlib.py", "decorate_context"),
             (MODULE, "_call_impl"),
-        ),
-        "RS120-device",
-        (),
+        )
     ),
-    (
-        "a step's forward pass",
-        raised(OOM, ("t.py", "training_step"), (MODULE, "_call_impl"), ("m.py", "forward")),
-        "RS120-training",
-        (),
+    form("a step's forward pass", "RS120-training")(
+        raised(OOM, ("t.py", "training_step"), (MODULE, "_call_impl"), ("m.py", "forward"))
     ),
-    (
-        "Ray's count of workers, none of them for memory, and an actor that died",
+    form("Ray's count of workers, none of them for memory, and an actor that died")(
         "(raylet) node_manager.cc:3277: 0 Workers (tasks / actors) killed due to memory pressure "
         "(OOM), 2 Workers crashed due to other reasons at node (ID: 8289)\n"
-        + raised("ray.exceptions.RayActorError: The actor died.", ("t.py", "main")),
-        None,
-        (),
+        + raised("ray.exceptions.RayActorError: The actor died.", ("t.py", "main"))
     ),
-    (
-        "Ray's count of workers that memory ended, and a mistake of one's own",
+    form("Ray's count of workers that memory ended, and a mistake of one's own")(
         "(raylet) node_manager.cc:3277: 1 Workers (tasks / actors) killed due to memory pressure "
-        "(OOM), 0 Workers crashed due to other reasons at node (ID: 8289)\n" + KEY,
-        None,
-        (),
+        "(OOM), 0 Workers crashed due to other reasons at node (ID: 8289)\n" + KEY
     ),
-    (
-        "a rank that waited itself, and was ended by the launcher afterwards",
-        watchdog(0, 44, "ALLGATHER") + watchdog(1, 44, "ALLGATHER") + SUMMARY.format(-9, "x"),
-        "RS209-slow",
-        (),
+    form("a rank that waited itself, and was ended by the launcher afterwards", "RS209-slow")(
+        watchdog(0, 44, "ALLGATHER") + watchdog(1, 44, "ALLGATHER") + SUMMARY.format(-9, "x")
     ),
-    (
-        "a rank that fails in its data, while others wait in a collective",
-        prefixed(KEY, "[rank0]: ") + watchdog(1, 44, "ALLGATHER") + watchdog(2, 44, "ALLGATHER"),
-        None,
-        (),
+    form("a rank that fails in its data, while others wait in a collective")(
+        prefixed(KEY, "[rank0]: ") + watchdog(1, 44, "ALLGATHER") + watchdog(2, 44, "ALLGATHER")
     ),
-    (
-        "torchrun's summary with the traceback",
-        SUMMARY.format(1, textwrap.indent(MEMORY, "  ")),
-        "RS120-training",
-        (),
+    form("torchrun's summary with the traceback", "RS120-training")(
+        SUMMARY.format(1, textwrap.indent(MEMORY, "  "))
     ),
-    (
-        "torchrun's summary that names the signal",
-        SUMMARY.format("-11 (SIGSEGV)", "Signal 11"),
-        "RS213-native",
-        (),
+    form("torchrun's summary that names the signal", "RS213-native")(
+        SUMMARY.format("-11 (SIGSEGV)", "Signal 11")
     ),
-    (
-        "torchrun's later summary, the signal last",
-        SUMMARY.format(-7, "x").replace("(pid: 11)", "(pid: 11) (SIGBUS)"),
-        "RS213-bus",
-        (),
+    form("torchrun's later summary, the signal last", "RS213-bus")(
+        SUMMARY.format(-7, "x").replace("(pid: 11)", "(pid: 11) (SIGBUS)")
     ),
-    ("rich, with its box of locals", RICH + OOM + "\n", "RS120-training", ("RS120-device",)),
-    ("rich, which breaks the message", RICH + changed(KEYS), "RS101-kv-cache", ()),
-    (
-        "the colours of Python 3.13",
-        "Traceback (most recent call last):\n" + COLOURED,
-        "RS120-training",
-        (),
+    form("rich, with its box of locals", "RS120-training", "RS120-device")(RICH + OOM + "\n"),
+    form("rich, which breaks the message", "RS101-kv-cache")(RICH + changed(KEYS)),
+    form("the colours of Python 3.13", "RS120-training")(
+        "Traceback (most recent call last):\n" + COLOURED
     ),
-    ("colours and no first line", COLOURED, "RS120-training", ()),
-    ("cut off within the message", MEMORY[: MEMORY.index("out of memory") + 6], None, ()),
-    ("cut off before, in the middle of a frame", CACHE[120:], "RS101-kv-cache", ()),
-    (
-        "a save in the wake of a failed step",
+    form("colours and no first line", "RS120-training")(COLOURED),
+    form("cut off within the message")(MEMORY[: MEMORY.index("out of memory") + 6]),
+    form("cut off before, in the middle of a frame", "RS101-kv-cache")(CACHE[120:]),
+    form("a save in the wake of a failed step", "RS120-training")(
         MEMORY
         + "\nDuring handling of the above exception, another exception occurred:\n\n"
-        + raised("OSError: [Errno 28] No space left on device", *SAVES),
-        "RS120-training",
-        (),
+        + raised("OSError: [Errno 28] No space left on device", *SAVES)
     ),
-    (
-        "srun --label",
+    form("srun --label", "RS120-evaluation")(
         prefixed(PROGRESS, "0: ")
         + prefixed(raised(OOM, *EVALUATES), "1: ")
-        + "srun: error: gpu-2: task 1: Exited with exit code 1\n",
-        "RS120-evaluation",
-        (),
+        + "srun: error: gpu-2: task 1: Exited with exit code 1\n"
     ),
-    (
-        "srun --label of ten tasks and more",
-        prefixed(UNUSED, " 3: ") + prefixed(UNUSED, "12: "),
-        "RS112-unused",
-        (),
+    form("srun --label of ten tasks and more", "RS112-unused")(
+        prefixed(UNUSED, " 3: ") + prefixed(UNUSED, "12: ")
     ),
-    (
-        "kubectl logs --prefix",
-        prefixed(REDUCED, "[pod/train-worker-0/pytorch] "),
-        "RS126-reduced-twice",
-        (),
+    form("kubectl logs --prefix", "RS126-reduced-twice")(
+        prefixed(REDUCED, "[pod/train-worker-0/pytorch] ")
     ),
-    (
-        "kubectl logs --timestamps",
+    form("kubectl logs --timestamps", "RS111-reentrant")(
         prefixed(
             raised(TWICE, *BACKWARD, (CHECKPOINT, "backward")), "2026-11-25T02:00:00.123456789Z "
-        ),
-        "RS111-reentrant",
-        (),
+        )
     ),
-    ("stern", prefixed(DTYPES, "train-worker-0 pytorch "), "RS116-flattening", ()),
-    ("GitHub's log", prefixed(UNUSED, "2026-11-25T02:00:00.1234567Z "), "RS112-unused", ()),
-    ("Windows' line ends", CACHE.replace("\n", "\r\n"), "RS101-kv-cache", ()),
-    (
-        "a bar before the traceback",
-        "\r 12%|█▏| 12/99\r 13%|█▎| 13/99" + MEMORY,
-        "RS120-training",
-        (),
+    form("stern", "RS116-flattening")(prefixed(DTYPES, "train-worker-0 pytorch ")),
+    form("GitHub's log", "RS112-unused")(prefixed(UNUSED, "2026-11-25T02:00:00.1234567Z ")),
+    form("Windows' line ends", "RS101-kv-cache")(CACHE.replace("\n", "\r\n")),
+    form("a bar before the traceback", "RS120-training")(
+        "\r 12%|█▏| 12/99\r 13%|█▎| 13/99" + MEMORY
     ),
-    (
-        "pytest",
+    form("pytest", "RS120-training", "RS120-device")(
         "    def test_step():\n>       loss.backward()\n\ntrain.py:12: \n"
         + prefixed(OOM, "E       ")
-        + "train.py:12: OutOfMemoryError\n",
-        "RS120-training",
-        ("RS120-device",),
+        + "train.py:12: OutOfMemoryError\n"
     ),
-    (
-        "docker's lines of JSON",
+    form("docker's lines of JSON", "RS120-training")(
         "".join(
             json.dumps({"log": line + "\n", "stream": "stderr"}) + "\n"
             for line in MEMORY.splitlines()
-        ),
-        "RS120-training",
-        (),
+        )
     ),
-    (
-        "a logger's line of JSON",
-        json.dumps({"level": "error", "exception": MEMORY}) + "\n",
-        "RS120-training",
-        (),
+    form("a logger's line of JSON", "RS120-training")(
+        json.dumps({"level": "error", "exception": MEMORY}) + "\n"
     ),
-    (
-        "loguru's variables",
-        MEMORY.replace("    work()\n", "    work()\n    │ └ <function work>\n"),
-        "RS120-training",
-        (),
+    form("loguru's variables", "RS120-training")(
+        MEMORY.replace("    work()\n", "    work()\n    │ └ <function work>\n")
     ),
-    (
-        "a sample of text that speaks of an error",
-        f'sample 3: "{OOM}" How do I mend that?\n' + KEY,
-        None,
-        (),
+    form("a sample of text that speaks of an error")(
+        f'sample 3: "{OOM}" How do I mend that?\n' + KEY
     ),
-    (
-        "a rank that was killed, and others that then waited",
-        watchdog(1, 44, "ALLGATHER") + SUMMARY.format(-9, "Signal 9 (SIGKILL) received by PID 11"),
-        "RS212-sigkill",
-        ("RS209-slow",),
+    form("a rank that was killed, and others that then waited", "RS212-sigkill", "RS209-slow")(
+        watchdog(1, 44, "ALLGATHER") + SUMMARY.format(-9, "Signal 9 (SIGKILL) received by PID 11")
     ),
-    (
-        "lines of the watchdog at 80 columns",
+    form("lines of the watchdog at 80 columns", "RS210-different-places", "RS209-unclear")(
         "\n".join(
             line[n : n + 80] for line in DIVERGED.splitlines() for n in range(0, len(line), 80)
         )
-        + "\n",
-        "RS210-different-places",
-        ("RS209-unclear",),
+        + "\n"
     ),
-    (
-        "what ran, in the words of a failure",
-        "+ grep -c 'Detected 1 oom-kill event' slurm.out\n" + KEY,
-        None,
-        (),
+    form("what ran, in the words of a failure")(
+        "+ grep -c 'Detected 1 oom-kill event' slurm.out\n" + KEY
     ),
 )
 UNREAD = {"docker's lines of JSON", "a logger's line of JSON"}

@@ -7,6 +7,7 @@ buffers after one step are the truth; nothing of the tool has part in it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,64 +114,47 @@ BOTH = {"non-reentrant": False, "reentrant": True}
 CASES: list[Case] = []
 
 
-def case(*args: Any, **kwargs: Any) -> None:
-    """Adds a case."""
-    CASES.append(Case(*args, **kwargs))
+def adding_to(cases: list[Case]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Add cases as ``right(NAME)(BUILD, …)`` and as ``wrong(NAME, OPERATOR, MODULE)(BUILD, …)``."""
+
+    def case(wrong: bool, name: str, operator: str = "", module: str = "") -> Callable[..., None]:
+        return lambda build, **how: cases.append(Case(name, wrong, build, operator, module, **how))
+
+    return functools.partial(case, False), functools.partial(case, True)
+
+
+right, wrong = adding_to(CASES)
 
 
 # Random numbers
 
 for variant, reentrant in BOTH.items():
     options = {"use_reentrant": reentrant, "preserve_rng_state": False}
-    case(
-        f"dropout, state dropped, {variant}",
-        True,
-        net(lambda: Mlp(behind=nn.Dropout(0.5)), **options),
-        "aten.bernoulli_",
-        "behind",
+    wrong(f"dropout, state dropped, {variant}", "aten.bernoulli_", "behind")(
+        net(lambda: Mlp(behind=nn.Dropout(0.5)), **options)
     )
-    case(
-        f"dropout, state kept, {variant}",
-        False,
-        net(lambda: Mlp(behind=nn.Dropout(0.5)), use_reentrant=reentrant),
+    right(f"dropout, state kept, {variant}")(
+        net(lambda: Mlp(behind=nn.Dropout(0.5)), use_reentrant=reentrant)
     )
-    case(
-        f"dropout off by eval, state dropped, {variant}",
-        False,
-        net(lambda: Mlp(behind=nn.Dropout(0.5).eval()), **options),
+    right(f"dropout off by eval, state dropped, {variant}")(
+        net(lambda: Mlp(behind=nn.Dropout(0.5).eval()), **options)
     )
-    case(
-        f"BatchNorm in training, {variant}",
-        True,
-        net(lambda: Mlp(behind=nn.BatchNorm1d(D)), use_reentrant=reentrant),
-        module="behind",
-        buffers=True,
+    wrong(f"BatchNorm in training, {variant}", "", "behind")(
+        net(lambda: Mlp(behind=nn.BatchNorm1d(D)), use_reentrant=reentrant), buffers=True
     )
-    case(
-        f"BatchNorm in eval, {variant}",
-        False,
-        net(lambda: Mlp(behind=nn.BatchNorm1d(D).eval()), use_reentrant=reentrant),
+    right(f"BatchNorm in eval, {variant}")(
+        net(lambda: Mlp(behind=nn.BatchNorm1d(D).eval()), use_reentrant=reentrant)
     )
-case(
-    "dropout, check off, state kept",
-    False,
-    net(lambda: Mlp(behind=nn.Dropout(0.5)), determinism_check="none"),
+right("dropout, check off, state kept")(
+    net(lambda: Mlp(behind=nn.Dropout(0.5)), determinism_check="none")
 )
-case(
-    "dropout between, state dropped: later layers differ too",
-    True,
-    net(lambda: Mlp(between=nn.Dropout(0.3)), preserve_rng_state=False),
-    "aten.bernoulli_",
-    "between",
+wrong("dropout between, state dropped: later layers differ too", "aten.bernoulli_", "between")(
+    net(lambda: Mlp(between=nn.Dropout(0.3)), preserve_rng_state=False)
 )
-case(
-    "RReLU, state dropped",
-    True,
-    net(lambda: Mlp(between=nn.RReLU()), preserve_rng_state=False),
-    "aten.rrelu_with_noise",
-    "between",
+wrong("RReLU, state dropped", "aten.rrelu_with_noise", "between")(
+    net(lambda: Mlp(between=nn.RReLU()), preserve_rng_state=False)
 )
-case("RReLU, state kept", False, net(lambda: Mlp(between=nn.RReLU())))
+right("RReLU, state kept")(net(lambda: Mlp(between=nn.RReLU())))
 
 
 def _own_generator() -> Callable[[Own, torch.Tensor], torch.Tensor]:
@@ -205,15 +189,13 @@ def _only_counts(layer: Own, x: torch.Tensor) -> torch.Tensor:
     return x * 0.5
 
 
-case("a generator of one's own", True, net(lambda: Own(_own_generator())), "aten.rand", "layers")
-case("random.random() as a factor", True, net(lambda: Own(_python_random)), "aten.mul", "layers")
-case("numpy noise", True, net(lambda: Own(_numpy_noise)), "aten._to_copy", "layers")
-case("a layer left out at random", True, net(lambda: Own(_stochastic_depth), 6), "", "layers")
-case("another branch each time", True, net(lambda: Own(_alternates)), "aten.sigmoid", "layers")
-case(
-    "a Python counter as a factor", True, net(lambda: Own(_scales_by_counter)), "aten.mul", "layers"
-)
-case("a Python counter that nothing depends on", False, net(lambda: Own(_only_counts)))
+wrong("a generator of one's own", "aten.rand", "layers")(net(lambda: Own(_own_generator())))
+wrong("random.random() as a factor", "aten.mul", "layers")(net(lambda: Own(_python_random)))
+wrong("numpy noise", "aten._to_copy", "layers")(net(lambda: Own(_numpy_noise)))
+wrong("a layer left out at random", "", "layers")(net(lambda: Own(_stochastic_depth), 6))
+wrong("another branch each time", "aten.sigmoid", "layers")(net(lambda: Own(_alternates)))
+wrong("a Python counter as a factor", "aten.mul", "layers")(net(lambda: Own(_scales_by_counter)))
+right("a Python counter that nothing depends on")(net(lambda: Own(_only_counts)))
 
 
 # Buffers
@@ -256,28 +238,18 @@ class Ema(nn.Module):
         return (y - self.mean).tanh()
 
 
-case("token counter, not used", True, net(lambda: Counter(False)), module="tokens", buffers=True)
-case("token counter, used", True, net(lambda: Counter(True)), module="tokens")
-case("a buffer that is written anew each time", False, net(lambda: Counter(False, once=True)))
-case("moving average, replaced and used", True, net(Ema), "", "layers")
-case(
-    "BatchNorm in training, momentum 0",
-    True,
-    net(lambda: Mlp(behind=nn.BatchNorm1d(D, momentum=0.0))),
-    module="num_batches_tracked",
-    buffers=True,
+wrong("token counter, not used", "", "tokens")(net(lambda: Counter(False)), buffers=True)
+wrong("token counter, used", "", "tokens")(net(lambda: Counter(True)))
+right("a buffer that is written anew each time")(net(lambda: Counter(False, once=True)))
+wrong("moving average, replaced and used", "", "layers")(net(Ema))
+wrong("BatchNorm in training, momentum 0", "", "num_batches_tracked")(
+    net(lambda: Mlp(behind=nn.BatchNorm1d(D, momentum=0.0))), buffers=True
 )
-case(
-    "BatchNorm without statistics",
-    False,
-    net(lambda: Mlp(behind=nn.BatchNorm1d(D, track_running_stats=False))),
+right("BatchNorm without statistics")(
+    net(lambda: Mlp(behind=nn.BatchNorm1d(D, track_running_stats=False)))
 )
-case(
-    "spectral norm in training",
-    True,
-    net(lambda: Mlp(behind=nn.utils.parametrizations.spectral_norm(nn.Linear(D, D)))),
-    "",
-    "behind",
+wrong("spectral norm in training", "", "behind")(
+    net(lambda: Mlp(behind=nn.utils.parametrizations.spectral_norm(nn.Linear(D, D))))
 )
 
 
@@ -317,8 +289,8 @@ def _autocast() -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-case("autocast, non-reentrant", False, net(Mlp), around=_autocast)
-case("autocast, reentrant", False, net(Mlp, use_reentrant=True), around=_autocast)
+right("autocast, non-reentrant")(net(Mlp), around=_autocast)
+right("autocast, reentrant")(net(Mlp, use_reentrant=True), around=_autocast)
 
 
 class Widened(Mlp):
@@ -328,22 +300,13 @@ class Widened(Mlp):
         return super().forward(x.float()).float()
 
 
-case(
-    "autocast forgotten by a hand-written checkpoint",
-    True,
-    hand_written(Widened),
-    "aten.addmm",
-    "up",
-    around=_autocast,
+wrong("autocast forgotten by a hand-written checkpoint", "aten.addmm", "up")(
+    hand_written(Widened), around=_autocast
 )
-case(
-    "dropout in a hand-written checkpoint",
-    True,
-    hand_written(lambda: Mlp(behind=nn.Dropout(0.5))),
-    "aten.bernoulli_",
-    "behind",
+wrong("dropout in a hand-written checkpoint", "aten.bernoulli_", "behind")(
+    hand_written(lambda: Mlp(behind=nn.Dropout(0.5)))
 )
-case("a hand-written checkpoint that is right", False, hand_written(Mlp))
+right("a hand-written checkpoint that is right")(hand_written(Mlp))
 
 
 class WithType(nn.Module):
@@ -378,15 +341,10 @@ def _plain(layer: Any, *args: Any) -> Any:
     return layer(*args)
 
 
-case(
-    "a low-precision context that ends before the backward",
-    True,
+wrong("a low-precision context that ends before the backward", "aten.mm", "layers")(
     lambda on: ForgetsType(
-        [WithType() for _ in range(3)],
-        caller(True, use_reentrant=True) if on else _plain,
-    ),
-    "aten.mm",
-    "layers",
+        [WithType() for _ in range(3)], caller(True, use_reentrant=True) if on else _plain
+    )
 )
 
 # Inputs
@@ -405,12 +363,8 @@ class InPlace(Net):
         return self.head(x).square().mean()
 
 
-case(
-    "an input that is edited behind autograd's back",
-    True,
-    lambda on: InPlace([Mlp() for _ in range(3)], caller(on) if on else _plain),
-    "aten.addmm",
-    "up",
+wrong("an input that is edited behind autograd's back", "aten.addmm", "up")(
+    lambda on: InPlace([Mlp() for _ in range(3)], caller(on) if on else _plain)
 )
 
 
@@ -470,20 +424,12 @@ class Logged(nn.Module):
         return y.sin()
 
 
-case("a number drawn for a log", False, net(Logged, preserve_rng_state=False))
-case(
-    "a cache of which only the mean is used",
-    False,
-    net(Watched, determinism_check="none", use_reentrant=False),
+right("a number drawn for a log")(net(Logged, preserve_rng_state=False))
+right("a cache of which only the mean is used")(
+    net(Watched, determinism_check="none", use_reentrant=False)
 )
-case(
-    "a cache that grows",
-    True,
-    net(Cache, determinism_check="none"),
-    "aten.cat",
-    "layers",
-)
-case("a factor that changes before the backward", True, _scaled, "aten.mul", "layers")
+wrong("a cache that grows", "aten.cat", "layers")(net(Cache, determinism_check="none"))
+wrong("a factor that changes before the backward", "aten.mul", "layers")(_scaled)
 
 
 class Frozen(Net):
@@ -495,12 +441,8 @@ class Frozen(Net):
         return self.head(x).square().mean()
 
 
-case(
-    "reentrant without an input that needs a gradient",
-    True,
-    lambda on: Frozen([Mlp() for _ in range(2)], caller(on, use_reentrant=True)),
-    "",
-    "layers.0",
+wrong("reentrant without an input that needs a gradient", "", "layers.0")(
+    lambda on: Frozen([Mlp() for _ in range(2)], caller(on, use_reentrant=True))
 )
 
 
@@ -514,15 +456,8 @@ class NoGradBackward(HandWritten):
         return None, grad
 
 
-case(
-    "a hand-written checkpoint without autograd in its recompute",
-    True,
-    lambda on: Net(
-        [Mlp() for _ in range(3)],
-        NoGradBackward.apply if on else _plain,
-    ),
-    "aten.addmm",
-    "up",
+wrong("a hand-written checkpoint without autograd in its recompute", "aten.addmm", "up")(
+    lambda on: Net([Mlp() for _ in range(3)], NoGradBackward.apply if on else _plain)
 )
 
 
@@ -569,7 +504,7 @@ def _detaching(layer: nn.Module, given: dict[str, torch.Tensor]) -> Callable[...
     return run
 
 
-case("keyword tensors that lose their gradient", True, Keyword, "aten.mul", "layers")
+wrong("keyword tensors that lose their gradient", "aten.mul", "layers")(Keyword)
 
 
 # Looks odd, and is right
@@ -583,18 +518,12 @@ def _keep_products(*_: Any) -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-case("a policy that keeps products", False, net(Mlp, context_fn=_keep_products))
-case(
-    "a policy, and dropout with its state",
-    False,
-    net(lambda: Mlp(behind=nn.Dropout(0.5)), context_fn=_keep_products),
+right("a policy that keeps products")(net(Mlp, context_fn=_keep_products))
+right("a policy, and dropout with its state")(
+    net(lambda: Mlp(behind=nn.Dropout(0.5)), context_fn=_keep_products)
 )
-case(
-    "a policy, and dropout without its state",
-    True,
-    net(lambda: Mlp(behind=nn.Dropout(0.5)), context_fn=_keep_products, preserve_rng_state=False),
-    "aten.bernoulli_",
-    "behind",
+wrong("a policy, and dropout without its state", "aten.bernoulli_", "behind")(
+    net(lambda: Mlp(behind=nn.Dropout(0.5)), context_fn=_keep_products, preserve_rng_state=False)
 )
 
 
@@ -609,13 +538,11 @@ def _twice(on: bool, inner: bool, outer: bool) -> nn.Module:
 
 for inner in (False, True):
     for outer in (False, True):
-        case(
+        right(
             f"nested, {inner=}, {outer=}".replace("True", "reentrant").replace(
                 "False", "non-reentrant"
-            ),
-            False,
-            lambda on, inner=inner, outer=outer: _twice(on, inner, outer),
-        )
+            )
+        )(lambda on, inner=inner, outer=outer: _twice(on, inner, outer))
 
 
 class Routed(nn.Module):
@@ -666,46 +593,30 @@ class Partial(nn.Module):
         return out
 
 
-case("mixture of experts", False, net(Routed))
-case("mixture of experts, reentrant", False, net(Routed, use_reentrant=True))
-case("LoRA with dropout", False, net(Lora))
-case(
-    "LoRA with dropout, state dropped",
-    True,
-    net(Lora, preserve_rng_state=False),
-    "aten.bernoulli_",
-    "drop",
+right("mixture of experts")(net(Routed))
+right("mixture of experts, reentrant")(net(Routed, use_reentrant=True))
+right("LoRA with dropout")(net(Lora))
+wrong("LoRA with dropout, state dropped", "aten.bernoulli_", "drop")(
+    net(Lora, preserve_rng_state=False)
 )
-case("memory that is filled part by part", False, net(Partial))
-case(
-    "attention layers of torch, with dropout",
-    False,
-    net(lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True)),
-    shape=(4, 6, D),
+right("memory that is filled part by part")(net(Partial))
+right("attention layers of torch, with dropout")(
+    net(lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True)), shape=(4, 6, D)
 )
-case(
-    "attention layers of torch, reentrant",
-    False,
+right("attention layers of torch, reentrant")(
     net(lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True), use_reentrant=True),
     shape=(4, 6, D),
 )
-case(
-    "attention layers of torch, fused where gradients are off",
-    False,
+right("attention layers of torch, fused where gradients are off")(
     net(
-        lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True).eval(),
-        use_reentrant=True,
+        lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True).eval(), use_reentrant=True
     ),
     shape=(4, 6, D),
 )
-case(
-    "attention layers of torch, state dropped",
-    True,
+wrong("attention layers of torch, state dropped", "", "layers")(
     net(
         lambda: nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True), preserve_rng_state=False
     ),
-    "",
-    "layers",
     shape=(4, 6, D),
 )
 
@@ -721,7 +632,7 @@ class Recurrent(nn.Module):
         return self.rnn(x)[0]
 
 
-case("LSTM", False, net(Recurrent), shape=(4, 6, D))
+right("LSTM")(net(Recurrent), shape=(4, 6, D))
 
 
 class Image(nn.Module):
@@ -738,20 +649,15 @@ class Image(nn.Module):
         return x + self.back(nn.functional.avg_pool2d(y, 2)).squeeze(1)
 
 
-case("convolutions", False, net(Image), shape=(4, 6, D))
-case("convolutions, reentrant", False, net(Image, use_reentrant=True), shape=(4, 6, D))
+right("convolutions")(net(Image), shape=(4, 6, D))
+right("convolutions, reentrant")(net(Image, use_reentrant=True), shape=(4, 6, D))
 
 
 def _without_early_stop() -> contextlib.AbstractContextManager[Any]:
     return set_checkpoint_early_stop(False)
 
 
-case(
-    "without early stop",
-    False,
-    net(lambda: Mlp(behind=nn.Dropout(0.2))),
-    around=_without_early_stop,
-)
+right("without early stop")(net(lambda: Mlp(behind=nn.Dropout(0.2))), around=_without_early_stop)
 
 
 class Rotary(nn.Module):
@@ -768,5 +674,5 @@ class Rotary(nn.Module):
         return self.lin(x) * self.table
 
 
-case("a table that is computed once and kept", False, net(Rotary))
-case("a table that is computed once and kept, reentrant", False, net(Rotary, use_reentrant=True))
+right("a table that is computed once and kept")(net(Rotary))
+right("a table that is computed once and kept, reentrant")(net(Rotary, use_reentrant=True))

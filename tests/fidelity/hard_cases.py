@@ -19,14 +19,12 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.fidelity.cases import Case, D, Mlp, Net, Own, caller, net
+from tests.fidelity.cases import Case, D, Mlp, Net, Own, adding_to, caller, net
 
 HARD: list[Case] = []
 
 
-def case(*args: Any, **kwargs: Any) -> None:
-    """Adds a case."""
-    HARD.append(Case(*args, **kwargs))
+right, wrong = adding_to(HARD)
 
 
 def own(then: Callable[[Own, torch.Tensor], torch.Tensor], **options: Any) -> Any:
@@ -60,10 +58,10 @@ def _argmax_of_noise(layer: Any, x: torch.Tensor) -> Any:
     return x.sin()
 
 
-case("noise like the input, for a log", False, own(_noise_for_a_log, **DROPPED))
-case("noise that a mask hides", False, own(_noise_hidden, **DROPPED))
-case("a noisy result for a log", False, own(_noise_into_a_log, **DROPPED))
-case("the largest of a noisy result for a log", False, own(_argmax_of_noise, **DROPPED))
+right("noise like the input, for a log")(own(_noise_for_a_log, **DROPPED))
+right("noise that a mask hides")(own(_noise_hidden, **DROPPED))
+right("a noisy result for a log")(own(_noise_into_a_log, **DROPPED))
+right("the largest of a noisy result for a log")(own(_argmax_of_noise, **DROPPED))
 
 # A small part of a large tensor
 
@@ -91,12 +89,12 @@ def _masked_scores(_: Any, x: torch.Tensor) -> Any:
     return (scores * scale).softmax(-1)
 
 
-case("noise in one column", True, own(_one_column, **DROPPED), "aten.rand", "layers", (8192, D))
-case("noise in one row", True, own(_one_row, **DROPPED), "aten.rand", "layers", (1000, D))
-case(
-    "rows in another order", True, own(_some_rows, **DROPPED), "aten.randperm", "layers", (4096, D)
+wrong("noise in one column", "aten.rand", "layers")(own(_one_column, **DROPPED), shape=(8192, D))
+wrong("noise in one row", "aten.rand", "layers")(own(_one_row, **DROPPED), shape=(1000, D))
+wrong("rows in another order", "aten.randperm", "layers")(
+    own(_some_rows, **DROPPED), shape=(4096, D)
 )
-case("noise beside a mask", True, own(_masked_scores, **DROPPED), "aten.rand", "layers", (8192, D))
+wrong("noise beside a mask", "aten.rand", "layers")(own(_masked_scores, **DROPPED), shape=(8192, D))
 
 # Functions with a backward of their own, and operators of a library
 
@@ -139,20 +137,12 @@ class Last(nn.Module):
         return self.then(self.lin(x))
 
 
-case("dropout by hand, last", True, net(lambda: Last(Noisy.apply), **DROPPED), "aten.rand")
-case("dropout by hand, state kept", False, net(lambda: Last(Noisy.apply)))
-case(
-    "dropout by hand, last, reentrant",
-    True,
-    net(lambda: Last(Noisy.apply), use_reentrant=True, **DROPPED),
-    "aten.rand",
+wrong("dropout by hand, last", "aten.rand")(net(lambda: Last(Noisy.apply), **DROPPED))
+right("dropout by hand, state kept")(net(lambda: Last(Noisy.apply)))
+wrong("dropout by hand, last, reentrant", "aten.rand")(
+    net(lambda: Last(Noisy.apply), use_reentrant=True, **DROPPED)
 )
-case(
-    "a factor kept for the backward",
-    True,
-    net(lambda: Last(Straight.apply), **DROPPED),
-    "aten.rand",
-)
+wrong("a factor kept for the backward", "aten.rand")(net(lambda: Last(Straight.apply), **DROPPED))
 
 
 @torch.library.custom_op("hard::noisy", mutates_args=())
@@ -208,12 +198,12 @@ def _mutating(_: Any, x: torch.Tensor) -> Any:
     return x * out
 
 
-case("an operator of numpy's noise", True, net(lambda: Last(noisy)), "hard.noisy", "layers")
-case("the second result of an operator", True, own(_second, **DROPPED), "hard.two", "layers")
-case("the second result, state kept", False, own(_second))
-case("an operator that rounds by chance", False, own(lambda _, x: rounding(x)))
-case("an operator that writes", True, own(_mutating, **DROPPED), "hard.fill_in", "layers")
-case("an operator that writes, state kept", False, own(_mutating))
+wrong("an operator of numpy's noise", "hard.noisy", "layers")(net(lambda: Last(noisy)))
+wrong("the second result of an operator", "hard.two", "layers")(own(_second, **DROPPED))
+right("the second result, state kept")(own(_second))
+right("an operator that rounds by chance")(own(lambda _, x: rounding(x)))
+wrong("an operator that writes", "hard.fill_in", "layers")(own(_mutating, **DROPPED))
+right("an operator that writes, state kept")(own(_mutating))
 
 # The step around
 NONE: Any = None
@@ -276,30 +266,19 @@ def _dropping() -> nn.Module:
 
 for reentrant in (False, True):
     how = "reentrant" if reentrant else "non-reentrant"
-    case(f"micro-batches, last first, {how}", False, of(Micro, _dropping, use_reentrant=reentrant))
-    case(f"micro-batches, first first, {how}", False, of(Fifo, _dropping, use_reentrant=reentrant))
-    case(f"layers used twice, {how}", False, of(Shared, _dropping, use_reentrant=reentrant))
-case("a gradient penalty", False, of(Penalty, lambda: Mlp(nn.Tanh())))
-case(
-    "a gradient penalty, dropout, state dropped",
-    True,
-    of(Penalty, _dropping, **DROPPED),
-    "aten.bernoulli_",
+    right(f"micro-batches, last first, {how}")(of(Micro, _dropping, use_reentrant=reentrant))
+    right(f"micro-batches, first first, {how}")(of(Fifo, _dropping, use_reentrant=reentrant))
+    right(f"layers used twice, {how}")(of(Shared, _dropping, use_reentrant=reentrant))
+right("a gradient penalty")(of(Penalty, lambda: Mlp(nn.Tanh())))
+wrong("a gradient penalty, dropout, state dropped", "aten.bernoulli_")(
+    of(Penalty, _dropping, **DROPPED)
 )
-case("backward twice", False, of(TwiceBack, _dropping))
-case(
-    "backward twice, dropout, state dropped",
-    True,
-    of(TwiceBack, _dropping, **DROPPED),
-    "aten.bernoulli_",
+right("backward twice")(of(TwiceBack, _dropping))
+wrong("backward twice, dropout, state dropped", "aten.bernoulli_")(
+    of(TwiceBack, _dropping, **DROPPED)
 )
-case("FLOPs counted", False, net(_dropping), around=lambda: FlopCounterMode(display=False))
-case(
-    "saved on the CPU around",
-    False,
-    net(_dropping),
-    around=torch.autograd.graph.save_on_cpu,
-)
+right("FLOPs counted")(net(_dropping), around=lambda: FlopCounterMode(display=False))
+right("saved on the CPU around")(net(_dropping), around=torch.autograd.graph.save_on_cpu)
 
 
 def _saved(_: Any, x: torch.Tensor) -> Any:
@@ -307,7 +286,7 @@ def _saved(_: Any, x: torch.Tensor) -> Any:
         return x.sin() * x.cos()
 
 
-case("saved on the CPU inside", False, own(_saved))
+right("saved on the CPU inside")(own(_saved))
 
 
 class Sequential(Net):
@@ -322,10 +301,8 @@ class Sequential(Net):
         return self.head(x).square().mean()
 
 
-case(
-    "in two parts",
-    False,
-    lambda on: Sequential([_dropping() for _ in range(4)], caller(True) if on else NONE),
+right("in two parts")(
+    lambda on: Sequential([_dropping() for _ in range(4)], caller(True) if on else NONE)
 )
 
 
@@ -337,7 +314,7 @@ def _composable(on: bool) -> nn.Module:
     return model
 
 
-case("composable checkpoints", False, _composable)
+right("composable checkpoints")(_composable)
 
 # Inside
 
@@ -480,11 +457,11 @@ for name, then in {
         how = "reentrant" if reentrant else "non-reentrant"
         if not reentrant and then in (_func_grad, _nested, _nested_noise):
             continue  # torch refuses these by itself
-        case(f"{name}, {how}", False, own(then, use_reentrant=reentrant))
-case("vmap that draws, state dropped", True, own(_vmapped_random, **DROPPED), "aten.rand")
-case("a sparse product with noise", True, own(_sparse_noise, **DROPPED), "aten.rand")
-case("complex noise", True, own(_complex_noise, **DROPPED), "aten.rand")
-case("attention with dropout, state dropped", True, own(_sdpa, **DROPPED), "")
+        right(f"{name}, {how}")(own(then, use_reentrant=reentrant))
+wrong("vmap that draws, state dropped", "aten.rand")(own(_vmapped_random, **DROPPED))
+wrong("a sparse product with noise", "aten.rand")(own(_sparse_noise, **DROPPED))
+wrong("complex noise", "aten.rand")(own(_complex_noise, **DROPPED))
+wrong("attention with dropout, state dropped")(own(_sdpa, **DROPPED))
 
 
 class Wrap(torch.Tensor):
@@ -554,8 +531,8 @@ class UnwrapIt(torch.autograd.Function):
         return Wrap(g)
 
 
-case("a wrapper subclass", False, net(lambda: InWrap(False)))
-case("a wrapper subclass, a factor that grows", True, net(lambda: InWrap(True)), "aten.mul")
+right("a wrapper subclass")(net(lambda: InWrap(False)))
+wrong("a wrapper subclass, a factor that grows", "aten.mul")(net(lambda: InWrap(True)))
 
 
 class Attends(nn.Module):
@@ -581,24 +558,20 @@ class Rnn(nn.Module):
         return self.rnn(x)[0]
 
 
-case("attention with weights", False, net(Attends), shape=(4, 6, D))
-case("attention with weights, state dropped", True, net(Attends, **DROPPED), "", "at", (4, 6, D))
-case("LSTM with dropout", False, net(Rnn), shape=(4, 6, D))
-case("LSTM with dropout, state dropped", True, net(Rnn, **DROPPED), "", "rnn", (4, 6, D))
-case(
-    "weight norm", False, net(lambda: Last(nn.utils.parametrizations.weight_norm(nn.Linear(D, D))))
-)
-case("orthogonal", False, net(lambda: Last(nn.utils.parametrizations.orthogonal(nn.Linear(D, D)))))
-case(
-    "autocast with its cache inside",
-    False,
+right("attention with weights")(net(Attends), shape=(4, 6, D))
+wrong("attention with weights, state dropped", "", "at")(net(Attends, **DROPPED), shape=(4, 6, D))
+right("LSTM with dropout")(net(Rnn), shape=(4, 6, D))
+wrong("LSTM with dropout, state dropped", "", "rnn")(net(Rnn, **DROPPED), shape=(4, 6, D))
+right("weight norm")(net(lambda: Last(nn.utils.parametrizations.weight_norm(nn.Linear(D, D)))))
+right("orthogonal")(net(lambda: Last(nn.utils.parametrizations.orthogonal(nn.Linear(D, D)))))
+right("autocast with its cache inside")(
     net(
         lambda: Own(
             lambda s, x: torch.autocast("cpu", torch.bfloat16)(
                 lambda y: (s.lin(y) + s.lin(y * 2)).float()
             )(x)
         )
-    ),
+    )
 )
 
 
@@ -622,10 +595,8 @@ class Structured(Net):
         return self.head(x).square().mean()
 
 
-case(
-    "structures and keywords",
-    False,
-    lambda on: Structured([_dropping() for _ in range(3)], caller(True) if on else NONE),
+right("structures and keywords")(
+    lambda on: Structured([_dropping() for _ in range(3)], caller(True) if on else NONE)
 )
 
 
@@ -635,4 +606,4 @@ def anomaly() -> Iterator[None]:
         yield
 
 
-case("anomaly mode", False, net(_dropping), around=anomaly)
+right("anomaly mode")(net(_dropping), around=anomaly)

@@ -17,16 +17,14 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from tests.fidelity.cases import Case, D, Mlp, Net, Own, caller, net
+from tests.fidelity.cases import Case, D, Mlp, Net, Own, adding_to, caller, net
 
 ODD: list[Case] = []
 # What cannot be seen, as docs/fidelity.md says.
 UNSEEN: list[Case] = []
 
 
-def case(*args: Any, **kwargs: Any) -> None:
-    """Adds a case."""
-    ODD.append(Case(*args, **kwargs))
+right, wrong = adding_to(ODD)
 
 
 def own(then: Callable[[Own, torch.Tensor], torch.Tensor], **options: Any) -> Any:
@@ -136,11 +134,8 @@ class Siblings(nn.Module):
         return checkpoint(run, x, use_reentrant=False) if self.on else run(x)
 
 
-case(
-    "BatchNorm beside what its region is called",
-    True,
-    lambda on: Net([Siblings(on) for _ in range(3)], plain),
-    buffers=True,
+wrong("BatchNorm beside what its region is called")(
+    lambda on: Net([Siblings(on) for _ in range(3)], plain), buffers=True
 )
 
 
@@ -152,19 +147,17 @@ class TwiceIsOnce(nn.BatchNorm1d):
         self.num_batches_tracked = None
 
 
-case("a sparse buffer", False, net(Graph))
-case("a sparse buffer, reentrant", False, net(Graph, use_reentrant=True))
-case("a complex buffer", False, net(lambda: Turned(False)))
-case("a complex buffer that is averaged", True, net(lambda: Turned(True)), "buffer", "freqs")
-case("memory that is given back between", False, net(lambda: GivenBack(False)))
-case("a buffer that is given back between", False, net(lambda: GivenBack(True)))
-case(
-    "a buffer that is given back between, reentrant",
-    False,
-    net(lambda: GivenBack(True), use_reentrant=True),
+right("a sparse buffer")(net(Graph))
+right("a sparse buffer, reentrant")(net(Graph, use_reentrant=True))
+right("a complex buffer")(net(lambda: Turned(False)))
+wrong("a complex buffer that is averaged", "buffer", "freqs")(net(lambda: Turned(True)))
+right("memory that is given back between")(net(lambda: GivenBack(False)))
+right("a buffer that is given back between")(net(lambda: GivenBack(True)))
+right("a buffer that is given back between, reentrant")(
+    net(lambda: GivenBack(True), use_reentrant=True)
 )
-case("counts in the recompute only", False, net(CountsInRecompute, use_reentrant=True))
-case("counts in both", True, net(CountsInRecompute), "buffer", "tokens", buffers=True)
+right("counts in the recompute only")(net(CountsInRecompute, use_reentrant=True))
+wrong("counts in both", "buffer", "tokens")(net(CountsInRecompute), buffers=True)
 UNSEEN.append(
     Case(
         "BatchNorm whose momentum is made for two updates",
@@ -217,12 +210,12 @@ for name, then in {
     "functionalize": _functionalized,
     "quantized": _quantized,
 }.items():
-    case(f"{name}, non-reentrant", False, own(then))
+    right(f"{name}, non-reentrant")(own(then))
     if then is not _dual:  # whose levels a reentrant checkpoint leaves
-        case(f"{name}, reentrant", False, own(then, use_reentrant=True))
+        right(f"{name}, reentrant")(own(then, use_reentrant=True))
 if hasattr(torch, "float4_e2m1fn_x2"):
-    case("float4", False, own(_float4))
-    case("float4, noise", True, own(_float4_noise, **DROPPED), "aten.rand")
+    right("float4")(own(_float4))
+    wrong("float4, noise", "aten.rand")(own(_float4_noise, **DROPPED))
 
 # Random numbers
 
@@ -254,17 +247,12 @@ def wide() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-case("one normal number of numpy's", True, own(_one_normal), "random aten.mul", "layers")
-case("one percent of noise in bfloat16", True, own(_jitter, **DROPPED), "random aten.rand")
-case("one percent of noise in bfloat16, kept", False, own(_jitter))
-case("columns masked at random", True, own(_masked_at_random), "random", "layers")
-case(
-    "numbers of another type drawn in the recompute",
-    True,
-    own(lambda _, x: x + torch.rand(D).float()),
-    "type aten.rand",
-    "layers",
-    around=wide,
+wrong("one normal number of numpy's", "random aten.mul", "layers")(own(_one_normal))
+wrong("one percent of noise in bfloat16", "random aten.rand")(own(_jitter, **DROPPED))
+right("one percent of noise in bfloat16, kept")(own(_jitter))
+wrong("columns masked at random", "random", "layers")(own(_masked_at_random))
+wrong("numbers of another type drawn in the recompute", "type aten.rand", "layers")(
+    own(lambda _, x: x + torch.rand(D).float()), around=wide
 )
 
 # Checkpoints by hand
@@ -344,14 +332,8 @@ class Picture(Net):
         return x.square().mean()
 
 
-case(
-    "reversible blocks",
-    False,
-    lambda on: Net([Halves(on) for _ in range(3)], plain),
-)
-case(
-    "channels last in the forward only",
-    False,
+right("reversible blocks")(lambda on: Net([Halves(on) for _ in range(3)], plain))
+right("channels last in the forward only")(
     lambda on: Picture(
         [nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)], InOrder.apply if on else plain
     ),
