@@ -12,15 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from recompute_scan.analysis import pipeline
 from recompute_scan.cli import main
 from recompute_scan.cli.output import say
-from recompute_scan.result import json_schema
 from tests.effort import some
 from tests.recompute.training import checkpointed_step, marked_step, plain_step
+from tests.result_schema import validate
 from tests.trace_builder import Call, as_bytes, document, op, step, thread
 
 PUBLIC = Path(__file__).parents[1] / "traces" / "public"
@@ -57,7 +56,7 @@ def test_analyze_prints_the_document_and_the_text(
     file = write(tmp_path / "trace.json", CALLS[verdict])
     assert main(["analyze", "--format", "json", str(file)]) == 0
     written = capsys.readouterr()
-    jsonschema.validate(json.loads(written.out), json_schema())
+    validate(json.loads(written.out))
     assert json.loads(written.out)["verdict"] == verdict
     assert main(["analyze", str(file)]) == 0
     printed = capsys.readouterr()
@@ -71,7 +70,7 @@ def test_analyze_prints_the_document_and_the_text(
 )
 def test_the_document_of_every_public_trace_is_valid(file: Path, capsys: Output) -> None:
     assert main(["analyze", "--format", "json", str(file)]) == 0
-    jsonschema.validate(json.loads(capsys.readouterr().out), json_schema())
+    validate(json.loads(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("style", ["text", "json", "markdown"])

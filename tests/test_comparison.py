@@ -77,7 +77,7 @@ def test_what_went_away_and_what_is_new() -> None:
 def test_what_is_not_known_is_null() -> None:
     comparison = compare(doubled(), inconclusive())
     written = json.loads(to_json(comparison))
-    jsonschema.validate(written, json_schema())
+    jsonschema.Draft202012Validator(json_schema()).validate(written)
     assert (written["time_change_pct"], written["after"]["step_ms"]) == (None, None)
     assert "cannot be compared" in flat(comparison)
 
@@ -272,7 +272,7 @@ def test_the_command(tmp_path: Path, capsys: Output) -> None:
     page = tmp_path / "compared.html"
     assert main(["compare", *names, "--format", "json", "--html", str(page)]) == 0
     written = json.loads(capsys.readouterr().out)
-    jsonschema.validate(written, json_schema())
+    jsonschema.Draft202012Validator(json_schema()).validate(written)
     assert written["schema"] == SCHEMA
     assert [written[side]["verdict"] for side in ("before", "after")] == ["doubled", "full"]
     assert [mark["code"] for mark in written["findings_gone"]] == ["RS001"]

@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.errors import InputError
 from recompute_scan.report.render import render_html
-from recompute_scan.result import json_schema, to_json
+from recompute_scan.result import to_json
 from recompute_scan.result.run_record import RunInfo, Source, encode_run_info, write_run_info
 from tests.recompute.training import (
     checkpointed_step,
@@ -23,6 +22,7 @@ from tests.recompute.training import (
     training_step,
 )
 from tests.record.runs import run_info
+from tests.result_schema import validate
 from tests.trace_builder import Call, as_bytes, document, launch, node, op, step, thread
 
 TWICE = dict.fromkeys(range(3), 2)
@@ -54,7 +54,7 @@ def test_every_verdict_makes_a_whole_document(
     assert (result.verdict, result.recompute_per_backward) == (verdict, highest)
     assert (result.reason is None) == (verdict != "inconclusive")
     assert result.headline
-    jsonschema.validate(json.loads(to_json(result)), json_schema())
+    validate(json.loads(to_json(result)))
 
 
 def test_steps_of_the_result(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_hostile_names_reach_the_document_as_text(tmp_path: Path, name: str) -> 
     calls = training_step(0, *forward, first, *backward)
     result = analyse([write(tmp_path / "trace.json", calls)])
     assert result.verdict == "full"
-    jsonschema.validate(json.loads(to_json(result)), json_schema())
+    validate(json.loads(to_json(result)))
     page = render_html(result)
     assert page.encode()
     assert "<script>alert(1)" not in page

@@ -28,6 +28,7 @@ from recompute_scan.result import (
 )
 from tests.effort import examples
 from tests.recompute.training import checkpointed_step
+from tests.result_schema import validate
 from tests.trace_builder import as_bytes, document, thread
 
 _SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
@@ -60,7 +61,7 @@ def test_the_schema_is_a_schema_and_closed() -> None:
 
 def test_a_result_fits_the_schema_and_begins_with_its_name(doubled: Result) -> None:
     written = to_json(doubled)
-    jsonschema.validate(json.loads(written), json_schema())
+    validate(json.loads(written))
     assert next(iter(json.loads(written))) == "schema"
     assert json.loads(written)["schema"] == SCHEMA == "recompute-scan/1"
 
@@ -69,7 +70,7 @@ def test_unknown_numbers_are_null_and_never_missing(doubled: Result) -> None:
     unknown = structs.replace(doubled, cost=None, mean_recompute=None, proof=None)
     written = json.loads(to_json(unknown))
     assert [written[key] for key in ("cost", "mean_recompute", "proof")] == [None] * 3
-    jsonschema.validate(written, json_schema())
+    validate(written)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_unknown_numbers_are_null_and_never_missing(doubled: Result) -> None:
 )
 def test_the_schema_refuses_what_is_no_result(doubled: Result, change: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(json.loads(to_json(doubled)) | change, json_schema())
+        validate(json.loads(to_json(doubled)) | change)
 
 
 def test_the_same_result_gives_the_same_bytes_and_reads_back(doubled: Result) -> None:
@@ -144,7 +145,7 @@ def test_any_text_can_be_written_and_rendered(doubled: Result, text: str) -> Non
     hostile = with_text(doubled, text)
     written = to_json(hostile)
     written.encode()
-    jsonschema.validate(json.loads(written), json_schema())
+    validate(json.loads(written))
     back = from_json(written)
     if text.isascii():
         assert back == hostile

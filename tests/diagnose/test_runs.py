@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from recompute_scan.result import json_schema
 from recompute_scan.result.run_record import read_run_info, run_info_name
 from tests.diagnose.cases import CASES, FORMS, HUNG, REPAIRED, Case, Ended, run_case
 from tests.record.runs import run_plain, write_script
+from tests.result_schema import validate
 
 BY_NAME = {case.script: case for case in CASES}
 TORCHRUN = (
@@ -42,7 +41,7 @@ def test_a_failing_script_gets_its_finding(case: Case, ran: Ran) -> None:
     ended = ran(case.script)
     assert (ended.code, ended.status) == (case.code, case.status), ended.stderr
     result = ended.result
-    jsonschema.validate(json.loads((ended.folder / "result.json").read_text()), json_schema())
+    validate(json.loads((ended.folder / "result.json").read_text()))
     assert (ended.folder / "report.html").read_text().count("<h1") == 1
     assert case.code in ended.stdout
     if case.status == 0:

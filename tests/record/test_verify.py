@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
-from recompute_scan.result import Result, Verified, from_json, json_schema
+from recompute_scan.result import Result, Verified, from_json
 from recompute_scan.verification import Trial, Trials, verified
 from tests.record.runs import LAYERS, record_script, tool, write_script
 from tests.report import sample_results
+from tests.result_schema import validate
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ class Verification:
     @property
     def result(self) -> Result:
         text = (self.folder / "result.json").read_text(encoding="utf-8")
-        jsonschema.validate(json.loads(text), json_schema())
+        validate(json.loads(text))
         return from_json(text)
 
     @property
