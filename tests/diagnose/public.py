@@ -42,6 +42,7 @@ import hashlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -122,7 +123,7 @@ class PublicLog:
 
     def found(self) -> Findings:
         """What the program says."""
-        return diagnose_log(read_log(lines_of(io.BytesIO(self.text.encode()))))
+        return _diagnosed(self.text)
 
     def outcome(self) -> Outcome:
         """How that compares with the label."""
@@ -135,6 +136,11 @@ class PublicLog:
         if told <= {self.label, *self.weaker}:
             return "none"
         return "wrong"
+
+
+@cache
+def _diagnosed(text: str) -> Findings:
+    return diagnose_log(read_log(lines_of(io.BytesIO(text.encode()))))
 
 
 @dataclass(frozen=True)

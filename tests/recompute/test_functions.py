@@ -15,22 +15,20 @@ from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.recorded import recorded
 from tests.effort import some
 
-every_case = pytest.mark.parametrize(
-    "case", some((*FUNCTIONS, *MORE_FUNCTIONS), 2), ids=lambda case: case.name
-)
-
 
 @functools.cache
 def answer(name: str) -> Result:
     return analyse([recorded(name)[0]])
 
 
-@every_case
+@pytest.mark.parametrize("case", some((*FUNCTIONS, *MORE_FUNCTIONS), 2), ids=lambda case: case.name)
 def test_the_count_is_the_truth_under_any_name(case: Case) -> None:
     _, truth = recorded(case.name)
     result = answer(case.name)
     assert truth.verdict in (None, result.verdict)
     assert result.recompute_per_backward == max(map(max, truth.multiplicity()))
+    assert result.cross_check.agrees is True
+    assert result.confidence == "high"
 
 
 def test_two_models_of_one_class_have_rows_of_their_own() -> None:
@@ -72,11 +70,3 @@ def test_what_goes_through_its_block_in_parts_is_told_and_stays(name: str, in_pa
         assert told == [True] * in_parts
     doubled = [one for one in answer(name).findings if one.code == "RS001"]
     assert len(doubled) == (not in_parts)  # what goes on in parts is a function's own design
-
-
-@every_case
-def test_the_plain_count_agrees(case: Case) -> None:
-    check = answer(case.name).cross_check
-    assert check is not None
-    assert check.agrees is True
-    assert answer(case.name).confidence == "high"
