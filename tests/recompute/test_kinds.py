@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from recompute_scan.analysis.pipeline import analyse
-from tests.cases import device
 from tests.cases.attention_free import RNNS
 from tests.cases.case import Case, record
 from tests.cases.kinds import KINDS
 from tests.cases.kinds_short import KINDS_SHORT
-from tests.recompute.test_device_thread import run
-from tests.recompute.test_shaped import rows
 
 
 @pytest.mark.parametrize("case", (*KINDS, *KINDS_SHORT, *RNNS), ids=lambda case: case.name)
@@ -24,13 +20,3 @@ def test_a_part_of_the_layers_is_not_all_of_them(case: Case, tmp_path: Path) -> 
     result = analyse([trace])
     assert result.verdict == truth.verdict
     assert result.recompute_per_backward == max(max(each) for each in truth.multiplicity())
-
-
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < device.FEWEST,
-    reason="torch takes no backend in Python before 2.13",
-)
-def test_kernels_alone_say_nothing_of_models_without_attention() -> None:
-    names = ["kinds_first_n", "kinds_rolled_out_n", "kinds_recommender_n"]
-    said = rows(run("-m", "benchmarks", "shapes", *names, "--shapes", "launches,kernels"))
-    assert {word for name in names for word in said[name]} == {"?"}

@@ -23,11 +23,41 @@ def rows(output: str) -> dict[str, list[str]]:
     return {line[0]: line[3:] for line in lines if line and line[0] in names}
 
 
-def test_some_cases_in_every_shape() -> None:
-    output = run("-m", "benchmarks", "shapes", "no_checkpoint", "n_outside", "r_in_n")
-    said = rows(output)
+BESIDE = ["int8_round_buffered", "two_gradients_round_n"]
+WITHOUT_ATTENTION = ["kinds_first_n", "kinds_rolled_out_n", "kinds_recommender_n"]
+# In one process: its imports take most of the time of a few cases.
+COMMANDS = (
+    ["no_checkpoint", "n_outside", "r_in_n"],
+    [*BESIDE, "--shapes", "two-streams", "--cost"],
+    [*WITHOUT_ATTENTION, "--shapes", "launches,kernels"],
+)
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """What each of these commands prints."""
+    code = f"for one in {COMMANDS!r}: call(main, one); print('====')"
+    imports = "from benchmarks._frame import call; from benchmarks.shapes import main"
+    return run("-c", f"{imports}\n{code}").split("====\n")
+
+
+def test_some_cases_in_every_shape(printed: list[str]) -> None:
+    said = rows(printed[0])
     assert set(said) == {"no_checkpoint", "n_outside", "r_in_n"}
-    assert {word for row in said.values() for word in row} == {"."}, output
+    assert {word for row in said.values() for word in row} == {"."}, printed[0]
+
+
+def test_what_functions_do_beside_their_blocks_goes_with_them(printed: list[str]) -> None:
+    assert {word for row in rows(printed[1]).values() for word in row} == {"."}, printed[1]
+    costs = printed[1].partition("of saving\n")[2].partition("\n\n")[0]
+    off = {line.split()[0]: line.split()[6] for line in costs.splitlines()}
+    assert off.keys() == {*BESIDE}
+    assert all(abs(float(one.rstrip("%"))) < 1 for one in off.values()), off
+
+
+def test_kernels_alone_say_nothing_of_models_without_attention(printed: list[str]) -> None:
+    said = rows(printed[2])
+    assert {word for name in WITHOUT_ATTENTION for word in said[name]} == {"?"}
 
 
 @pytest.mark.slow
@@ -63,12 +93,3 @@ def test_the_fix_saves_what_the_repaired_twin_says() -> None:
             name,
             shape,
         )
-
-
-def test_what_functions_do_beside_their_blocks_goes_with_them() -> None:
-    names = ["int8_round_buffered", "two_gradients_round_n"]
-    output = run("-m", "benchmarks", "shapes", *names, "--shapes", "two-streams", "--cost")
-    printed = output.partition("of saving\n")[2].partition("\n\n")[0]
-    off = {line.split()[0]: line.split()[6] for line in printed.splitlines()}
-    assert off.keys() == {*names}
-    assert all(abs(float(one.rstrip("%"))) < 1 for one in off.values()), off
