@@ -24,7 +24,7 @@ from recompute_scan.result import (
     json_schema,
     run_record,
     to_json,
-    uses,
+    watched_step,
 )
 from tests.effort import examples
 from tests.recompute.training import checkpointed_step
@@ -170,6 +170,6 @@ def test_numbers_that_json_cannot_hold_become_null(doubled: Result) -> None:
 
 def test_every_class_of_the_document_is_frozen() -> None:
     for name in json_schema()["$defs"]:
-        homes = (result, crash, fidelity, run_record, uses)
+        homes = (result, crash, fidelity, run_record, watched_step)
         module = next(home for home in homes if hasattr(home, name))
         assert getattr(module, name).__struct_config__.frozen, name

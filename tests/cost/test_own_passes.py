@@ -108,7 +108,7 @@ def test_what_runs_again_in_a_pass_goes_or_stays_for_itself() -> None:
 def test_a_recompute_takes_no_time_of_the_passes_between_its_pieces(name: str) -> None:
     facts = facts_of(name)
     calls, alignment = facts.calls, facts.alignment
-    times = host_times(calls, facts.structure.evaluations, alignment)
+    times = host_times(alignment)
     between = 0
     for each, time in zip(alignment.recomputes, times.tolist(), strict=True):
         first, last = int(each.again[0]), int(each.again[-1])

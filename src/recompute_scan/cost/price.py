@@ -236,7 +236,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     parts = [per_step(forward & ~again), per_step(again) - both, both, per_step(backward & ~again)]
     scale = (min(1.0, recorded / sum(parts)) if sum(parts) else 1.0) * (step_ms / recorded)
     other = max(0.0, step_ms - scale * sum(parts))
-    breakdown = Breakdown(*(part * scale for part in parts), optimizer=0.0, other=other)
+    before, again_ms, redundant_ms, after = (part * scale for part in parts)
+    breakdown = Breakdown(before, again_ms, redundant_ms, after, 0.0, other)
     least, most = (1 - _DOUBT) * scale * least, (1 + _DOUBT) * scale * most
     bare = step_ms - breakdown.redundant - breakdown.recompute
     cost = Cost(
