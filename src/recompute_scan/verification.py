@@ -121,7 +121,7 @@ class _Distances(Struct, frozen=True):
 
     @property
     def status(self) -> Literal["not-seen", "equal", "rounding", "different", "not-repeatable"]:
-        """What they show together."""
+        """Their joint answer."""
         if not self.apart:
             return "not-seen"
         if not any(distance for _, distance in self.apart):

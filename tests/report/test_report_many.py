@@ -82,7 +82,7 @@ def test_a_strip_that_has_no_pattern_is_cut_and_says_so() -> None:
     assert found is not None
     assert len(found.rows) == MOST_KINDS
     assert len(found.columns) <= MOST_COLUMNS
-    assert "140 rows and" in found.sentence
+    assert "140 more rows and" in found.sentence
 
 
 def test_ranks_that_are_alike_share_a_row() -> None:

@@ -327,7 +327,7 @@ class _Packing(Struct, frozen=True):
 
     Attributes:
         parts: What each rank gives.
-        main: The one whose result is that of all.
+        main: The part that has the result of all.
         before: The result for the original.
         target: The file.
         limit: Most bytes that it may have.

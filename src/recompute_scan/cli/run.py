@@ -436,7 +436,7 @@ def run(
 
 
 def _options(target: Target, place: Path, earlier: Path | None, **recorded: Any) -> RunOptions:
-    """What to record of it, and where; see :func:`recompute_scan.record.options.beside`."""
+    """The options of a recording of the target into this place, or next to an earlier one."""
     from recompute_scan.record.options import RunOptions
 
     return RunOptions(
@@ -451,7 +451,7 @@ def _options(target: Target, place: Path, earlier: Path | None, **recorded: Any)
 
 
 def _taken_up(target: Target, handed_on: str) -> Handed:
-    """What the process that started the launcher has handed on."""
+    """The options that the process which started the launcher has handed on."""
     from msgspec.structs import replace
 
     from recompute_scan.record.finish import Handed

@@ -312,7 +312,7 @@ class _Files:
 
 
 class _Answers:
-    """What the files say.
+    """The answers that the files give.
 
     Attributes:
         found: Findings, those that comments accept among them.

@@ -361,7 +361,7 @@ def _operators_unlike(structure: Structure) -> tuple[int, int]:
     alike = np.bincount(both, minlength=1)[both]
     most = np.zeros(len(all_of), np.int64)
     np.maximum.at(most, kind, alike)
-    # What holds results of a size that the data give (nonzero) runs another thing each time.
+    # An operator with results of a size that the data give (nonzero) runs another thing each time.
     usual = 2 * most[kind] > all_of[kind]
     unlike = usual & (alike < np.maximum(_RULE * all_of[kind], 2))
     return int(unlike.sum()), len(rows)

@@ -143,22 +143,29 @@ def render_answer(
         groups.append(page.taken())
     for label, text in rows + steps:
         page.verbatim(f"{label:<{wide}}  {visible(text, 4096)}", "  ")
-    return "\n".join(_fit(groups, page.taken(), len(rows) + 1, width)) + "\n"
+    # If lines are short, the measurement can go, but not the change.
+    least = -2 if len(steps) > 2 and steps[-1][0] == "apply" else -1
+    return "\n".join(_fit(groups, page.taken(), len(rows) + 1, least, width)) + "\n"
 
 
 def _is_plan(result: Result) -> bool:
     return result.plan is not None and result.crash is None
 
 
-def _fit(groups: list[list[str]], commands: list[str], fewest: int, width: int) -> list[str]:
-    """Groups of lines and then commands, as many of these as fit, with blank lines if they do."""
+def _fit(
+    groups: list[list[str]], commands: list[str], fewest: int, least: int, width: int
+) -> list[str]:
+    """Groups of lines and then commands, as many of these as fit, with blank lines if they do;
+    the command at ``least`` is the first to go, and then the last.
+    """
 
     def taken(lines: Sequence[str]) -> int:
         return sum(-(-max(columns(printed(line)), 1) // width) for line in lines)
 
     left = MOST_LINES - sum(map(taken, groups))
     while len(commands) > fewest and taken(commands) > left:
-        commands = commands[:-1]
+        commands.pop(least)
+        least = -1
     left -= taken(commands)
     lines = [*groups[0]]
     for group in [*groups[1:], commands]:

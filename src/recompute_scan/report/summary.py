@@ -482,7 +482,7 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
 
 
 def _why(result: Result, purpose: Purpose) -> str:
-    """What the command is for, in a sentence."""
+    """The purpose of the command, in a sentence."""
     if purpose == "record" and _was_too_short(result):
         return "Record fewer steps, which shows the cost too."
     return _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
