@@ -29,7 +29,7 @@ SAMPLE = {
     "record/test_children.py": ["test_each_rank_is_seen_and_one_reports[fork]"],
     "record/test_in_the_wild.py": ["test_a_package_with_all_that_scripts_do"],
     "record/test_launch.py": ["test_every_rank_records_its_own"],
-    "record/test_own_functions.py": ["test_the_line_that_applies_it[GradCkpt]"],
+    "record/test_own_functions.py": ["test_the_line_that_applies_it[GradCkpt-NAME.apply]"],
     "record/test_phases.py": [
         "test_the_phases_in_order_and_an_orderly_end",
         "test_an_interrupt_keeps_its_trace",
