@@ -142,8 +142,8 @@ CONDITIONS: dict[str, Condition] = {
         (r.plan.proof.outcome, r.plan.proof.peak_bytes) == ("does-not-fit", None)
     ),
     "The profiler slows these steps down": lambda r: r.cost.step_source == "trace",
-    "the steps vary too much to show a saving": lambda r: r.verdict == "doubled" and not _saves(r),
-    ", with the fix {}.": lambda r: r.verdict == "doubled" and r.cost,
+    "a saving is not certain": lambda r: r.verdict == "doubled" and not _saves(r),
+    "no saving is predicted": lambda r: r.verdict == "doubled" and not _saves(r),
     "The recording has whole steps with an annotation": _no_verdict,
     "HFU is {} times MFU": lambda r: r.flops.hfu_over_mfu is not None,
     "Of a step of {}, {} are {}": lambda r: r.cost.recompute_ms > 0,

@@ -144,8 +144,8 @@ def test_doubled_page_holds_the_whole_story() -> None:
     assert removed == 2 * ['-model.gradient_checkpointing_enable({"use_reentrant": True})\n']
     check = page.one("check").text
     folder = "recompute-scan-out/train"
-    assert "recompute-scan run --verify --nproc-per-node 2 --steps 5 examples/train.py" in check
-    assert f"run --nproc-per-node 2 --steps 5 -o {folder}-after examples/train.py" in check
+    assert "recompute-scan run --verify --steps 5 examples/train.py" in check
+    assert f"recompute-scan run --steps 5 -o {folder}-after examples/train.py" in check
     assert f"recompute-scan compare {folder} {folder}-after" in check
     known = Page(render_html(doubled(), folder="out/x")).one("check").text
     assert "recompute-scan fix out/x --apply" in known
@@ -301,10 +301,7 @@ def test_a_script_name_that_a_shell_would_read_more_into_is_not_repeated(target:
     result = structs.replace(doubled(), environment={"target": target})
     check = Page(render_html(result)).one("check").text
     assert target not in check
-    assert (
-        "recompute-scan run --nproc-per-node 2 --steps 5 -o recompute-scan-out/train-after train.py"
-        in check
-    )
+    assert "recompute-scan run --steps 5 -o recompute-scan-out/train-after train.py" in check
     assert "in place of train.py" in check
 
 

@@ -118,7 +118,7 @@ def test_a_script_below_a_dispatch_mode_is_left_alone() -> None:
     watch = watch_of(Guard())
     with FlopCounterMode(display=False):
         assert not watch.begin()
-    assert re.search("dispatch mode", watched_step(watch).untold or "")
+    assert re.search("TorchDispatchMode", watched_step(watch).untold or "")
 
 
 def test_a_step_that_does_not_end_is_not_judged() -> None:

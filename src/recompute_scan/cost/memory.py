@@ -183,7 +183,8 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
     for first, last in sorted(spans):
         if counts.counted[first : last + 1].any():
             of_pass[int(counts.batch[first])].append((first, last))
-    saves = saved_by(facts.calls, structure.role) > 0
+    every = np.arange(len(facts.calls))
+    saves = facts.calls.sums(saved_by(facts.calls, structure.role) > 0, every) > 0
     result = np.array([saves_result(name) for name in counts.names(facts.calls, slice(None))])
     sizes: dict[int, int] = {}
 
@@ -196,7 +197,7 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
 
     def saved(first: int, last: int, without: Iterable[tuple[int, int]] = ()) -> int:
         mine = rows[first : last + 1]
-        own = facts.calls.sums(saves, mine) > 0
+        own = saves[mine]
         # A result that the next operator saves as its input is there once.
         own[:-1] &= ~(own[1:] & result[first:last] & ~result[first + 1 : last + 1])
         for begin, end in without:

@@ -215,8 +215,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     redundant = _redundant(sequence, (evidence.judgement.highest or 0) > 1)
     if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
-    first, last, lengths = steps
-    inside, number = slice(first, last), len(lengths)
+    inside, number, lengths = slice(*steps[:2]), len(steps[2]), steps[2]
     own = facts.kernels.time[sequence.rows]
     # Between steps the device may wait for long: what counts is eight times the usual wait.
     wait = 8 * int(median(np.maximum(sequence.time - own, 0))) + 1

@@ -6,7 +6,7 @@ Checkpoints that share a boundary are distinguished by the calls that their reco
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import cast, get_args
 
@@ -135,15 +135,22 @@ def _switched_on_later(
     reentrant checkpoint: its first run records none.
     """
     calls = alignment.structure.calls
-    there = {(each.annotation.site, each.annotation.module, each.first) for each in marked}
+    there: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for each in marked:
+        there[each.annotation.site, each.annotation.module].append((each.first, each.last))
     order = alignment.again.argsort(kind="stable")
     again, found = alignment.again[order], []
     for row, one in regions.items():
+        if not times[one.call]:
+            continue
         begin, end = again.searchsorted((row, row + int(calls.size[row]) + 1)).tolist()
-        places = alignment.forward.searchsorted(np.sort(alignment.original[order[begin:end]]))
-        if times[one.call] and len(places) and (one.site, one.module, places[0]) not in there:
-            there.add((one.site, one.module, places[0]))
-            first, last = int(places[0]), int(places[-1])
+        rows = alignment.original[order[begin:end]]
+        if not len(rows):
+            continue
+        first, last = alignment.forward.searchsorted((rows.min(), rows.max())).tolist()
+        same = there[one.site, one.module]
+        if not any(same_boundary((first, last), other) for other in same):
+            same.append((first, last))
             found.append(AnnotatedCall(one, row, first, last, times[one.call]))
     return found
 

@@ -94,6 +94,7 @@ def find_by_design(
         return not _work(calls, rows) <= _work(calls, nodes)
 
     outside, inside = _calls_of(structure, functions, matched)
+    ran = [np.bincount(launch, weights, len(calls)) for weights in (None, time)]
     found = []
     for name, places in inside.items():
         others = {
@@ -110,7 +111,6 @@ def find_by_design(
         if not shows_more(outside[name], nodes):
             continue
         again = np.sort([row for each in others.values() for row in each])
-        ran = [np.bincount(launch, weights, len(calls)) for weights in (None, time)]
         number, took = (int(calls.sums(each, again).sum()) for each in ran)
         found.append(
             DesignedRun(
@@ -133,8 +133,9 @@ def _calls_of(
     calls, outside = structure.calls, dict[str, Int64]()
     explained = calls.within(matched)
     inside: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    known = {name: code for code, name in enumerate(calls.names) if name in functions}
     for name in functions:
-        rows = np.flatnonzero(calls.where(name.__eq__) & (calls.kind == Kind.OP))
+        rows = np.flatnonzero((calls.name == known.get(name, -1)) & (calls.kind == Kind.OP))
         engine = structure.engine[rows]
         outside[name] = rows[engine < 0]
         for row, around in zip(rows.tolist(), engine.tolist(), strict=True):

@@ -165,7 +165,8 @@ class _Frames:
         self.calls = calls
         self._places = [_place(name) for name in calls.names]
         texts = [place.text if place is not None else "" for place in self._places]
-        self.boundary = np.isin(texts, list(vocabulary.CHECKPOINT_FRAMES))[calls.name]
+        first = [text in vocabulary.CHECKPOINT_FRAMES for text in texts]
+        self.boundary = np.array(first, np.bool_)[calls.name]
 
     def _place(self, row: int) -> _Place | None:
         return self._places[int(self.calls.name[row])]

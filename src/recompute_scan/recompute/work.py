@@ -91,19 +91,21 @@ class Ran:
         """For each operator: does its recompute run all that the first run did, and no mode?
 
         A reentrant checkpoint inside a selective one goes through its block once more by itself.
+        Some operator has to show it: a saved one without operators inside looks the same.
         """
         calls = self._calls
         first_twins, twins = np.split(_inside(calls, twin, both), 2)
-        # The mode detaches what it keeps.
-        modes = {vocabulary.DISPATCH_MODE, vocabulary.DETACH}
-        operator = (calls.kind == Kind.OP) & ~calls.where(modes.__contains__)
+        # The mode detaches what it keeps, and so do the hooks of saved tensors.
+        operator = (calls.kind == Kind.OP) & ~calls.where(vocabulary.DISPATCH_MODE.__eq__)
+        operator &= ~self._neutral
         first, again = np.split(_inside(calls, operator, both), 2)
         lengths = np.diff(ends, prepend=-1)
         whole = again >= first - first_twins
         whole[ends[lengths > 1]] = True  # early stop may have cut it
         number = np.arange(len(ends)).repeat(lengths)
         lacking = np.bincount(number, weights=twins + ~whole, minlength=len(ends))
-        return np.asarray(lacking[number] == 0)
+        shown = np.bincount(number, (first > first_twins) & (again > 0), minlength=len(ends))
+        return np.asarray(((lacking == 0) & (shown > 0))[number])
 
     def _ended(self, last: int, first_run: int) -> bool:
         """Did the last operator of a recompute do half the work of its first run, or more?

@@ -37,13 +37,22 @@ _LIBRARY = (
     "ast atexit builtins ctypes faulthandler gc gzip importlib inspect io json os platform "
     "posixpath select shutil signal subprocess tempfile threading time traceback zlib"
 )
-_OURS = {"_exit", "execv", "execve"}
+_OURS = {"_exit", "execv", "execve", "input"}  # Jupyter has another input for each cell
+# The others of its module go together: a library that replaces them (gevent) ends by its own.
+_OF_THREADS = {"Thread", "Event", "enumerate"}
 _BEFORE = tuple(
-    (owner, name, value)
+    (
+        owner,
+        {
+            name: value
+            for name, value in vars(owner).items()
+            if (callable(value) or isinstance(value, classmethod))
+            and not (name.endswith("hook") or name in _OURS)
+            and (owner is not threading or name in _OF_THREADS)
+            and type(value).__module__ != "unittest.mock"  # our first import may be in a patch
+        },
+    )
     for owner in (Path, *map(importlib.import_module, _LIBRARY.split()))
-    for name, value in vars(owner).items()
-    if (callable(value) or isinstance(value, classmethod))
-    and not (name.endswith("hook") or name in _OURS)
 )
 _GONE = object()
 
@@ -295,7 +304,8 @@ def _interpreter_state() -> Iterator[None]:
     try:
         yield
     finally:
-        found = replaced()
+        # Python waits for threads before it calls these functions.
+        found = [one for one in replaced() if one[0] is not threading]
         _put(found, 0)
         atexit.register(_put, found, 1)
         _stop_timers()
@@ -307,7 +317,11 @@ def _interpreter_state() -> Iterator[None]:
             atexit.register(now.__setitem__, slice(None), list(now))
             now[:] = before
             sys.path_importer_cache.clear()  # what it holds may have found no hook
-        names = [n for n, one in list(sys.modules.items()) if modules.get(n, one or 0) is not one]
+        names = [
+            n
+            for n, one in list(sys.modules.items())
+            if modules.get(n, 0 if one is None else one) is not one
+        ]
         atexit.register(sys.modules.update, {name: sys.modules.pop(name) for name in names})
         sys.modules.update(modules)
         sys.argv[:] = argv
@@ -318,8 +332,10 @@ def replaced() -> list[tuple[Any, str, Any, Any]]:
     """Functions that the script has replaced: owner, name, the one before it, the one now."""
     return [
         (owner, name, was, now)
-        for owner, name, was in _BEFORE
-        if (now := vars(owner).get(name, _GONE)) is not was
+        for owner, names in _BEFORE
+        for held in [vars(owner)]
+        for name, was in names.items()
+        if (now := held.get(name, _GONE)) is not was
     ]
 
 
@@ -337,11 +353,12 @@ def as_before() -> Iterator[None]:
     what the script has put there may fail, and may count its calls.
     """
     found = replaced()
-    _put(found, 0)
     try:
+        _put(found, 0)
         yield
     finally:
-        _put(found, 1)
+        # What the script has put back meanwhile stays.
+        _put([one for one in found if vars(one[0]).get(one[1], _GONE) is one[2]], 1)
 
 
 def _stop_timers() -> None:

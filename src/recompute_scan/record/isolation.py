@@ -226,15 +226,16 @@ class Guard:
         if self.failure is None:
             names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
             with as_before():
-                self._end(error, names)
+                self._end(error, "" if _is_ours(error) else names)
         return True
 
     def _end(self, error: BaseException, replaced: str) -> None:
         """The recording ends with it, while the script had replaced these functions, if any."""
-        self.is_bug = not (is_device_error(error) or replaced)
+        of_device = is_device_error(error)
+        self.is_bug = not (of_device or replaced)
         where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
         self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
-        if replaced:
+        if replaced and not of_device:
             self.failure = f"Recording ended while the script had replaced {replaced}: {where}."
         elif self.is_bug:
             went_on = f"A bug in recompute-scan ended {self._what}, and the script went on"
@@ -318,6 +319,14 @@ def _in_a_line(error: BaseException) -> str:
     with suppress(Exception):  # somebody else's __str__
         text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether our own code raised it, and not a function that the script has put in place."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is None or is_own(trace.tb_frame)
 
 
 def _place(trace: TracebackType | None) -> str:

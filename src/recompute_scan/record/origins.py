@@ -471,19 +471,32 @@ class Origins:
             site = switched.site
         named = own if mechanism is pytorch.OWN else ""
         general = mechanism in (pytorch.DIRECT, pytorch.OWN)
-        if own:
-            caller = _giver(caller, function)
         if general and caller is not None and not self._sites.is_users(caller):
             mechanism, named = pytorch.LIBRARY, f"{name}.{own or caller.f_code.co_name}"
         return (
             Origin(
                 module=self._index.look_up(covered),
                 mechanism=mechanism.name,
-                site=site or self._line(caller, covered),
+                site=site or self._line(self._giver(caller, function) if own else caller, covered),
                 function=named,
             ),
             covered,
         )
+
+    def _giver(self, frame: FrameType | None, function: object) -> FrameType | None:
+        """The user's frame that chose what to checkpoint: no helper that was handed the function.
+
+        Projects with a custom autograd function call it from one helper for every block
+        (guided-diffusion); no reader wants to change that helper's line.
+        """
+        while frame is not None and frame.f_back is not None:
+            code, held = frame.f_code, variables(frame)
+            given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            handed = any(held.get(name) is function for name in given)
+            if not handed or not all(map(self._sites.is_users, (frame, frame.f_back))):
+                break
+            frame = frame.f_back
+        return frame
 
     def _line(self, caller: FrameType | None, covered: list[nn.Module]) -> str:
         """The user's line that led to the call; of a library's call the line of its first run,
@@ -496,21 +509,6 @@ class Origins:
         if key not in known:
             known[key] = self._sites.called_at(caller)
         return known[key]
-
-
-def _giver(frame: FrameType | None, function: object) -> FrameType | None:
-    """The frame that chose what to checkpoint: not a helper that was handed the function.
-
-    Projects with a custom autograd function call it from one helper for every block
-    (guided-diffusion); no reader wants to change that helper's line.
-    """
-    while frame is not None and frame.f_back is not None:
-        code, held = frame.f_code, variables(frame)
-        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if not any(held.get(name) is function for name in given):
-            break
-        frame = frame.f_back
-    return frame
 
 
 def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:

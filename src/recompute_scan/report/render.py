@@ -143,7 +143,7 @@ def render_answer(
         groups.append(page.taken())
     for label, text in rows + steps:
         page.verbatim(f"{label:<{wide}}  {visible(text, 4096)}", "  ")
-    # If lines are short, the measurement can go, but not the change.
+    # If lines are short, the measurement goes before the change.
     least = -2 if len(steps) > 2 and steps[-1][0] == "apply" else -1
     return "\n".join(_fit(groups, page.taken(), len(rows) + 1, least, width)) + "\n"
 

@@ -181,8 +181,9 @@ def step_sentence(result: Result) -> str:
             with_fix = f"about {ms(step.after_ms)} (likely {span(step.low_ms, step.high_ms)})."
         said += f", with the fix {with_fix}"
     elif result.verdict == "doubled":
-        within = f"{span(step.low_ms, step.high_ms)}: {words.NOT_CERTAIN}"
-        said += "." if result.verified else f", with the fix {within}."
+        after = f"with the fix {span(step.low_ms, step.high_ms)}: {words.NOT_CERTAIN}"
+        after = after if _may_save(step) else "and no saving is predicted"
+        said += "." if result.verified else f", {after}."
     else:
         spent = cost.breakdown.recompute + cost.breakdown.redundant
         whole = total(cost.breakdown)
@@ -194,6 +195,11 @@ def step_sentence(result: Result) -> str:
     if not step.measured and cost.step_source != "timed":
         said += " The profiler slows these steps down."
     return said + (f" {TOO_WIDE}." if _varies(result) and words.NOT_CERTAIN not in said else "")
+
+
+def _may_save(step: StepAfter) -> bool:
+    """Whether the step with the fix may be shorter or longer, as far as that is known."""
+    return step.low_ms < step.now_ms < step.high_ms
 
 
 def _varies(result: Result) -> bool:
@@ -287,7 +293,7 @@ def _step_after(result: Result) -> KeyNumber:
         return KeyNumber(label, ms(step.after_ms), note)
     if result.verdict == "inconclusive":
         return KeyNumber(label, UNKNOWN, f"{ms(step.now_ms)} now")
-    if result.verdict == "doubled":
+    if result.verdict == "doubled" and _may_save(step):
         within = span(step.low_ms, step.high_ms)
         return KeyNumber(label, within, f"{ms(step.now_ms)} now; {words.NOT_CERTAIN}")
     return KeyNumber(label, ms(step.now_ms), words.first_true(result, words.STEP_NOTE))
@@ -414,8 +420,6 @@ def fix_is_measurable(result: Result) -> bool:
 def run_command(result: Result, output: str = "", *, verify: bool = False) -> str:
     """The command that records the script again, without the script's own arguments."""
     before, into = "--verify " * verify, f" -o {output}" if output else ""
-    if len(result.ranks) > 1:
-        before += f"--nproc-per-node {number_of_ranks(result)} "
     return f"recompute-scan run {before}--steps 5{into} {script_of(result) or _OWN}"
 
 

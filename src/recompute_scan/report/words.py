@@ -269,9 +269,10 @@ SHARE_NOTE = (
     Said("spent on recomputes that save memory", lambda r: _spent(r) and by_checkpoints(r)),
     Said("spent on recomputes", lambda r: r.cost is not None),
 )
-NOT_CERTAIN = "the steps vary too much to show a saving"
+NOT_CERTAIN = "a saving is not certain"
 # Notes on the step's time where no fix changes it.
 STEP_NOTE = (
+    Said("no saving is predicted", lambda r: r.verdict == "doubled"),
     Said("stays as it is: no recompute is redundant", lambda r: not _can_save(r)),
     Said("no recompute is redundant; the findings say what can be saved", _can_save),
 )

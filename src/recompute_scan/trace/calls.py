@@ -36,7 +36,7 @@ from recompute_scan.trace.nesting import (
     whole_trees,
 )
 
-_STEP = re.compile(r"ProfilerStep#(\d+)$")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 _HOST = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
 
