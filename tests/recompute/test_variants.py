@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.recompute.study import study
@@ -64,3 +72,20 @@ def test_a_second_backward_pass_adds_no_checkpoint(asked: Checkpoints, tmp_path:
         assert [c.variant for c in region.checkpoints] == [
             variant for variant in (asked.outer, asked.inner) if variant
         ]
+
+
+def test_saved_results_without_operators_inside_are_no_recompute(tmp_path: Path) -> None:
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.MUST_SAVE)
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x) * torch.sigmoid(x)
+
+    weights = [torch.randn(64, 64, requires_grad=True) for _ in range(3)]
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+        x = torch.randn(16, 64)
+        for weight in weights:
+            x = checkpoint(gated, x @ weight, use_reentrant=False, context_fn=contexts)
+        x.sum().backward()
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert analyse([tmp_path / "trace.json"]).verdict == "none"
