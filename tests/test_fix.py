@@ -161,10 +161,8 @@ def test_a_file_is_changed_where_the_fix_says_and_put_back(
     assert "Traceback" not in capsys.readouterr().err
 
 
-# A name stands in the patch's head, and a shape in its body.
-@pytest.mark.parametrize(
-    ("shape", "name"), [*((shape, "train.py") for shape in SHAPES), *(("crlf", n) for n in NAMES)]
-)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_git_and_patch_make_the_same_of_the_patch(tmp_path: Path, shape: str, name: str) -> None:
     before, line, after = SHAPES[shape]
     script = tmp_path / name
