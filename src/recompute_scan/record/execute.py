@@ -357,7 +357,7 @@ def as_before() -> Iterator[None]:
         _put(found, 0)
         yield
     finally:
-        # What the script has put back meanwhile stays.
+        # A function that the script has put back meanwhile stays.
         _put([one for one in found if vars(one[0]).get(one[1], _GONE) is one[2]], 1)
 
 
