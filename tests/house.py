@@ -37,7 +37,7 @@ BANNED = frozenset(
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
     "lines of src": (72_294, 52_000),
-    "lines of tests": (65_750, 46_000),
+    "lines of tests": (65_749, 46_000),
     "lines of benchmarks": (6_400, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),

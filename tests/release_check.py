@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _WHEEL = re.compile(
     r"recompute_scan/[\w/]+\.py|recompute_scan/py\.typed"
-    r"|recompute_scan/(report/(templates|sections)/[\w.]+\.(html|css|js)|bundle/operators\.txt)"
+    r"|recompute_scan/report/(templates|sections)/[\w.]+\.(html|css|js)"
+    r"|recompute_scan/bundle/(operators|vendor_words)\.txt"
     r"|recompute_scan/docs/(findings/(RS\d{3}|index)|messages)\.md"
     # One line that lets processes below a launcher take part, and does nothing else.
     r"|recompute_scan\.pth"
