@@ -297,9 +297,7 @@ def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
 
 
 def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None) -> Trial:
-    folder = options.output / _FOLDER / f"{name}-{number}"
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
-    folder.mkdir(parents=True)
+    folder = _emptied(options.output / _FOLDER / f"{name}-{number}")
     # One trace a way is enough, and only the ways that differ from the first run need one.
     traced = number == 1 and options.steps > 0
     options = replace(
@@ -312,6 +310,13 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
         with suppress(InputError):
             result = analyse([folder])
     return Trial(records, status, result, read_sampled(folder))
+
+
+def _emptied(folder: Path) -> Path:
+    """The folder of one run, without the files of an earlier one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 _PLAN_FOLDER = "plan"
@@ -497,9 +502,7 @@ class Rehearsals:
             RunError: One of them left nothing (``E333``).
         """
         self._number += 1
-        folder = self._options.output / _PLAN_FOLDER / f"{name}-{self._number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder = _emptied(self._options.output / _PLAN_FOLDER / f"{name}-{self._number}")
         options = replace(
             self._options,
             output=folder,
