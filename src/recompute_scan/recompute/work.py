@@ -77,7 +77,9 @@ class Ran:
         both = np.concatenate((original, again))
         twin = _twin(self._calls)
         first_twins, twins = np.split(_inside(self._calls, twin & ~self._neutral, both), 2)
-        ran = np.asarray((twins >= first_twins) | self._without_mode(twin, both, ends))
+        ran = np.asarray(twins >= first_twins)
+        if not ran.all():  # selective checkpoints alone have twins
+            ran |= self._without_mode(twin, both, ends)
         if self._work.on_gpu:
             kernels = self._work.kernels
             return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
