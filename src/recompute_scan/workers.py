@@ -1,8 +1,7 @@
 """One function over many jobs: in this process, in a pool of processes, or on a Dask cluster.
 
-Every executor is one of :mod:`concurrent.futures`; Dask's client gives one too. A job with
-a worker that died (killed for memory, say) is tried once more, alone, and then returned as
-:class:`Lost`: it takes no other job with it.
+A job with a worker that died (killed for memory, say) is tried once more, alone, and then
+returned as :class:`Lost`: it takes no other job with it.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from recompute_scan.errors import MissingExtra, UsageError
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -93,19 +90,26 @@ def run_each(
         return answers
     found: dict[int, Answer | Lost[Job]] = {}
     left = list(range(len(jobs)))
-    with _executor(workers, min(workers.count, len(jobs))) as executor:
-        lost = _gather(executor, function, jobs, left, found, on_done)
+    with _pool(workers, min(workers.count, len(jobs))) as pool:
+        lost = _gather(pool, function, jobs, left, found, on_done)
     for place in sorted(lost):  # each alone: the one that kills its worker ends no other
-        with _executor(workers, 1) as executor:
-            again = _gather(executor, function, jobs, [place], found, on_done)
+        with _pool(workers, 1) as pool:
+            again = _gather(pool, function, jobs, [place], found, on_done)
         for why in again.values():
             found[place] = Lost(jobs[place], why)
             on_done(len(found))
     return [found[place] for place in range(len(jobs))]
 
 
+class _Pool(NamedTuple):
+    """Starts a job, and gives the started ones as they end; Dask's futures are its own."""
+
+    submit: Callable[..., Any]
+    as_completed: Callable[..., Iterator[Any]]
+
+
 def _gather(
-    executor: Executor,
+    pool: _Pool,
     function: Callable[[Job], Answer],
     jobs: Sequence[Job],
     places: Sequence[int],
@@ -113,25 +117,25 @@ def _gather(
     on_done: Callable[[int], None],
 ) -> dict[int, str]:
     """Fill in answers; returns the places where a worker died, with the reason."""
-    from concurrent.futures import BrokenExecutor, as_completed  # noqa: PLC0415 - as above
+    from concurrent.futures import BrokenExecutor  # noqa: PLC0415 - as above
 
     lost: dict[int, str] = {}
-    waiting: dict[Future[Answer], int] = {}
+    waiting: dict[Any, int] = {}
     for place in places:
         try:
-            waiting[executor.submit(function, jobs[place])] = place
+            waiting[pool.submit(function, jobs[place])] = place
         except BrokenExecutor as error:
             lost[place] = _reason(error)
-    for future in as_completed(waiting):
+    for future in pool.as_completed(list(waiting)):
         place = waiting[future]
-        failure = future.exception()
-        if failure is None:
+        try:
             found[place] = future.result()
-            on_done(len(found))
-        elif _worker_died(failure):
+        except Exception as failure:
+            if not _worker_died(failure):
+                raise
             lost[place] = _reason(failure)
         else:
-            raise failure
+            on_done(len(found))
     return lost
 
 
@@ -147,21 +151,21 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _executor(workers: Workers, count: int) -> Iterator[Executor]:
+def _pool(workers: Workers, count: int) -> Iterator[_Pool]:
     if workers.dask is not None:
-        with _dask_executor(workers.dask) as executor:
-            yield executor
+        with _dask_pool(workers.dask) as pool:
+            yield pool
         return
     import multiprocessing  # noqa: PLC0415 - most analyses start no process
-    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+    from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: PLC0415
 
     # A fresh interpreter each: forking a process with threads is not safe.
     context = multiprocessing.get_context("spawn")
     with (
         _importing_nothing_from_here(),
-        ProcessPoolExecutor(max_workers=count, mp_context=context) as pool,
+        ProcessPoolExecutor(max_workers=count, mp_context=context) as executor,
     ):
-        yield pool
+        yield _Pool(executor.submit, as_completed)
 
 
 @contextmanager
@@ -190,9 +194,9 @@ def _hides_modules_of_pythons(folder: str) -> bool:
 
 
 @contextmanager
-def _dask_executor(address: str) -> Iterator[Executor]:
+def _dask_pool(address: str) -> Iterator[_Pool]:
     try:
-        from distributed import Client  # noqa: PLC0415 - an extra
+        from distributed import Client, as_completed  # noqa: PLC0415 - an extra
     except ImportError:
         raise MissingExtra("distributed", "dask", "Reading on a Dask cluster") from None
     file = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}  # noqa: PTH113
@@ -206,10 +210,7 @@ def _dask_executor(address: str) -> Iterator[Executor]:
             hint="give the address that `dask scheduler` or your cluster prints, "
             "such as tcp://host:8786",
         ) from None
+    # Not its executor of :mod:`concurrent.futures`: that fails, or never ends, where the worker
+    # dies that holds an answer.
     with client:
-        executor = client.get_executor(pure=False)
-        try:
-            yield executor
-        finally:
-            # All that was wanted is there; of a worker that died some may never come.
-            executor.shutdown(wait=False)
+        yield _Pool(partial(client.submit, pure=False), as_completed)
