@@ -130,12 +130,11 @@ def _gather(
         place = waiting[future]
         try:
             found[place] = future.result()
+            on_done(len(found))
         except Exception as failure:
             if not _worker_died(failure):
                 raise
             lost[place] = _reason(failure)
-        else:
-            on_done(len(found))
     return lost
 
 

@@ -177,13 +177,13 @@ _HALF = 0.5
 def headline(result: Result) -> str:
     """The verdict in one sentence, with the number that matters most: measured, else predicted.
 
-    A second one follows where checkpointing changes what is trained.
+    A second one follows where checkpointing changes the trained model, in gradients or buffers.
     """
     wrong = [finding for finding in result.findings if finding.wrong_gradients]
     sure = dict.fromkeys(one.code for one in wrong if one.confidence == "high")
     open_ = dict.fromkeys(one.code for one in wrong if one.code not in sure)
-    also = f" It also changes what is trained: {', '.join(sure)}." if sure else ""
-    may = f" It may {'' if sure else 'also '}change what is trained: {', '.join(open_)}."
+    also = f" It also changes the trained model: {', '.join(sure)}." if sure else ""
+    may = f" It may {'' if sure else 'also '}change the trained model: {', '.join(open_)}."
     return _of_ranks(result, _headline(result)) + also + (may if open_ else "")
 
 

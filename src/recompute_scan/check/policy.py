@@ -158,7 +158,7 @@ class Policy(Struct, frozen=True):
 
     Attributes:
         doubled: Refuse forward work that runs again twice or more.
-        wrong_gradients: Refuse checkpointing that changes what is trained.
+        wrong_gradients: Refuse checkpointing that changes the trained model.
         any: Refuse every finding.
         codes: Refuse findings with these codes.
         max_recompute: Highest number of recomputes per backward to let through.

@@ -385,7 +385,7 @@ class Rule(Struct, frozen=True):
         severity: Of its findings, unless one says otherwise.
         needs: What has to be there for ``check`` or ``check_run`` to be asked.
         gives_plan: Whether its finding recommends the memory plan that the result has chosen.
-        wrong_gradients: Whether its findings say that checkpointing changes what is trained.
+        wrong_gradients: Whether its findings say that checkpointing changes the trained model.
     """
 
     code: str

@@ -233,7 +233,7 @@ class Fix(Struct, frozen=True):
 class Finding(Struct, frozen=True):
     """One problem found, with the evidence for it.
 
-    ``wrong_gradients`` says that checkpointing changes what is trained, and not only its cost.
+    ``wrong_gradients`` says that checkpointing changes the trained model, and not only its cost.
     """
 
     code: str
