@@ -246,7 +246,7 @@ def _headline(result: Result) -> str:
     free = _free_operators(result) if result.verdict == "partial" and level != "kernels" else 0
     if result.verdict == "full" and not level and (result.recomputed_share or 1.0) < _HALF:
         return (
-            "Every checkpointed block runs its forward once more in the backward pass: "
+            "Every checkpoint runs its forward once more in the backward pass: "
             f"{100 * (result.recomputed_share or 0.0):.0f} % of the forward work."
         )
     if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):

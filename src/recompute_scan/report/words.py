@@ -149,7 +149,7 @@ MEANING = (
         lambda r: r.verdict == "doubled" and not _around_one_block(r),
     ),
     Said(
-        "Every checkpointed block ran again exactly once in the backward pass. That is the price "
+        "All checkpointed work ran again exactly once in the backward pass. That is the price "
         "of ordinary activation checkpointing, paid once.",
         lambda r: r.verdict == "full" and _in_blocks(r) and not _several_passes(r),
     ),
