@@ -101,8 +101,9 @@ def read_annotations(alignment: Alignment) -> Annotations | None:
         last = int(alignment.forward.searchsorted(row + calls.size[row], side="right")) - 1
         if annotation is not None and last >= first:
             marked.append(AnnotatedCall(annotation, row, first, last, times[annotation.call]))
-    later = {row: one for row in regions[inside[regions]].tolist() if (one := known[row])}
-    marked += _switched_on_later(alignment, later, times, marked)
+    again = {row: known[row] for row in regions[inside[regions]].tolist()}
+    later = {row: one for row, one in again.items() if one and times[one.call]}
+    marked += _switched_on_later(alignment, later, times, marked) if later else ()
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
     beside = structure.function[original] > around
@@ -141,8 +142,6 @@ def _switched_on_later(
     order = alignment.again.argsort(kind="stable")
     again, found = alignment.again[order], []
     for row, one in regions.items():
-        if not times[one.call]:
-            continue
         begin, end = again.searchsorted((row, row + int(calls.size[row]) + 1)).tolist()
         rows = alignment.original[order[begin:end]]
         if not len(rows):

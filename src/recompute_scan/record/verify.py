@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -109,10 +108,9 @@ def verify(
     removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
     ways = {_UNCHANGED: options}
     if removed:
-        ways[_FIX] = replace(options, removals=removals)
-        ways[_SWITCHING] = replace(
-            ways[_FIX], switching=True, timing_steps=2 * options.timing_steps, steps=0
-        )
+        ways[_FIX] = fixed = replace(options, removals=removals)
+        timed = 2 * options.timing_steps
+        ways[_SWITCHING] = replace(fixed, switching=True, timing_steps=timed, steps=0)
     if planned:
         ways[_PLAN] = replace(options, removals=removals + plan_removals(planned, result))
     if without_checkpointing:
@@ -179,9 +177,8 @@ class _RoundsSoFar:
         likely changed its speed between the runs, until steps side by side show the same.
         """
         section = self.so_far.verified
-        if section is None:
-            return False
-        return section.outcome == "unclear" or (section.outcome == "slower" and not section.pairs)
+        slower = section is not None and section.outcome == "slower" and not section.pairs
+        return slower or (section is not None and section.outcome == "unclear")
 
     @property
     def unpaired(self) -> bool:
@@ -195,13 +192,9 @@ class _RoundsSoFar:
         section = self.so_far.verified
         return section is not None and section.pairs > 0
 
-    def failed(self, name: str) -> bool:
-        """Whether the last run of this way did not run to its end."""
-        return any(trial.exit_status for trial in self._trials[name][-1:])
-
     def add(self, name: str, number: int, which: str) -> None:
         """Run the script this way, unless it has failed so before."""
-        if self.failed(name):
+        if any(trial.exit_status for trial in self._trials[name][-1:]):
             return
         self._on_progress(f"measuring {name.replace('-', ' ')}, {which}")
         self._trials[name].append(_run(name, number, self._ways[name], self._nproc_per_node))
@@ -227,9 +220,17 @@ class _RoundsSoFar:
             self.so_far = self._together()
 
     def _together(self) -> Result:
-        ways = (_UNCHANGED, _FIX, _WITHOUT, _SWITCHING, _PLAN, _AGAIN, _BARE)
-        runs: list[Any] = [*(self._trials[name] for name in ways), self._in_parts]
-        trials = Trials(*runs)
+        runs = self._trials
+        trials = Trials(
+            before=runs[_UNCHANGED],
+            after=runs[_FIX],
+            without=runs[_WITHOUT],
+            switching=runs[_SWITCHING],
+            plan=runs[_PLAN],
+            again=runs[_AGAIN],
+            bare=runs[_BARE],
+            in_parts=self._in_parts,
+        )
         return verified(self._result, self._removed, trials, self._planned)
 
 
