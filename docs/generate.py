@@ -252,7 +252,7 @@ otherwise.
   "ours".
 - **`last`:** three batches, labeled and committed before the program saw them. First answer: first
   batch 11 of 21 and, in the half aside, 17 of 21; then 14 of 21 and 17 of 21. 1 of all 192 was
-  called wrong: true, less than the label, and missing from it by mistake. Then: most missing
+  counted wrong: a true cause that the label lacked by mistake. Then: most missing
   wordings added: Ray's monitor, shells, the kernel, Kubernetes, schedulers, gdb and Windows for an
   ended process; Lightning for unused parameters; older vLLM; tracebacks that begin in a log record;
   steps and evaluations in functions of other names.
@@ -444,7 +444,7 @@ def _public() -> str:
 
 
 def _checked(one: Signature) -> str:
-    return "a script fails so, on CPU" if one.checked == "reproduced" else "by logs only"
+    return "reproduced by a script, on CPU" if one.checked == "reproduced" else "by logs only"
 
 
 def failure_pages() -> dict[str, str]:

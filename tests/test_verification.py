@@ -333,7 +333,7 @@ def test_what_the_plan_gave_is_said_beside_what_was_predicted() -> None:
     assert cost is not None
     predicted = 100 * 217 / cost.step_ms
     assert said == (
-        "With the plan of RS301 (1 layer without checkpoint) a step takes 90.0 ms, predicted "
+        "With the plan of RS301 (1 layer without checkpoints) a step takes 90.0 ms, predicted "
         f"{predicted:.1f} ms; at most 65.0 GiB are allocated, predicted 66.0 GiB. Its losses equal "
         "the unchanged script's, to the last bit."
     )

@@ -231,7 +231,7 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     if path.exists() and not path.is_file() and not path.is_symlink():
         raise UsageError("E208", f"Cannot write {path}.", why="It is no regular file")
     if not force and (path.exists() or path.is_symlink()):
-        raise UsageError("E209", f"{path} is there already.", hint="--force writes over it")
+        raise UsageError("E209", f"{path} exists.", hint="--force overwrites it")
 
 
 _LONG = re.compile(rb"[0-9]{20}")

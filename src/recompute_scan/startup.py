@@ -50,7 +50,7 @@ def run_as_it_is() -> NoReturn:
     """Become the script that this process was to record: its options make no sense, such as a
     variable that an earlier run has left.
     """
-    words = f"{VARIABLE} is damaged or of another version, and the script is not recorded"
+    words = f"{VARIABLE} is damaged or from another version: unset it; the script is not recorded"
     print(f"recompute-scan: {words}", file=sys.stderr, flush=True)
     argv = sys.orig_argv
     at = argv.index("--handed-on")  # behind MAIN and "run", with its value

@@ -30,7 +30,7 @@ def same_losses(plain: str, counting: str, ours: str) -> tuple[str, bool]:
     if not first:
         return "none printed", True
     if first[-1:] != second[-1:]:
-        return "differ from run to run without us", True
+        return "differ from run to run without the tool", True
     # Ours prints its report behind those of the script; a progress bar shows some or others.
     compared = first if first == second else first[-1:]
     if third[: len(compared)] == compared or (len(compared) == 1 and first[-1] in third):

@@ -81,7 +81,7 @@ CLOSED = ("sh", "-c", 'exec "$@" >&-', "sh", *TOOL)
 WORDLESS = r"Rank 1\s+ended\s+without a message after \d steps"
 AT_ONCE = r"Rank 1\s+ended\s+without a message"
 DOUBLED = "Verdict: doubled"
-EXEC = r"replaces its process by another program(?s:.)*another program"
+EXEC = r"replaces its process with another program(?s:.)*another program"
 OUTSIDE = "The run was ended from outside"
 BOTH = (0, 1)
 

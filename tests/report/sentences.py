@@ -219,7 +219,7 @@ CONDITIONS: dict[str, Condition] = {
     "more columns": lambda r: len(r.regions) > 1,
     "every block ran again the same number of times": lambda r: len(r.steps) > 1,
     "of block left out": lambda r: len(r.regions) > 1,
-    "The compiler left code to Python": lambda r: r.compiled is not None,
+    "left code to Python": lambda r: r.compiled is not None,
     "the backward graphs run {} again": lambda r: r.compiled.graphs,
     ": these are fused with what needs": lambda r: any(one.free for one in r.compiled.graphs),
     "No compiled code has a backward pass": lambda r: not r.compiled.graphs,
@@ -277,7 +277,7 @@ CONDITIONS: dict[str, Condition] = {
     "was asked {} in {}": lambda r: r.policies.policies,
     "Named in the policy, but matching no call": lambda r: r.policies.policies,
     "No policy was asked in the recorded step": lambda r: not r.policies.policies,
-    "Keeping the random state takes": lambda r: r.fidelity.keeping_ms is not None,
+    "Keeping the random state in all": lambda r: r.fidelity.keeping_ms is not None,
     "each recompute was compared with its forward: each": _compared,
     # cost and proof
     "median of {}": lambda r: r.cost is not None,

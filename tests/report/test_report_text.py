@@ -203,7 +203,7 @@ def test_the_plan_stands_beside_the_fix() -> None:
         "Predicted - 247.9 ms 217.1 ms",
         "GPU memory, allocated not known not known 65.0 GiB",
         "No checkpoints Step time 246.9 ms",
-        "With the plan of RS301 (1 layer without checkpoint) a step takes 221.4 ms, predicted "
+        "With the plan of RS301 (1 layer without checkpoints) a step takes 221.4 ms, predicted "
         "217.1 ms; at most 65.0 GiB are allocated, predicted 66.0 GiB. Its losses equal the",
         "in turn (unchanged, with the fix, with the plan, without checkpoints)",
     ):

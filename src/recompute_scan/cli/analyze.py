@@ -159,7 +159,7 @@ def _write_fix(result: Result, target: Path, *, force: bool) -> None:
         with suppress(OSError):
             if content(target) == fix:
                 return
-        tell(f"recompute-scan: {target} is there already and stays; --force writes over it")
+        tell(f"recompute-scan: {target} exists and stays; --force overwrites it")
         return
     try:
         write_whole(target, fix)

@@ -170,7 +170,7 @@ def lint(
 @click.option(
     "--strict",
     is_flag=True,
-    help="Replace the names of modules, kernels, files and own operators as well.",
+    help="Replace the names of modules, kernels, files and custom operators as well.",
 )
 @click.option("--show", is_flag=True, help="Only list what would go in, with every name.")
 @click.option(

@@ -514,9 +514,7 @@ def newest(_context: click.Context, _parameter: click.Parameter, given: Any) -> 
     return tuple(map(newest_run, given)) if isinstance(given, tuple) else newest_run(given)
 
 
-force_option = click.option(
-    "--force", is_flag=True, help="Write over a file that is there already."
-)
+force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
 def tell(message: str) -> None:

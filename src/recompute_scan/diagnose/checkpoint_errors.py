@@ -190,7 +190,7 @@ SIGNATURES = (
         cause="""The reentrant variant runs its own backward pass over the whole block. It cannot
             serve torch.autograd.grad or backward(inputs=...).""",
         fix="""Use the non-reentrant variant: use_reentrant=False. Or call .backward() on the loss,
-            without inputs=. A library's checkpoint may lack that argument.""",
+            without inputs=. A library's checkpoint may lack use_reentrant.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(f"{_TORCH}51743", CHECKPOINT_DOCS),
@@ -267,7 +267,7 @@ SIGNATURES = (
         cause_name="depth",
         message=re.compile(r"^maximum recursion depth exceeded"),
         where=_nested,
-        title="Checkpoints inside each other used up Python's stack",
+        title="Nested checkpoints used up Python's stack",
         cause="""Each nested checkpoint takes several frames. A forward replaced by its own
             checkpoint calls itself, or the nesting is deep on purpose. Old torch also nested the
             backward passes of thousands of checkpoints in a row.""",
@@ -340,7 +340,7 @@ CHECKPOINTING_SIGNATURES = (
         code="RS108",
         cause_name="other-operators",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
-        title="The recompute of a selective checkpoint ran other operators than the original",
+        title="The recompute of a selective checkpoint ran different operators from the original's",
         cause="""The recompute asked for the output of an operator that the first run never called:
             a kernel chosen from a cache, or a router's counter.""",
         fix="Make the block do the same both times, or take that operator out of the policy.",
@@ -540,8 +540,8 @@ CHECKPOINTING_SIGNATURES = (
         title="The input of a checkpointed block, or a weight in it, was changed in place",
         cause="""A checkpoint keeps its input and runs the block again on it. The block (x += ..., a
             ReLU with inplace=True) or code after it changed that tensor.""",
-        fix="""Write x = x + ..., and inplace=False in the block's first operation. Or pass
-            x.clone(), which takes the memory of one more input per block.""",
+        fix="""Write x = x + ..., and inplace=False in the block's first operation, or pass
+            x.clone() (one more input's memory). Change weights only after the backward pass.""",
         versions="All versions of torch.",
         sources=("https://docs.pytorch.org/docs/stable/notes/autograd.html",),
         checked="reproduced",
@@ -575,7 +575,7 @@ CHECKPOINTING_SIGNATURES = (
             r"|^In order to use an autograd\.Function with functorch transforms"
         ),
         where=some(rf"{_CHECKPOINT_FILE}\w*checkpoint\w*$"),
-        title="A checkpoint and a torch.func transform are inside each other",
+        title="A checkpoint and a torch.func transform are nested",
         cause="""torch.func's grad, vjp, jacrev and hessian accept neither a non-reentrant
             checkpoint's hooks nor a reentrant one's autograd function.""",
         fix="""Remove the checkpoint there, or use torch.autograd.grad and

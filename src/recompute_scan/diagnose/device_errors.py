@@ -50,8 +50,8 @@ _OF_STEPS = {"recompute", "backward", "optimizer"}
 _STEP = re.compile(r"[:.]\w*train(?:ing)?_(?:one_)?(?:step|batch|epoch)(?:$|\()")
 _NO_GRADIENT = re.compile(r"torch/(?:utils/_contextlib|autograd/grad_mode)\.py:decorate_context$")
 _SMALLER = (
-    "Smaller micro-batches give the same gradient where no BatchNorm is in the model and each "
-    "one's loss counts by its share of the tokens."
+    "Smaller micro-batches give the same gradient if the model has no BatchNorm and each loss is "
+    "weighted by its share of the tokens."
 )
 
 
@@ -350,8 +350,8 @@ SIGNATURES = (
         fix="""Wrap the adapters in their own units; or cast them to the model's dtype before
             wrapping. For quantized models set bnb_4bit_quant_storage to that dtype.""",
         gradients=(
-            "Adapters that are cast to bfloat16 get gradients, updates and optimizer state that "
-            "are rounded to 8 bits; separate units change nothing."
+            "Adapters cast to bfloat16 get gradients, updates and optimizer state rounded to "
+            "bfloat16; separate units change nothing."
         ),
         versions="FSDP1; seen with torch 2.13.",
         sources=("huggingface/peft/issues/484",),

@@ -368,8 +368,8 @@ _UNSAVED = Signature(
     cause="""The recompute took another path than the first run. Known causes: an operator
         called by forward() instead of apply(), and a function that was compiled in one of the
         runs only.""",
-    fix="""Run once without torch.compile (TORCH_COMPILE_DISABLE=1). If it still fails, call the
-        block's custom operators through apply().""",
+    fix="""Run without torch.compile (TORCH_COMPILE_DISABLE=1). If that works, compile around the
+        checkpoint; else call custom operators through apply().""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=("facebookresearch/xformers/issues/1126", "unslothai/unsloth-zoo/issues/1146"),
 )

@@ -81,7 +81,7 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
         detail=f"{detail} {_WHAT_TO_TRY}",
         evidence=(
             f"{compiled.nodes} compiled nodes in the backward pass",
-            *((f"{again} compiled calls ran again, outside of them",) if again else ()),
+            *((f"{again} compiled calls ran again, outside these nodes",) if again else ()),
             *_attention(evidence),
         ),
     )

@@ -219,8 +219,8 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
         diff = set_back(evidence, site, "preserve_rng_state", "True")
         summary = "Keep the random state: preserve_rng_state=True, which is torch's default."
         keep = (
-            "the checkpoint; one of your own has to save torch's random state in its forward, "
-            "restore it for the recompute, and put the later one back"
+            "the checkpoint; your own must save torch's random state in its forward, restore it "
+            "for the recompute, and then put back the later state"
         )
         remove = "preserve_rng_state=False"
     else:
@@ -502,12 +502,12 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
     ),
     "left-without": (
         "Tensors that {} return leave the checkpoint without their gradient",
-        "A reentrant checkpoint gives a gradient to the tensors that it returns side by side, "
-        "and to no tensor inside a tuple, a list, a dictionary or an object, or kept in an "
-        "attribute. The loss depends on such a tensor: what it was computed from is not "
+        "A reentrant checkpoint gives a gradient to the tensors that it returns directly (return "
+        "a, b), and to no tensor nested in a tuple, a list, a dictionary or an object, or kept in "
+        "an attribute. The loss depends on such a tensor: what it was computed from is not "
         "trained by that part of the loss, and nothing fails.",
         "Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which gives every "
-        "tensor its gradient, or return these tensors side by side.",
+        "tensor its gradient, or return these tensors directly.",
     ),
     "arrives-otherwise": (
         "Recomputes of {} run backward from another gradient than the function gets",

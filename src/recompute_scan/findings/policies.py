@@ -298,7 +298,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
         if hidden
         else "None of the operators that it names is called here."
         if unmet
-        else "Its function answered so."
+        else "Its function decided this."
     )
     return RS501.finding(
         evidence,
@@ -391,7 +391,7 @@ def _entry_never_met_finding(
             f"{kept} of {len(policy.entries)} entries keep results. The others have no effect in "
             "the recorded step: "
             + (
-                "an operator named without its overload equals no call"
+                "an operator named without its overload matches no call"
                 if packets
                 else "their operators are not called under this checkpoint"
             )

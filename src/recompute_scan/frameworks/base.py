@@ -256,8 +256,7 @@ RANDOM_STATE = (
     "dropout does. The other fix does not."
 )
 NON_REENTRANT = (
-    "Gradients stay the same, but weights are trained even if no input of their block needs a "
-    "gradient."
+    "Gradients stay the same, and a block is now trained even if its inputs need no gradient."
 )
 REENTRANT = (
     "The reentrant variant does not check the recompute: a block that differs trains with wrong "

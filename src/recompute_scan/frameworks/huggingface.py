@@ -65,8 +65,8 @@ BASE = Mechanism(
         "transformers >= 5.0: non-reentrant",
     ),
     caution=(
-        "Keep use_cache=False if the model has a KV cache: the removed switch turned it off. A "
-        "recompute fails if it grows."
+        "With a KV cache, set use_cache=False, as the removed switch did: a recompute fails if "
+        "the cache grows."
     ),
     asks=(
         "transformers/modeling_layers.py:*",

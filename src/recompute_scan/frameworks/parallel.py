@@ -222,10 +222,10 @@ def _of_zero() -> tuple[Signature, ...]:
             "(ZeRO-3)",
             cause="""DeepSpeed ZeRO-3 does that when the layer's forward ends. The recompute saves
                 the empty placeholder of shape [0]. LoRA on ZeRO-3 is the usual case.""",
-            fix="""Upgrade DeepSpeed. Before the fix, pass
+            fix="""Upgrade DeepSpeed. With an older one, use ZeRO-2, or pass
                 `gradient_checkpointing_kwargs={'use_reentrant': True}` with `use_cache=False` and
-                `enable_input_require_grads()`, or use ZeRO-2: here the tensors are right and only
-                the placeholder differs.""",
+                `enable_input_require_grads()`: the tensors are right and only the placeholder
+                differs.""",
             gradients=REENTRANT,
             versions="DeepSpeed before 0.19.3 (pull request 8148).",
             sources=(

@@ -318,7 +318,7 @@ _SAID = {
     "random-state": "{random}",
     "repeated": "{repeated}",
     "lost": "no longer recomputed, and its weights get no gradient",
-    "unfaithful": "recomputed as another computation than its forward: {detail}",
+    "unfaithful": "recomputed differently from its forward: {detail}",
 }
 
 
@@ -341,10 +341,10 @@ def sentence(
         variants=", ".join(sorted({one.variant for one in after})) or "none",
         random="recomputed with the forward's random numbers restored"
         if all(one.keeps_random for one in after)
-        else "recomputed without the forward's random numbers: dropout is another one",
+        else "recomputed without the forward's random numbers: dropout differs",
         repeated="recomputed several times for one forward: backward runs more than once"
         if any(one.repeated for one in after)
-        else "recomputed once for each forward again",
+        else "again recomputed once for each forward",
         detail=detail,
     )
     where = f" ({', '.join(sites[:2])})" if any(sites) else ""

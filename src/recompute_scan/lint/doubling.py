@@ -144,7 +144,7 @@ def _pair(
         elif own == "default" and wrapper.variant == "non-reentrant":
             doubt = "if transformers is older than 5, which is reentrant by default"
         elif both:
-            doubt = "if what the wrapper is around lies inside a layer, where it runs for both"
+            doubt = "if the wrapped module is part of a layer, and runs for both"
         else:
             doubt = "if either is reentrant"
         code, title, edit = "RS602", f"may be checkpointed twice, {doubt}", ""
@@ -223,7 +223,7 @@ def _trainer(
     if own and fsdp and truthy(own.value) and truthy(fsdp.value):
         certain = pinned.refuses and ("output_dir",) in values and ("base_model",) not in values
         certain = certain and bool(("fsdp",) in values and values["fsdp",].value)
-        which = f"this, and FSDP's activation_checkpointing in line {fsdp.line}"
+        which = f"this, and FSDP's activation_checkpointing on line {fsdp.line}"
         yield replace(both_on(file, own.line, which, certain=certain), edit="off")
 
 

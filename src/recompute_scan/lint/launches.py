@@ -383,7 +383,7 @@ def _factory(
         return
     plugin = huggingface.wrapper_of(config[1])
     name, line = (config[0], plugin.line) if plugin else (file, launch.line)
-    where = f"FSDP's wrapper, which {file}:{launch.line} launches with {arguments[0]}"
+    where = f"FSDP's wrapper, for {arguments[0]} launched at {file}:{launch.line}"
     found = trainers.llama_factory_doubled(
         line, own, certain=huggingface.wraps_layers(config[1]), where=where
     )

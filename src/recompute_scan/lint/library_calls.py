@@ -251,7 +251,7 @@ class LibraryCalls:
             replace(
                 at,
                 certain=whole and at.certain,
-                where=f"accelerate's plugin wraps in line {at.line}",
+                where=f"accelerate's plugin wraps on line {at.line}",
             )
             for at in self.found.prepared
         )
@@ -311,7 +311,7 @@ class LibraryCalls:
         kinds = policy.elts if isinstance(policy, ast.Set) else []
         made = self._made_by("wrapper", "non-reentrant", node, "*")
         whole = bool(kinds) and all(self.names.is_layer_class(kind) for kind in kinds)
-        where = f"Lightning's strategy in line {node.lineno} wraps its layers"
+        where = f"Lightning's strategy on line {node.lineno} wraps its layers"
         self.found.switches.append(replace(made, certain=whole, where=where))
 
     def _direct(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:

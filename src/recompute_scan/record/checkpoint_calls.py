@@ -489,8 +489,8 @@ class Probe:
 
     def _cannot_watch(self, variant: Variant) -> None:
         self._warn(
-            f"This version of torch ({torch.__version__}) has no {variant} checkpoint where it is "
-            "looked for, so its regions carry no annotations in the trace."
+            f"This version of torch ({torch.__version__}) has no {variant} checkpoint in the "
+            "expected place, so its regions carry no annotations in the trace."
         )
 
     def _warn(self, text: str) -> None:

@@ -236,7 +236,9 @@ class Guard:
         where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
         self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
         if replaced and not of_device:
-            self.failure = f"Recording ended while the script had replaced {replaced}: {where}."
+            self.failure = (
+                f"Recording failed, perhaps through the script's own {replaced}: {where}."
+            )
         elif self.is_bug:
             went_on = f"A bug in recompute-scan ended {self._what}, and the script went on"
             self.failure = f"{went_on}: {where} [E702]"

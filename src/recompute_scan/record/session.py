@@ -413,8 +413,8 @@ class Session:
             if any(self._folder.glob("trace-rank*")):
                 then = f"\nThen: recompute-scan analyze {self._folder}"
             print(
-                "recompute-scan: the script replaces its process by another program, and "
-                f"that one is not recorded{then}",
+                "recompute-scan: the script replaces its process with another program, which is "
+                f"not recorded{then}",
                 file=sys.__stderr__,
                 flush=True,
             )

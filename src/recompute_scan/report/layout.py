@@ -235,11 +235,11 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
 
 def _plan(result: Result, verified: Verified, plan: WithPlan) -> str:
     arm = plan.arm
-    which = f"With the plan of RS301 ({plural(len(plan.modules), 'layer')} without checkpoint)"
+    which = f"With the plan of RS301 ({plural(len(plan.modules), 'layer')} without checkpoints)"
     if arm is None:
         return (
-            f"{which} nothing was measured: not all of their checkpoints can be taken out in "
-            "memory."
+            f"{which} nothing was measured: not all of their checkpoints can be switched off "
+            "during a run."
         )
     why = f" {arm.message}" if arm.message else ""
     if arm.status == "out-of-memory":

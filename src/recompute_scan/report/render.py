@@ -346,7 +346,7 @@ def step_sentence(comparison: Comparison) -> str:
         )
     said = f"{change}: {pct(abs(time))} {more} time, {pct(abs(throughput))} {other} throughput."
     if comparison.difference is None:
-        said += " An interval needs at least six steps of each side."
+        said += " An interval needs at least six steps on each side."
     return said
 
 

@@ -217,7 +217,7 @@ def read_plain(data: bytes, source: str, limits: Limits) -> Any:
         raise InputError(
             "E341",
             f"{source} is a pickle that runs code, and was not opened.",
-            why=f"it has the opcode {code}; a memory snapshot has lists, texts and numbers only",
+            why=f"it has the opcode {code}; a memory snapshot has lists, strings and numbers only",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot; do not unpickle this "
             "file unless you know where it is from",
         ) from None
@@ -374,7 +374,7 @@ class _Parsed:
             events = traces[device] if device < len(traces) else []
             self._walk(history, live.get(device, {}), list(self._dicts(events, "device_traces")))
             if max(device, history.reserved, history.peak) > _MOST_BYTES:
-                raise _Wrong("its numbers add up to more than a device has")
+                raise _Wrong("its sizes exceed any device's memory")
             yield history
 
     def _asked(self, block: dict[Any, Any], size: int) -> tuple[int, Stack]:

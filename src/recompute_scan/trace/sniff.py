@@ -278,7 +278,7 @@ def no_events(source: str) -> InputError:
         "E304",
         f"{source} holds no events.",
         why="the profiler wrote an empty cycle, or recording stopped before it began",
-        hint="record at least one whole step; a schedule needs repeat=1 or more steps",
+        hint="record a whole step: set the schedule's repeat to 1, or run more steps",
     )
 
 

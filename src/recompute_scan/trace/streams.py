@@ -654,8 +654,8 @@ def _unreachable(address: str, error: BaseException) -> InputError:
         return InputError(
             "E325",
             f"Cannot read {shown(address)}.",
-            why=f"the server sends its readers to another host, {shown(str(cause))}",
-            hint="if you trust that address, give it, or download the file and give that",
+            why=f"the server redirects to another host, {shown(str(cause))}",
+            hint="if you trust that host, give its address; else download the file",
         )
     return InputError(
         "E325",

@@ -79,8 +79,8 @@ def _keeping(fidelity: Fidelity) -> str | None:
         else "no operator of the recomputes drew random numbers"
     )
     return (
-        f"Keeping the random state takes about {ms(took)} per step where all of these checkpoints "
-        f"do: {fidelity.keeping_us:.0f} µs of the host for each recompute. In this step {needs}."
+        f"Keeping the random state in all these checkpoints takes about {ms(took)} per step: "
+        f"{fidelity.keeping_us:.0f} µs of host time per recompute. In this step {needs}."
     )
 
 
@@ -241,7 +241,7 @@ _WHY = {
 
 def _compiled_code_lead(code: CompiledCode) -> str:
     """The answer, a few sentences."""
-    broken = f"The compiler left code to Python {plural(len(code.graph_breaks), 'time')}."
+    broken = f"{plural(len(code.graph_breaks), 'graph break')} left code to Python."
     if not code.graphs and not code.unknown:
         return f"No compiled code has a backward pass. {broken}"
     if not code.graphs:

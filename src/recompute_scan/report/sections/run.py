@@ -134,7 +134,7 @@ _KINDS = {
     "backward": "made by the backward pass (gradients, workspace)",
     "optimizer": "made by the optimizer",
     "other": "made by other code (weights, inputs)",
-    "unknown": "with no stack that shows",
+    "unknown": "without a stack",
 }
 _MOST_LINES = 5
 
