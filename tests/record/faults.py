@@ -105,7 +105,7 @@ FAULTS = (
     Fault("the same under `run -- torchrun`", fault("kill"), 1, WORDLESS, BOTH, options=BELOW),
     Fault(
         "the same, ranks started with spawn", ("--spawn", "2", *fault("kill")), 1,
-        r"without a\s+word", BOTH, options=(),
+        WORDLESS, BOTH, options=(),
     ),
     replace(
         single("kill -9 of a single process", "kill", STACKS, DOUBLED, 137),
@@ -114,7 +114,7 @@ FAULTS = (
     Fault("os._exit(5) in a rank", fault("os-exit"), 5, "Rank 1 ended itself", BOTH),
     Fault("a rank raises", fault("raise"), 1, "Rank 1 raised ValueError", BOTH),
     Fault("a rank calls sys.exit(3)", fault("exit"), 3, "Rank 1 ended itself", BOTH),
-    Fault("a rank ends early", fault("end"), 1, r"rank 1 had\s+ended", BOTH),
+    Fault("a rank ends early", fault("end"), 1, r"rank\s+1\s+had\s+ended", BOTH),
     Fault(
         "a rank hangs", fault("hang"), 124, "The run hung", BOTH, options=(*TWO, "--timeout", "6")
     ),
@@ -124,8 +124,8 @@ FAULTS = (
     ended("Ctrl-C to the whole job", to_all(signal.SIGINT), 130),
     ended("SIGINT to the tool alone", to_tool(signal.SIGINT), 130),
     ended("SIGTERM to the tool", to_tool(signal.SIGTERM), 143, OUTSIDE),
-    Fault("the disk is full, stacks don't fit", (), 0, DOUBLED, BOTH, mount="size=320k"),
-    Fault("the disk is full, the report doesn't fit", (), 2, DOUBLED, BOTH, mount="size=150k"),
+    Fault("the disk is full, stacks don't fit", (), 0, DOUBLED, BOTH, mount="size=480k"),
+    Fault("the disk is full, the report doesn't fit", (), 2, DOUBLED, BOTH, mount="size=280k"),
     Fault("the disk is full", (), 2, "why: No space left", (), timed=(), mount="size=4k"),
     Fault("the output folder is read-only", (), 2, "why: Read-only", (), timed=(), mount="ro"),
 )  # fmt: skip
