@@ -26,6 +26,7 @@ from recompute_scan.result import patch as patches
 from recompute_scan.result.patch import change_diff
 from tests.report.sample_results import doubled
 
+TWO_HERE = {"world_size": "2", "local_world_size": "2"}
 ENABLE = Edit("enable", "delete")
 SCRIPT = """\
 import torch
@@ -542,7 +543,7 @@ def test_a_script_of_a_result_is_not_run_unasked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("open('ran', 'w')\n")
-    written(tmp_path / "out", structs.replace(doubled(), environment={"target": "train.py"}))
+    written(tmp_path / "out", structs.replace(doubled(), environment={"target": "train.py", **TWO_HERE}))
     assert main(["fix", "out", "--verify"]) == 2
     assert "run --verify -o out --nproc-per-node 2 train.py" in capsys.readouterr().err
     written(tmp_path / "out", structs.replace(doubled(), environment={"target": "rm -rf; x.py"}))

@@ -85,7 +85,7 @@ def test_the_answer_has_what_to_do() -> None:
         "  examples/doubled_llama_fsdp.py:79  non-reentrant: PyTorch's checkpoint wrapper\n",
         "  examples/doubled_llama_fsdp.py:95  reentrant: Hugging Face's gradient_",
         "    - model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={",
-        "  Risk: review it before you apply it. Keep use_cache=False",
+        "  Risk: review it before you apply it. With a KV cache",
         "  report   r.html\n  see      recompute-scan fix t\n",
     ):
         assert wanted in written, written

@@ -188,7 +188,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
         InputError: The result names no script (``E349``).
     """
     from recompute_scan.cli import main
-    from recompute_scan.report.summary import number_of_ranks, script_of
+    from recompute_scan.report.summary import processes, script_of
 
     script = script_of(result)
     if script is None:
@@ -200,9 +200,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
     words = ["run", "--verify"]
     if (Path(folder) / "result.json").is_file():  # a folder of traces alone is not to lose them
         words += ["-o", folder]
-    if len(result.ranks) > 1:
-        words += ["--nproc-per-node", str(number_of_ranks(result))]
-    words += [script, *args]
+    words += [*processes(result), script, *args]
     told = f"recompute-scan {' '.join(map(inert, words))}"
     if not yes:
         if not sys.stdin.isatty():

@@ -181,8 +181,9 @@ _KIND, _RULE = 4, 0.1
 # No more names than these are looked at for one number: an operator has a few inside it.
 _MOST_NAMES = 64
 # Nodes of these names have no operator in the forward pass; of an archive's aliases it is unknown.
+# A view that was changed in place has AsStrided (variable.cpp, VariableHooks::grad_fn).
 _NO_OPERATOR = re.compile(
-    r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)|[Pp]rivate_op_\d"
+    r"torch::(autograd::(AccumulateGrad|GraphRoot|CopySlices)$|jit::)|[Pp]rivate_op_\d|AsStridedB"
 )
 # It calls the node of the operation on the slice itself, without the engine.
 _COPY_SLICES = "torch::autograd::CopySlices"

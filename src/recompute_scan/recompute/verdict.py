@@ -173,8 +173,10 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
 
 
 def _without_others(found: Judgement, facts: RecomputeFacts, counts: Counts) -> Judgement:
-    """The verdict, but not `full` where some layers are no blocks."""
-    if found.verdict == "full" and leaves_layers(facts.calls, counts, facts.blocks):
+    """The verdict, but not `full` where some layers are no blocks, or some steps recompute none."""
+    steps, again = counts.step[counts.counted], counts.step[counts.counted & (counts.runs > 0)]
+    whole = len(np.unique(steps)) == len(np.unique(again))
+    if found.verdict == "full" and (not whole or leaves_layers(facts.calls, counts, facts.blocks)):
         return replace(found, verdict="partial")
     return found
 

@@ -28,7 +28,7 @@ from recompute_scan.errors import UsageError
 from recompute_scan.files import content, is_run, make_newest, newest_run, write, write_whole
 from recompute_scan.frameworks.registry import packages
 from recompute_scan.record.checkpoint_calls import Probe
-from recompute_scan.record.launch import RankFacts, rank_facts
+from recompute_scan.record.launch import RankFacts, number_in, rank_facts
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.steps import COMMAND, DEFAULT, Plan, Wording, shortfall
 from recompute_scan.record.torch_versions import compiled_something
@@ -404,6 +404,7 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         "torch": str(torch.__version__),
         "device": device,
         "world_size": str(ranks.world_size),
+        "local_world_size": str(number_in("LOCAL_WORLD_SIZE", 1)),
         "torch_compile": "used" if compiled_something() else "not used",
     }
     budget = getattr(sys.modules.get("torch._functorch.config"), "activation_memory_budget", 1.0)

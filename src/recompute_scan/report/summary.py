@@ -212,20 +212,14 @@ def _varies(result: Result) -> bool:
     return too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms)
 
 
-def number_of_ranks(result: Result) -> int:
-    """How many ranks took part, as far as that is known."""
-    known = result.environment.get("world_size", "")
-    ranks = int(known) if known.isascii() and known.isdigit() and len(known) < 8 else 0
-    return max(ranks, len(result.ranks))
-
-
 def what_was_measured(result: Result) -> tuple[str, ...]:
     """Script or trace, device, ranks, torch and date, as far as they are known."""
     facts = result.environment
     device = facts.get("device_name") or facts.get("gpu")
     if device is None and facts.get("device") == "cpu":
         device = "CPU"
-    ranks = number_of_ranks(result)
+    known = facts.get("world_size", "")
+    ranks = max(int(known) if re.fullmatch(r"[0-9]{1,7}", known) else 0, len(result.ranks))
     return tuple(
         part
         for part in (
@@ -417,10 +411,22 @@ def fix_is_measurable(result: Result) -> bool:
     )
 
 
+def processes(result: Result) -> list[str]:
+    """The option of `run` that starts the ranks again; none for one rank or several machines."""
+    here, every = (result.environment.get(name, "") for name in ("local_world_size", "world_size"))
+    several = here == every != "1" and re.fullmatch(r"[1-9]\d{0,6}", here)
+    return ["--nproc-per-node", here] if several else []
+
+
 def run_command(result: Result, output: str = "", *, verify: bool = False) -> str:
     """The command that records the script again, without the script's own arguments."""
-    before, into = "--verify " * verify, f" -o {output}" if output else ""
-    return f"recompute-scan run {before}--steps 5{into} {script_of(result) or _OWN}"
+    words = [
+        *["--verify"] * verify,
+        *processes(result),
+        "--steps 5",
+        *[f"-o {output}"] * bool(output),
+    ]
+    return f"recompute-scan run {' '.join(words)} {script_of(result) or _OWN}"
 
 
 def gradients_are_open(result: Result) -> bool:

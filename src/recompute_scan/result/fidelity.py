@@ -346,7 +346,7 @@ class Fidelity(Struct, frozen=True):
         if self.compared:
             return None
         why = next((why for region in self.regions for why in region.untold), None)
-        return why or "No recompute that can be compared ran in that step."
+        return why or "No recompute could be compared in that step."
 
 
 def in_words(fidelity: Fidelity) -> str:

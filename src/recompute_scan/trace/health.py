@@ -71,7 +71,7 @@ SENTENCES: dict[str, str] = {
     ),
     "recomputes_uneven": (
         "{n} of {of} steps run the forward pass of the others and recompute other parts of it: "
-        "something of them is missing or wrong."
+        "the script decides that in each step, or events are missing."
     ),
     "shapes_missing": "{n} of {of} operators have no shapes, while others of their name have.",
 }

@@ -480,7 +480,7 @@ def _state_words(end: RankEnd | None) -> list[tuple[str, str]]:
         found.append((f"Memory {_MEMORY_WORDS.get(name, name)}", f"{number / 2**20:,.0f} MiB"))
     for model in end.models:
         parts = [f"{model.parameters:,} parameters, {model.trainable:,} trainable"]
-        parts += [*model.parallel, *(model.checkpoints or ("no activation checkpoint seen",))]
+        parts += [*model.parallel, *(model.checkpoints or ("no checkpointed module found",))]
         if model.use_cache is not None:
             parts.append(f"use_cache={model.use_cache}")
         found.append((f"Model {visible(model.name, 60)}", visible("; ".join(parts), 600)))

@@ -73,15 +73,6 @@ _MOST_NOTES = 10
 _MOST_ENVIRONMENT = 12
 
 
-def _counters(result: Result) -> list[tuple[str, int]]:
-    """Repairs, dropped and missing parts, in words; the plain number of events is neither."""
-    return [
-        (name.replace("_", " "), number)
-        for name, number in result.health.items()
-        if number and name != "events"
-    ]
-
-
 def _trace_health_text(page: Page, result: Result) -> None:
     notes = list(result.warnings)
     notes += [
@@ -100,7 +91,6 @@ def _trace_health_text(page: Page, result: Result) -> None:
 
 def _trace_health_markdown(result: Result) -> str:
     notes = [f"- {markdown_prose(note[:600])}" for note in result.warnings]
-    notes += [f"- {markdown_code(name)}: {number}" for name, number in _counters(result)]
     worth_knowing = "\n".join(["#### Note", "", *notes]) if notes else ""
     return "\n\n".join(part for part in (worth_knowing, _environment(result)) if part)
 
@@ -118,7 +108,11 @@ TRACE_HEALTH = Section(
     title="Trace health and environment",
     template="trace_health.html",
     present=always,
-    html=lambda result: {"counters": _counters(result)},
+    html=lambda result: {
+        "counters": [
+            (key.replace("_", " "), n) for key, n in result.health.items() if n and key != "events"
+        ]
+    },
     text=_trace_health_text,
     markdown=_trace_health_markdown,
     link="Trace",
