@@ -5,8 +5,6 @@ row that holds says. The truth is what the models counted while they were record
 cases, those of other versions of torch), or what is known of the traces that others published.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

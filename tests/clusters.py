@@ -1,7 +1,5 @@
 """A Dask cluster of this machine, as a person would start one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What a test run shares: recorded cases, and which slow tests ``make test`` runs too."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

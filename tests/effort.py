@@ -1,7 +1,5 @@
 """How much a test tries: all of it in ``make test-all``, a part in ``make test``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import TypeVar

@@ -7,8 +7,6 @@ change that makes a figure smaller lowers its limit too, and one that needs more
 commit that raises it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -37,7 +35,7 @@ BANNED = frozenset(
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
     "lines of src": (72_299, 52_000),
-    "lines of tests": (65_749, 46_000),
+    "lines of tests": (65_136, 46_000),
     "lines of benchmarks": (6_400, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),

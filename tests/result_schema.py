@@ -1,7 +1,5 @@
 """The schema of results, compiled once: `jsonschema.validate` takes half a second each time."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A copy of the package to change, and what it prints then."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The commands that a report ends with can be run as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The skill for coding agents: a client follows its table, and a table that is wrong fails."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

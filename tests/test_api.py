@@ -1,7 +1,5 @@
 """The Python interface: the same answers as the command line, as values and tables."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import inspect

@@ -1,7 +1,5 @@
 """The frame of the benchmarks: every one says how it is run, and tables are tables."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

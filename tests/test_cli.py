@@ -1,7 +1,5 @@
 """The commands ``analyze`` and ``report``: what they print, and how they end."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What a commit's message has to look like, as the hook says it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two runs side by side: the data, its document, and its renderings."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

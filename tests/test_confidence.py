@@ -1,7 +1,5 @@
 """Calls that cross others in time take the confidence away, and are told."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every tuned number of the analysis has a row that says what it decides."""
 
-from __future__ import annotations
-
 import re
 
 from tests.tuned import ROOT, numbers

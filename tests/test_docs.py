@@ -1,7 +1,5 @@
 """The pages that follow from the code are what the code gives."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """What a script sets in its environment before it imports torch is set before we do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from textwrap import dedent

@@ -1,7 +1,5 @@
 """How a run ended, from what its ranks left: who failed, who was killed, who only followed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The event stream: what a reader gets, and that it does nothing to a script."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

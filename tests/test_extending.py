@@ -1,7 +1,5 @@
 """The recipes of ``docs/extending.md`` are true: followed in a copy of the package, they work."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """The recipes "A trace source" and "A launcher" of docs/extending.md, followed in a copy."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fix``: what it writes, byte by byte, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -26,7 +24,6 @@ from recompute_scan.result import patch as patches
 from recompute_scan.result.patch import change_diff
 from tests.report.sample_results import doubled
 
-TWO_HERE = {"world_size": "2", "local_world_size": "2"}
 ENABLE = Edit("enable", "delete")
 SCRIPT = """\
 import torch
@@ -543,9 +540,14 @@ def test_a_script_of_a_result_is_not_run_unasked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("open('ran', 'w')\n")
-    written(tmp_path / "out", structs.replace(doubled(), environment={"target": "train.py", **TWO_HERE}))
+    two = {"target": "train.py", "world_size": "2", "local_world_size": "2"}
+    written(tmp_path / "out", structs.replace(doubled(), environment=two))
     assert main(["fix", "out", "--verify"]) == 2
     assert "run --verify -o out --nproc-per-node 2 train.py" in capsys.readouterr().err
+    elsewhere = {**two, "world_size": "4"}  # two of its four ranks were on another machine
+    written(tmp_path / "out", structs.replace(doubled(), environment=elsewhere))
+    assert main(["fix", "out", "--verify"]) == 2
+    assert "run --verify -o out train.py" in capsys.readouterr().err
     written(tmp_path / "out", structs.replace(doubled(), environment={"target": "rm -rf; x.py"}))
     assert main(["fix", "out", "--verify", "--yes"]) == 3
     assert "[E349]" in capsys.readouterr().err

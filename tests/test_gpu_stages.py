@@ -1,7 +1,5 @@
 """The stages for a machine with a GPU: their small form runs on a CPU, and is right."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The source stays inside its budget, and the count sees what it counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.house import LIMITS, House

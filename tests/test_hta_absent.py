@@ -1,7 +1,5 @@
 """Without Holistic Trace Analysis nothing fails but what asks for it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `doctor` says agrees with what can be done here."""
 
-from __future__ import annotations
-
 import re
 import sys
 import sysconfig

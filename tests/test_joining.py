@@ -1,7 +1,5 @@
 """Which processes below a launcher take part, and that nothing changes for the others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What people read is in the field's own English: words that are not, and where they are."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

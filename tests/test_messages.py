@@ -1,7 +1,5 @@
 """Every error code has one paragraph in docs/messages.md, and every paragraph a code."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -2,8 +2,6 @@
 stored with them is what they give.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """From files to the one result: ranks, run records beside traces, warnings and health."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bar below what goes on: when it is drawn, how it goes away, and that it knows how far."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples on the page of the Python interface run as they stand there, one after the other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

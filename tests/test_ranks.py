@@ -1,7 +1,5 @@
 """Many ranks, wherever they are read: the same result, and none lost without a word."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import signal

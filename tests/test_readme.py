@@ -6,8 +6,6 @@ recording, reading and measuring too. Lines below a command
 are its output to the letter, but for ``…`` on a line of its own, which stands for any lines.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The document: its schema, and that it survives a round trip whatever it holds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

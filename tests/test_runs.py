@@ -1,7 +1,5 @@
 """Each run has a folder of its own; the script's folder stands for the newest that succeeded."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

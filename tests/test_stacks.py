@@ -1,7 +1,5 @@
 """Python frames of a plain profile name the call site of each checkpoint."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a terminal is taken to be able to do, and pages of the documentation on it."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """What several runs say together: the arithmetic, on run records made for it."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the command line says to what it does not know: the nearest thing, and nothing is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The same answers from every place that jobs can run in; a worker's death costs one job."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

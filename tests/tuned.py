@@ -1,7 +1,5 @@
 """The tuned numbers of the analysis."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterator

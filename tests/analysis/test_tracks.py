@@ -1,7 +1,5 @@
 """Traces with tracks of what was found, and the plain count in SQL."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3

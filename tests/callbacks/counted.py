@@ -1,7 +1,5 @@
 """Counts how often modules run, with hooks of torch's, and knows nothing of the tool."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The tracker of a real Accelerator, on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

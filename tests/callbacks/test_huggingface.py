@@ -1,7 +1,5 @@
 """The callback under the real Trainer of transformers, on the CPU."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """No framework is imported before its class is asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

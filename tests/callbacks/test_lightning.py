@@ -1,7 +1,5 @@
 """The callback under the real Trainer of Lightning, on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Where a model has no attention or no MLP, ``attention`` and ``mlp`` stand for th
 second half of a block.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each layer is two parts, which stand for ``attention`` and ``mlp`` in the truth.
 and labelled before the rules for kernels met them, and no rule was changed for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ No checkpoint is involved and no layer runs again; a trace shows forward operato
 backward pass all the same.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ how often each of its layers runs in a step: once without checkpoints, twice wit
 with two.
 """
 
-from __future__ import annotations
-
 import importlib
 import tempfile
 from collections import Counter

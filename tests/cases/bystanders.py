@@ -4,8 +4,6 @@ Moving averages, reference models, evaluation, and optimizers that step inside t
 pass. None of it is recompute, whatever it looks like.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -6,8 +6,6 @@ Torch up to 2.3 writes whole microseconds. There an operator begins and ends at 
 rounded off on its own.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

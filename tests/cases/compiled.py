@@ -9,8 +9,6 @@ counted, since a compiler recomputes cheap operators of its own accord.
 there is declared open: the answer may say that it cannot tell, for that reason, or be right.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Each function counts its calls itself, inside and outside backward passes; nothi
 of the analyser.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -13,8 +13,6 @@ The engine counts devices when the first backward pass of a process begins, so `
 come before. It is for processes of their own (``python -m benchmarks accuracy --device rig``).
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ fills the emptied storage, and the function's own node then goes backward throug
 Written after ``megatron/core/tensor_parallel/random.py`` (``CheckpointWithoutOutput``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

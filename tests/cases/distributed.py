@@ -4,8 +4,6 @@ In one process the group has a single member, so that FSDP's and DDP's own hooks
 collectives are in the trace; with several, parameters really are sharded.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -4,8 +4,6 @@ Where early stop is off, one node's sequence of operators can be one recompute o
 recomputes of one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

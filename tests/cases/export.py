@@ -1,7 +1,5 @@
 """A recording written to a file."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 from pathlib import Path

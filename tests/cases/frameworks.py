@@ -4,8 +4,6 @@ The libraries are no dependency of the tests: a case is there where its library 
 them stands in ``benchmarks/results/correctness.md``.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable

@@ -7,8 +7,6 @@ arguments and gradients handed over in the ways that public code has. Beside the
 that look like one and recompute nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """More functions that run their block again: other ways to write one, and several in one model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ one that waits quantised, one that the node of the layer above fetches, tiles of
 recompute that another function's node or a gradient hook starts, hooks on saved tensors by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The nesting table as a GPU runs it: plainly, under FSDP1, and as one CUDA graph a step."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

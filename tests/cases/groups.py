@@ -1,7 +1,5 @@
 """The recorded cases by group, as ``python -m benchmarks accuracy`` names them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tests.cases.architectures import ARCHITECTURES

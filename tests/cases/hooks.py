@@ -1,7 +1,5 @@
 """Gradient hooks that run modules inside the backward pass: no checkpoint, no recompute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Hugging Face models from configs, with their own checkpointing, FSDP's wrapper, and both."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

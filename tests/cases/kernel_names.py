@@ -4,8 +4,6 @@ The names are those of public profiles (``tests/recompute/test_attention_kernels
 each attention kernel is from). How long a kernel takes follows from the operator's shapes alone.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterator

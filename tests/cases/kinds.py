@@ -5,8 +5,6 @@ Attention is taken apart, as people write it who add something to the scores. In
 embeddings alone have kernels whose names tell their direction, and no product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

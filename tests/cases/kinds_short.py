@@ -4,8 +4,6 @@ Layers are what attends to other positions or stands in a row of equal ones that
 block; a stem, what pools or merges, and heads are none.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

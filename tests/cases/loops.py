@@ -1,7 +1,5 @@
 """One training step, in the ways that people write it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

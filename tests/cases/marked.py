@@ -1,7 +1,5 @@
 """Cases recorded as ``recompute-scan run`` records: every checkpointed call bears an annotation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small transformer that can be checkpointed in every way, and counts its own runs."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable

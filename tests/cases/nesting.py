@@ -4,8 +4,6 @@
 cover, ``LOOPS`` other shapes of training step, ``LOOKALIKES`` what must not count as recompute.
 """
 
-from __future__ import annotations
-
 from .builtin import chunked_loss, recomputed_mlp
 from .case import doubled, full, none, partial
 from .loops import adversarial, frozen_teacher, gradient_penalty, train, two_losses

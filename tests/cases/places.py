@@ -1,7 +1,5 @@
 """Odd places for a checkpoint: offloading, penalties, shared and mixed blocks, one module."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Each case recorded once, when a test first asks for it; processes of one test run share it."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

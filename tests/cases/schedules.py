@@ -1,7 +1,5 @@
 """Micro-batches out of order, and shapes that change."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -10,8 +10,6 @@ Knows nothing of the analyser. What the step is worth without the redundant work
 twin: the recording of the repaired case in the same shape.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator, Sequence

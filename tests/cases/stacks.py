@@ -1,7 +1,5 @@
 """Stacks of other blocks: two kinds in turn, one shared, parts without gradients or precision."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -3,8 +3,6 @@
 Nothing here reads a trace, except to see that it holds the steps that the truth speaks of.
 """
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -11,8 +11,6 @@ One document per case::
 All counts are per step, and a case does the same in every recorded step.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

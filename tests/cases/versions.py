@@ -1,7 +1,5 @@
 """What the cases need of torch and what its versions call it, from 2.1 on."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager

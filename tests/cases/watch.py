@@ -1,7 +1,5 @@
 """Counting the runs of modules that know nothing of the oracle, by wrapping their ``forward``."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """``action.yml``, run as GitHub's runner runs it: its steps' scripts, in bash, with its inputs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

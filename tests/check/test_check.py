@@ -1,7 +1,5 @@
 """``check``: what it refuses, what a baseline accepts, how it ends, and what it prints."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples of docs/ci.md, run as they stand there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

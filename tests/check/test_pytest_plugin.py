@@ -1,7 +1,5 @@
 """The fixtures, in a test file of a model's own repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What the tool says of a case: its trace and its compiler's records, recorded in this process."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ A twin is the same model, neither compiled nor checkpointed: what a compiled ste
 ran again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The verdict and the counts on compiled trainings, against operators counted as they ran."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """The example that trains as torchtitan does, recorded on two processes: cold cache and warm."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

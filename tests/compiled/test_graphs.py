@@ -1,7 +1,5 @@
 """Reading the compiler's records and graphs, from text alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``run`` keeps the compiler's graphs, and a folder that ``TORCH_TRACE`` names has the same."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -5,8 +5,6 @@ same model runs uncompiled and without checkpoints. What the compiled backward p
 the uncompiled one ran again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

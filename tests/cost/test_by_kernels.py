@@ -3,8 +3,6 @@
 Each kernel is written down with the run that it is of, so that what a repair saves is a sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pytest

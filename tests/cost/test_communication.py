@@ -1,7 +1,5 @@
 """Repeated collectives in traces whose sizes and overlaps are known by construction."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from statistics import median

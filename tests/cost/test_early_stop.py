@@ -1,7 +1,5 @@
 """What early stop will leave out of a recompute, against torch leaving it out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

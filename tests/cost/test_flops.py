@@ -1,7 +1,5 @@
 """Operations as torch's own counter sees the same step, and what is made of them."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ that counts: so much for each run of the operator, by what it ran inside, and a 
 two beginnings or ends of calls. So no other load on the machine shows in them.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import json

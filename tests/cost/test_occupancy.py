@@ -1,7 +1,5 @@
 """How a device spends its time, in traces made for it."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import astuple
 

@@ -1,7 +1,5 @@
 """A function's own copies go with it, and a block's stay: the nesting of ranges is the truth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What goes with a function's backward pass: the nesting of ranges and the repaired step tell."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What the recomputes cost: phases that add up, and savings that only redundant brings."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

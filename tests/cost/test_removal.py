@@ -1,7 +1,5 @@
 """Which of two recomputes goes with which checkpoint, and what goes with it."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -4,8 +4,6 @@ must be the step time of the second.
 Every run of a layer sleeps, so that the machine's other work is a small part of a step.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import median
 

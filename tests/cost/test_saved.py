@@ -1,7 +1,5 @@
 """How many tensors autograd saves, as counted in a trace, against autograd's own hooks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

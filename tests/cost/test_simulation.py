@@ -1,7 +1,5 @@
 """Recomputed steps against a small simulator: unchanged, and with redundant work taken out."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

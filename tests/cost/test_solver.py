@@ -1,7 +1,5 @@
 """The solver says nothing, and what others print while it is made comes through."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

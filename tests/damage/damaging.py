@@ -1,7 +1,5 @@
 """Labelled traces, damaged, and what is said of them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -4,8 +4,6 @@ Every file is the same sound trace of ten operators in Kineto's own layout, with
 to it that the file's name says. The same code gives the same bytes.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Every damaged file gives what can be read and the counters that say so, or one clear error."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

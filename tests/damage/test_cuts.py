@@ -1,7 +1,5 @@
 """A good trace cut at every hundredth of its length: a verdict as soon as one step is whole."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import dataclass
 from functools import cache

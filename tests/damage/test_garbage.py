@@ -1,7 +1,5 @@
 """Bytes that only look like events are passed over in time in proportion to their number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Files made to do harm, given to the command itself: refused soon, in one line, status 3."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Files made to do harm, or just too large: refused early, with the option that lets them in."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

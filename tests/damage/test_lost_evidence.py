@@ -1,7 +1,5 @@
 """A trace that lost something says so, and is never both sure and wrong."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

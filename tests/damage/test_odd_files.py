@@ -1,7 +1,5 @@
 """What is no file at all: pipes, links in a circle. Nothing waits for ever, nothing breaks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """However a file is cut into chunks, the columns are the same; no bytes raise a foreign error."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import io

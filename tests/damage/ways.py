@@ -5,8 +5,6 @@ share that is damaged, where there is one), and a source of chance; it gives the
 Those with an interval alone are damaged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Scripts that fail, the code of the failure, and how to run them under the command."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The logs: one for each known failure, and failures that are none of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from recompute_scan.diagnose.outcome import Findings, diagnose_log, lines_of, read_log

@@ -36,8 +36,6 @@ The excerpts are what the programs printed, cut to the telling lines. Names in p
 where an excerpt ended before the line that names the exception, that line is the thread's title.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Iterator

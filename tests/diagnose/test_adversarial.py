@@ -3,8 +3,6 @@
 Each names the answers that are true of it; no answer always is.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every known log gets its own diagnosis, and no other failure gets any."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

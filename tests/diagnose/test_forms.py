@@ -4,8 +4,6 @@ Labelled before the program saw them: what is right, and what says less and is t
 never wrong, but counted: ``UNREAD`` are the forms that are not read today.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import textwrap

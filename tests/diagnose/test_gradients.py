@@ -1,7 +1,5 @@
 """What a recommended change does to gradients: measured on models, and said with every fix."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A rank's stacks are kept when a launcher ends it after it had told that it hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

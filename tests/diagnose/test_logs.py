@@ -1,7 +1,5 @@
 """Exceptions come out of a log whole, whoever's lines stand between theirs."""
 
-from __future__ import annotations
-
 import io
 import random
 import time

@@ -1,7 +1,5 @@
 """Logs of public threads: never a wrong cause, and nine of ten that are ours recognised."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Scripts that fail, run under the command: each gets its finding, and nothing else changes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

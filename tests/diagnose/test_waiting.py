@@ -1,7 +1,5 @@
 """Where ranks stand that make no progress, and what that means."""
 
-from __future__ import annotations
-
 import pytest
 
 from recompute_scan.crash import Frame, RankEnd

@@ -6,8 +6,6 @@ trained as it is. The case's own oracle says whether nothing was recomputed then
 was, there is no truth, and that is said.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

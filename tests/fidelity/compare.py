@@ -1,7 +1,5 @@
 """A case's step, compared in this process as ``recompute-scan run`` compares one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Models of transformers, small, with the checkpoints that they bring, right and wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 In the same form as :mod:`tests.fidelity.cases`; their labels are measured likewise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

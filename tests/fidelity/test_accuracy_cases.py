@@ -1,7 +1,5 @@
 """No recorded case is said to change its gradients but those that do."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cases.case import Case

@@ -1,7 +1,5 @@
 """Comparing a step says what the gradients say, and changes none of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.effort import some

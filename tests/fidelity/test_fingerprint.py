@@ -1,7 +1,5 @@
 """A fingerprint tells tensors apart, and nobody sees it being taken."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

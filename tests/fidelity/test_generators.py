@@ -1,7 +1,5 @@
 """Whether something was drawn from Python's or numpy's random numbers."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

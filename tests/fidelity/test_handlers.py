@@ -1,7 +1,5 @@
 """An exception that a signal handler raises reaches the program, whatever of ours it interrupts."""
 
-from __future__ import annotations
-
 import functools
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What keeping the random state takes, measured without touching the script's."""
 
-from __future__ import annotations
-
 import time
 
 import torch

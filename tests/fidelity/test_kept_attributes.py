@@ -1,7 +1,5 @@
 """What modules count or collect outside of buffers: changed twice is said, set again is not."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable
 from dataclasses import dataclass

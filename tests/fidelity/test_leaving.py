@@ -3,8 +3,6 @@
 The truth is a plain run's: gradients with the checkpoints beside those without.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

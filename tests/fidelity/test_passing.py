@@ -2,8 +2,6 @@
 are not called wrong. Gradients of the same net without the function are the truth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -2,8 +2,6 @@
 wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """While a step is compared, torch refuses and compiles what it would without us."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

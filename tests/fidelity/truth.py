@@ -1,7 +1,5 @@
 """Whether a training's checkpoints change it: one step with them and one without, compared."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which checkpoint stays, and a diff that really takes the other one out."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

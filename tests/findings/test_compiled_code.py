@@ -1,7 +1,5 @@
 """The rules on compiled code: what the compiler leaves, repeats at a price, and draws anew."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

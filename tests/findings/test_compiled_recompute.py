@@ -1,7 +1,5 @@
 """RS007 fires where the backward pass is compiled, and says what can be seen in it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch._functorch.config

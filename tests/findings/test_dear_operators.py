@@ -1,7 +1,5 @@
 """RS503 and RS505: operators whose recompute costs more than it should under a policy."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

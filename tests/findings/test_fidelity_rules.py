@@ -1,7 +1,5 @@
 """RS401 to RS406 on trainings whose gradients are known to be wrong, and on their right twins."""
 
-from __future__ import annotations
-
 import functools
 import re
 

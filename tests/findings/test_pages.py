@@ -3,8 +3,6 @@
 ``python -m tests.findings.test_pages`` writes the table of mechanisms anew.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

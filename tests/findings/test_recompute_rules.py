@@ -1,7 +1,5 @@
 """RS003 to RS008 fire on the state that they are named for, and stay silent on the others."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

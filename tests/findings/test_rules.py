@@ -1,7 +1,5 @@
 """Each rule fires on the state that it is named for, and stays silent on the others."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small models with layers of many kinds, and their trainings, with fit and without."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`recompute_scan.fit`: every arrangement computes the same, within its budget."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json

@@ -1,7 +1,5 @@
 """Two processes with one model: one arrangement, the same losses."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

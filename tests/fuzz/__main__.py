@@ -6,8 +6,6 @@ written to ``tests/fuzz/corpus``, which an ordinary test reads again. Prints inp
 slowest input and the most memory of each target; the status is 1 when something was found.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import hashlib

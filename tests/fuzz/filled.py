@@ -1,7 +1,5 @@
 """A document of any of our types with every field in it, so that all of a reader has work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 from typing import Any

@@ -2,8 +2,6 @@
 anywhere in a document.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Small inputs to begin with, one list for each target: sound ones, and the damaged corpus."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

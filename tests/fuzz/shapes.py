@@ -3,8 +3,6 @@
 ``python -m tests.fuzz.shapes NAME BYTES`` reads one and prints the most memory that took, in bytes.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """What reads things that others wrote, each from any bytes: only our own errors may come out."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Twice as large an input takes about twice as long, and none of 5 MB takes 300 MB."""
 
-from __future__ import annotations
-
 import functools
 import math
 import subprocess

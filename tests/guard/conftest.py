@@ -1,7 +1,5 @@
 """No calls are compared in a process in which something was compiled, as other tests do."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """A small checkpointed model whose checkpoints can be changed while it trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

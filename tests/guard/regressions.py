@@ -1,7 +1,5 @@
 """Ways in which a training's recomputes change under way, and what is to be told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

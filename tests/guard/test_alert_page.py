@@ -1,7 +1,5 @@
 """The page beside an alert: every change, the latest first, and names that do nothing."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 from recompute_scan.guarding.alerts import alert_page

@@ -5,8 +5,6 @@ The functions are found by what is entered. The doors hold the script's own call
 into each line of theirs that is ours alone: those of the ``try`` before the call.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

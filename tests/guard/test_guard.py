@@ -1,7 +1,5 @@
 """The guard over small trainings: what it tells, when, and that nothing else is another."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``run --guard``: an unchanged script to its own end, with its output and its status."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

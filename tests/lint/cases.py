@@ -5,8 +5,6 @@ as repository, path and commit, or is empty for one that is made up. The truth c
 (``truths.py``) or from the framework's code, never from what this tool says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

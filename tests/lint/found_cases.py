@@ -4,8 +4,6 @@ Files hold the keys that matter, in the shape that they have in public; ``origin
 labels come from the code of the frameworks that read the keys, or from the script's own logic.
 """
 
-from __future__ import annotations
-
 from tests.lint.cases import _HEAD, _ON_NEW, Case, case
 
 _AXOLOTL = "axolotl-ai-cloud/axolotl {} 067b021c8b87a9e5e380b9173c704cf7340e30f5"

@@ -5,8 +5,6 @@ mended on the others. As in ``cases.py``, files hold the keys that matter, and `
 the same keys stand in public.
 """
 
-from __future__ import annotations
-
 from tests.lint.cases import (
     _COUNTED,
     _HEAD,

@@ -4,8 +4,6 @@ Each has four small layers, a model and two steps. ``test_nested.py`` counts how
 run, without this tool.
 """
 
-from __future__ import annotations
-
 from tests.lint.cases import Case
 
 _HEAD = """\

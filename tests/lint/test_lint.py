@@ -1,7 +1,5 @@
 """The linter's answers, and what it makes of hostile files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

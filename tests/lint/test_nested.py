@@ -1,7 +1,5 @@
 """Checkpoints inside others: what is said, and what is counted by running the same programs."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 import time

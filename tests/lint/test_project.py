@@ -1,7 +1,5 @@
 """Edits, acceptance, settings of a project, and the hook for pre-commit."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Which checkpoints are on, on which layers and by which variant, as frameworks read the keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

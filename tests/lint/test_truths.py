@@ -1,7 +1,5 @@
 """Which pairs of switches double, as counted by running them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -6,8 +6,6 @@ count their own runs. Nothing here uses this tool. Print the table:
     python -m tests.lint.truths
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Layers of different widths that note what autograd keeps, and the trace of a step of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """RS301 and RS302 on steps of a GPU whose allocations are known."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

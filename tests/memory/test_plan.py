@@ -1,7 +1,5 @@
 """Plans against trying every choice, and against what running a plan really takes."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A device whose memory is simulated, by a mode of torch's that sees what operators make."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

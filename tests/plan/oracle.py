@@ -10,8 +10,6 @@ times are those of steps that take turns, each thrice in a row: the first of the
 the memory as another arrangement has left it, does not count. Processor time is told beside them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Rehearsals of the scripts, and arrangements of their checkpoints to try."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

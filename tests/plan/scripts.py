@@ -4,8 +4,6 @@ The same script is what is planned for, and what a plan is tried on without reco
 ``python tests/plan/scripts.py NAME [--recompute all|none|A,B~]``.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The solver against trying everything, and its memory against a count by hand."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

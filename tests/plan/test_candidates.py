@@ -1,7 +1,5 @@
 """Which modules a plan looks at: layers, and the parts of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

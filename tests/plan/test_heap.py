@@ -1,7 +1,5 @@
 """Memory that is got anew, from a real system."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 import time

@@ -2,8 +2,6 @@
 switch.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import gzip

@@ -1,7 +1,5 @@
 """``recompute-scan plan`` on scripts, against bytes that the benchmark's oracle counts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``recompute-scan plan`` with two processes: one plan, applied and proven on both alike."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What it takes for equal and for right: losses, verdicts, and the error of a program."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``rows.yaml`` says it; nothing of the scripts is kept here.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence

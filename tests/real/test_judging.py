@@ -1,7 +1,5 @@
 """How real scripts are judged: the counter, and what it takes for equal and for right."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -8,8 +8,6 @@ groups hold it.
 Kernel names are real ones, see ``test_attention_kernels``.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The traces come from plain ``torch.profiler``: no wrapper, no annotations, no stacks.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recomputes are found by matching the forward pass, and nothing else is taken for one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.recompute.training import (

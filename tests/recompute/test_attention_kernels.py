@@ -1,7 +1,5 @@
 """Names of attention kernels, as they stand in real profiles or follow from sources."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

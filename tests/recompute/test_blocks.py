@@ -1,7 +1,5 @@
 """Blocks: the layers of a forward pass, checkpointed or not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

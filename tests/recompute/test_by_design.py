@@ -1,7 +1,5 @@
 """Forward work that runs again in other functions' gradients, against their own counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

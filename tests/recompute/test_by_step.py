@@ -1,10 +1,8 @@
 """Recomputes of each block in each step, held against a model that counts its own forward runs."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -28,19 +26,20 @@ class Layer(nn.Module):
 
 
 def asked(step: int, layer: int) -> int:
-    """How many checkpoints stand around a layer in a step."""
+    """How many checkpoints are around a layer in a step."""
     return 2 if layer == 0 and step % 2 else layer % 2
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+def recorded(
+    folder: Path, asked: Callable[[int, int], int], kind: type[Layer] = Layer
+) -> tuple[Path, list[list[int]]]:
     """A plain trace of four steps, and the layers' own counts of recomputes: one row a layer."""
     torch.manual_seed(0)
-    layers = [Layer() for _ in range(LAYERS)]
+    layers = [kind() for _ in range(LAYERS)]
     head = nn.Linear(64, 1)
     model = nn.ModuleList([*layers, head])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    trace = tmp_path_factory.mktemp("steps") / "trace.json"
+    trace = folder / "trace.json"
     counted: list[list[int]] = [[] for _ in layers]
 
     def train(step: int) -> None:
@@ -68,12 +67,34 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[
     return trace, [row[1:] for row in counted]
 
 
-def test_every_step_has_its_own_count(recorded: tuple[Path, list[list[int]]]) -> None:
-    trace, counted = recorded
+def test_every_step_has_its_own_count(tmp_path: Path) -> None:
+    trace, counted = recorded(tmp_path, asked)
     result = rs.analyze(trace).result
     assert counted == [[0, 2, 0, 2], [1, 1, 1, 1], [0, 0, 0, 0]]
     assert len(result.steps) == STEPS
     assert [list(region.recomputes_by_step) for region in result.regions] == counted
+
+
+def test_steps_that_recompute_nothing_make_it_partial(tmp_path: Path) -> None:
+    trace, counted = recorded(tmp_path, lambda step, _: 1 - step % 2)
+    assert counted == [[1, 0, 1, 0]] * LAYERS
+    assert rs.analyze(trace).result.verdict == "partial"
+
+
+class ChangedView(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        result: Tensor = x + self.down(self.up(x).view(32, -1).relu_())
+        return result
+
+
+def test_a_view_that_is_changed_in_place_is_sound(tmp_path: Path) -> None:
+    trace, counted = recorded(tmp_path, lambda *_: 1, ChangedView)
+    assert counted == [[1] * STEPS] * LAYERS
+    assert "AsStridedBackward0" in trace.read_text()
+    result = rs.analyze(trace).result
+    assert (result.verdict, result.confidence) == ("full", "high")
+    assert "numbers_astray" not in result.health
 
 
 def test_a_block_s_recomputes_are_the_mean_of_its_steps() -> None:

@@ -1,7 +1,5 @@
 """A model whose own switch puts two checkpoints around one layer, counted by hooks."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cases.by_themselves import swin, tried

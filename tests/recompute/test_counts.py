@@ -1,7 +1,5 @@
 """Multiplicity: recomputes per backward pass, and which of them are redundant."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

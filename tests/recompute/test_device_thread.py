@@ -3,8 +3,6 @@
 They run in processes of their own, which have the device from the beginning.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checkpoint functions of other libraries, where these are installed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoint functions are known by what their nodes do, whatever their names."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -3,8 +3,6 @@
 The names are written down here; the counts are the model's own.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

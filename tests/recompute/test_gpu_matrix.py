@@ -1,7 +1,5 @@
 """The nesting table of a GPU: what of it runs on a CPU, runs."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Traces recorded on GPUs: the answer is what the model counted while it was recorded."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Traces that look like something else: one case for each trap, held against its own truth."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verdicts from attention's kernels, where a trace has no operators or hides them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

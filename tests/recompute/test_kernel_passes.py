@@ -1,7 +1,5 @@
 """Recomputes by the order of attention's kernels, held against layouts of known checkpoints."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

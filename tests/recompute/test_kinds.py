@@ -1,7 +1,5 @@
 """Layers of two kinds of which one is checkpointed, and of whole cells in one operator each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

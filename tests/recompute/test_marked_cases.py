@@ -1,7 +1,5 @@
 """Every case with ``run``'s annotations: they agree with the operators, both with the truth."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Blocks are named after the modules whose frames hold them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

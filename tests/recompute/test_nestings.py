@@ -5,8 +5,6 @@ any; with early stop off it is any of up to two checkpoints around one part, ali
 (With more, traces of torch since 2.13 can have two readings.)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Operators without a number get that of the node that they made, and no others."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What must not matter to the answer: clocks, names of threads, order in the file, strangers."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import random

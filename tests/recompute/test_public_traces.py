@@ -1,7 +1,5 @@
 """Real traces that others published, of torch 1.8 to 2.x, NVIDIA and AMD."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What each rule of the table of roles is worth: without it, the case that it names goes wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 levels of checkpoints, each against what hooks and live storages count.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cases in the shapes that GPUs leave, the truth being the recorded model's own counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What each call of a trace is, before anything is matched."""
 
-from __future__ import annotations
-
 from recompute_scan.recompute.roles import Role, Structure, classify
 from recompute_scan.trace.calls import Calls, nest
 from tests.trace_builder import (

@@ -3,8 +3,6 @@
 There are no stacks in them (pytorch#184306); names, numbers and shapes are there.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which checkpoint is which, from operators alone: the nesting itself is the truth."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each verdict, and each reason for having none, from traces of a few lines."""
 
-from __future__ import annotations
-
 import pytest
 
 from recompute_scan.recompute.study import RecomputeFacts

@@ -1,7 +1,5 @@
 """Forward and backward passes of small layers, checkpointed or not, for synthetic traces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

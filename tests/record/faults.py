@@ -5,8 +5,6 @@ warm the profiler up, two profiled, one with stacks. The full disk and the read-
 mounts of their own, and need root.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Knows nothing of what recording replaces: it walks every module and class of the process.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import sys

@@ -1,7 +1,5 @@
 """Running real scripts under the recorder in processes of their own, and reading what they left."""
 
-from __future__ import annotations
-
 import atexit
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The diff of RS001, applied to a copy of an example, leaves one recompute and the same losses."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Scripts that start their ranks themselves: every process that trains is seen, no other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ranks on other file systems recorded comes to rank 0, through the store and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each difference between torch's versions, on this one: what it lacks is put there."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Each form trains forty steps without us. Recorded and stopped, it prints a begin
 prints without us, ends with 0, and within seconds of the report.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A script under the recorder sees what it sees under plain Python."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

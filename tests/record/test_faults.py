@@ -1,7 +1,5 @@
 """What breaks jobs: what was recorded before is kept, and somebody reports it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """`run` on a BERT whose checkpoints drop the random state of its dropout, and on its repair."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

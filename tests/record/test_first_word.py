@@ -1,7 +1,5 @@
 """After the second step `run` says how often blocks ran again, before it has recorded anything."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan import analyze
+from recompute_scan.result.run_record import Counted
 from tests.record.runs import LAYERS, record_script
 
 # Each step prints how often a layer ran again for each run in the forward pass.
@@ -74,6 +73,11 @@ def test_it_is_what_the_layers_counted(name: str, micro_batches: int, tmp_path: 
     assert WORDS[float(counted)] in line
     assert name == "none" or "all 4 checkpointed blocks" in line
     assert "(counted by hooks); about" in line
+
+
+def test_a_forward_pass_without_a_backward_pass_is_counted_apart() -> None:
+    word = "all 3 checkpointed blocks run 5 times forward, 4 times backward (counted by hooks)"
+    assert Counted(1, ((5, 4),) * 3).described == word
 
 
 def test_a_block_among_others_and_its_event(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ Each script is run as it stands, on the CPU, with one process. The diff that the
 the named line is applied to a copy, and the copy run too: then that checkpoint is gone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where a setting was given: in the code, on the command line, in a file, by a class, around it."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scripts that do as real ones do: under the recorder they see, print and end as without it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -5,8 +5,6 @@ fails in turn, when it is entered or when it returns. What is left out is the gu
 interpreter's part in running a script.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A run that fails replaces nothing that one that came through has left, nor does a plan."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Several ranks: each records itself, and each knows which one it is."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

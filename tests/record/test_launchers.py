@@ -1,7 +1,5 @@
 """`run -- LAUNCHER …`: the scripts that a launcher starts take part, and nothing else does."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """In IPython and Jupyter, call sites are cells, and ``%%recompute`` records one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

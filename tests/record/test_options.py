@@ -1,7 +1,5 @@
 """What the annotations say of a checkpoint's surroundings, asked of modules as torch makes them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Checkpoint functions that people write themselves: recognised, and named by the user's line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whose code a frame runs, by where its file lies and what the program was started from."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gradients without checkpoints, where all of them at once do not fit into memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

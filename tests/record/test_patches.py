@@ -1,7 +1,5 @@
 """What is replaced is put back exactly, and nobody waits for imports in vain."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """What is recorded when, and what is kept when a script does not play along."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`run --verify` with a plan of RS301: single layers lose their checkpoints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

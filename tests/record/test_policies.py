@@ -1,7 +1,5 @@
 """Policies of selective checkpoints: what is seen is what was counted, and nothing changes."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

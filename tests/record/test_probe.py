@@ -1,7 +1,5 @@
 """The annotations in a trace agree with what ran, and change nothing."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

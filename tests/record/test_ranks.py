@@ -1,7 +1,5 @@
 """`--ranks`: the chosen ranks record, all count, and all stop after the same step."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass

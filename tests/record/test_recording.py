@@ -1,7 +1,5 @@
 """``recompute_scan.record``: the loop is recorded, gives the right answer, and is left alone."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json

@@ -1,7 +1,5 @@
 """How often `--verify` runs the script: until the times answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What one process is told of a run, another reads as it was meant."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

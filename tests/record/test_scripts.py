@@ -4,8 +4,6 @@ Each script is a small file in ``scripts/``. All run in forks of one process, on
 once or more recorded. ``python -m tests.record.test_scripts 20 [NAME…]`` runs each 20 times.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

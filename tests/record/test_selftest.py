@@ -1,7 +1,5 @@
 """A torch that calls something else than what is replaced is found out before the script runs."""
 
-from __future__ import annotations
-
 import inspect
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Ranges inside regions break no policy's recompute: FSDP2 on two processes, with experts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A checkpoint's call site: mechanism, module, and the line that switched it on."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The statement shown for a call site."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

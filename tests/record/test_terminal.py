@@ -1,7 +1,5 @@
 """What the recorder writes to the terminal, and what it keeps off it."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

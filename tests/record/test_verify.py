@@ -1,7 +1,5 @@
 """`run --verify` against scripts that count their own forward runs and print their losses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

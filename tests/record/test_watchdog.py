@@ -1,7 +1,5 @@
 """A rank that is being ended because it hangs is not overtaken by its own main thread."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A page of every kind, made from what real runs gave: traces of this repository, and results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results as real runs give them, for the renderings to be tried on."""
 
-from __future__ import annotations
-
 from msgspec import structs
 
 from recompute_scan.result import (

@@ -8,8 +8,6 @@ prints them. ``GENERAL`` are definitions, and sentences on the page itself: true
 # mypy: disable-error-code="union-attr, operator"
 # A part that a condition asks for may be missing: then it does not hold.
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The breakdowns of Holistic Trace Analysis beside ours, in every rendering."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

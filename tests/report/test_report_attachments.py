@@ -1,7 +1,5 @@
 """What leaves the page is read back by other programs, and can do nothing in them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

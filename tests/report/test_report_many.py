@@ -1,7 +1,5 @@
 """Many blocks, many steps, many ranks: said in few rows, and said that they were put together."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

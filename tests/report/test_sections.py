@@ -1,7 +1,5 @@
 """A section is a module and its template; every rendering walks the list and knows none of them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

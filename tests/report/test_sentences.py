@@ -1,7 +1,5 @@
 """A sentence is printed where it is true: each has a condition, and none appears without it."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

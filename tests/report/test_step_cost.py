@@ -1,7 +1,5 @@
 """How sure a step time is, said alike in every rendering."""
 
-from __future__ import annotations
-
 import json
 from typing import Literal
 

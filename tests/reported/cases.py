@@ -16,8 +16,6 @@ fixes remove), ``status``, ``if_verdict`` (further keys by verdict), ``any_of`` 
 sets, one of which must hold).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

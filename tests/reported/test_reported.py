@@ -1,7 +1,5 @@
 """What ``run`` answers to scripts after public reports agrees with what is true of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Strings that must not come out of an archive, planted wherever a file can hold one."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import itertools

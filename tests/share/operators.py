@@ -4,8 +4,6 @@
 ``src/recompute_scan/bundle/operators.txt``.
 """
 
-from __future__ import annotations
-
 import torch
 
 from recompute_scan.bundle.names import ENDINGS

@@ -1,7 +1,5 @@
 """``bundle``: the archive gives the answer of the original, fits, and tells nothing else."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Which names stay, and what becomes of the others."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.resources import files

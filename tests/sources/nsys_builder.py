@@ -1,7 +1,5 @@
 """Databases as ``nsys export --type sqlite`` writes them, and traces turned into such."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Nsight Systems' export: its events as columns, and its verdicts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Databases that are no export, are damaged, or try to do harm."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The tables are those of real exports (``python -m benchmarks nsys-exports``), the rows are made.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What an NVTX text says: operators, nodes and annotations as torch writes them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Remote addresses: what counts as one, streaming, listing, and what is said when it fails."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 import tracemalloc

@@ -1,7 +1,5 @@
 """Memory snapshots: what they say is what a replay says, and nothing in them is run."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from pathlib import Path

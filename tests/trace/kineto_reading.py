@@ -1,7 +1,5 @@
 """Kineto's Chrome-trace JSON to columns, from bytes or a stream that nothing else looked at."""
 
-from __future__ import annotations
-
 import io
 
 from recompute_scan.progress import paused

@@ -1,7 +1,5 @@
 """What a Kineto file says, in the spellings of torch 1.8 to today, becomes the same columns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files that are no trace: each is called by its name, with what to do instead."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Intervals of one thread become a forest: held against a stack that does it call by call."""
 
-from __future__ import annotations
-
 import random
 from unittest.mock import patch
 

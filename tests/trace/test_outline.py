@@ -1,7 +1,5 @@
 """A second reading of one span of time passes over what holds nothing but later events."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

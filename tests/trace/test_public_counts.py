@@ -1,7 +1,5 @@
 """Public traces through the reader, held against a plain walk through their JSON."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

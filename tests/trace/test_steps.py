@@ -1,7 +1,5 @@
 """Steps of a trace, and which call launched which kernel."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from recompute_scan.trace.calls import StepSpan, find_steps, link_kernels, nest, step_of

@@ -1,7 +1,5 @@
 """Files and folders: what counts as a trace, in which order, and what is said of the rest."""
 
-from __future__ import annotations
-
 import gzip
 import multiprocessing
 import zipfile

@@ -1,7 +1,5 @@
 """The real trackers, offline: what they have kept is read back. ``make trackers`` installs them."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """What is asked of trackers, without their libraries: only those in use, and nothing raised."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from html import unescape

@@ -1,7 +1,5 @@
 """Small trainings that callbacks and the guard look at, and hooks' own count of what ran."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files: links are not followed out of a folder, output is whole or not there, nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

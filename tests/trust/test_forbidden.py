@@ -1,7 +1,5 @@
 """Reading a trace imports no torch, unpickles nothing, runs nobody's code, opens no connection."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

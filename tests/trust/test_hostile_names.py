@@ -1,7 +1,5 @@
 """Hostile names in every field of every input, and every output looked at."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """What others wrote is opened in one place; nothing waits for a pipe, and nobody ends the rest."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Pages that name a test for each promise name one that exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

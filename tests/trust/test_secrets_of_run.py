@@ -1,7 +1,5 @@
 """What a run leaves behind holds no argument of the script and nothing of its environment."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

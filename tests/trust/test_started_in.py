@@ -1,7 +1,5 @@
 """Processes that a run starts import the package, and not a file of its name where they start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Traces that other versions of torch wrote: the answer is what the model counted there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is watched in small trainings whose waste is planted, or that have none."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import signal

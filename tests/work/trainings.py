@@ -1,7 +1,5 @@
 """Small trainings with one planted waste, whose line bears ``# WASTE`` and a name, or with none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
