@@ -329,6 +329,43 @@ def test_a_model_that_is_called_twice_has_its_layers_once(tmp_path: Path) -> Non
     assert [region.forward_runs_per_step for region in result.regions] == [2.0] * 3
 
 
+class Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            x = once(block, x)
+        return x
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_micro_batches_ahead_of_the_first_backward_are_no_layers(
+    ahead: int, marked: bool, tmp_path: Path
+) -> None:
+    """Pipeline schedules: 1F1B on the last rank and on the one before it, and GPipe."""
+    stage = Stage()
+
+    def schedule(_: Blocks, __: Any) -> None:
+        held: list[Tensor] = []
+        for _ in range(4):
+            if len(held) == ahead:
+                held.pop(0).backward()
+            held.append(once(stage, torch.randn(8, WIDTH)).square().mean())
+        for loss in held:
+            loss.backward()
+
+    blocks: Blocks = list(stage.layers)  # type: ignore[arg-type]
+    _, result = trained(schedule, once, tmp_path / "trace.json", blocks, marked=marked)
+    counted = [region.recompute_runs_per_backward for region in result.regions]
+    assert counted == [block.m for block in blocks] == [2.0, 2.0, 1.0]
+    assert [len(block.ran) / STEPS for block in blocks] == [4.0] * 3
+    assert [region.forward_runs_per_step for region in result.regions] == [4.0] * 3
+    assert {step.micro_batches for step in result.steps} == {4}
+
+
 class Wide(Block):
     """Saves much beside its input."""
 

@@ -171,6 +171,7 @@ def _opened_counts(
         counted=counts.counted[source],
         step=counts.step[source],
         batch=counts.batch[source],
+        flight=counts.flight[source],
         redundant_rows=counts.redundant_rows,
         operators=names,
     )
@@ -639,6 +640,7 @@ class _Entries:
             counted=np.ones(whole, np.bool_),
             step=np.zeros(whole, np.int64),
             batch=np.zeros(whole, np.int64),
+            flight=np.zeros(whole, np.int64),
             redundant_rows=np.zeros(0, np.int64),
         )
 

@@ -26,6 +26,7 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import Node, Span, forest
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.roles import OperatorCodes
+from recompute_scan.recompute.sequences import alike
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64
@@ -131,8 +132,6 @@ def _likely_periods(part: Int64) -> list[int]:
 
 
 _Key = tuple[str, int]
-# Two layers of one kind differ at most by this in their number of operators.
-LIKE = 0.2
 
 
 class Block(Struct, frozen=True):
@@ -286,12 +285,7 @@ def _alike(one: Span, other: Span, code: Int64) -> bool:
     """Do two disjoint spans begin alike and have about the same length?"""
     if other.first <= one.last and one.first <= other.last:
         return False
-    if abs(one.length - other.length) > LIKE * max(one.length, other.length):
-        return False
-    head = min(one.length, other.length, 8)
-    return bool(
-        np.array_equal(code[one.first : one.first + head], code[other.first : other.first + head])
-    )
+    return alike(code[one.first : one.last + 1], code[other.first : other.last + 1])
 
 
 def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[list[Block]]:
