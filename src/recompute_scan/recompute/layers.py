@@ -16,6 +16,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from os.path import commonprefix
 
 import numpy as np
 from msgspec import Struct
@@ -232,18 +233,30 @@ def _enclosed(blocks: Sequence[Block], around: Sequence[Block]) -> Iterator[Bloc
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) -> list[Block]:
     """The blocks of one forward pass; to ``wide`` is added what is around several of them."""
-    everything: list[Span] = []
+    everything: list[Node] = []
 
     def collect(node: Node) -> None:
-        everything.append(node.span)
+        everything.append(node)
         for child in node.children:
             collect(child)
 
     for node in nodes:
         collect(node)
+    single = [node.span for node in nodes if not node.children]
+
+    def is_layer(node: Node) -> bool:
+        same = (other for other in everything if _alike(node.span, other.span, code))
+        first = node.children[0].span
+        if not any(_alike(first, other.span, code) for other in node.children[1:]):
+            return any(True for _ in same)
+        # It holds a row of layers, or is a layer with a row of equal parts.
+        part_of = _prefix(node)
+        return not any(_alike(first, other, code) for other in single) and any(
+            part_of is None or _prefix(other) != part_of for other in same
+        )
 
     def choose(node: Node) -> list[Block]:
-        if not node.children or any(_alike(node.span, other, code) for other in everything):
+        if not node.children or is_layer(node):
             return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
         # Were it around one of them and little else, they would be one span.
         module = node.span.module_class
@@ -254,6 +267,13 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
         return [_within(around, block) for child in node.children for block in choose(child)]
 
     return [_numbered(block) for node in nodes for block in choose(node)]
+
+
+def _prefix(node: Node) -> str | None:
+    """The module that holds all modules of the checkpoints inside; ``None`` where unknown."""
+    names = [child.span.module for child in node.children]
+    known = [name.split(".") for name in names if name]
+    return ".".join(commonprefix(known)) if known and len(known) == len(names) else None
 
 
 def _parts(node: Node, batch: int) -> tuple[Block, ...]:

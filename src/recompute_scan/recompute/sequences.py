@@ -29,7 +29,7 @@ from recompute_scan.trace.columns import Int64
 SHORT_RUN = 3
 # How far from that place, in operators, a short run may end.
 NEAR = 8
-# Two layers of one kind, or two forward passes, differ at most by this in their number of operators.
+# Two layers of one kind, or two forward passes, differ by no more of their operators.
 LIKE = 0.2
 
 
