@@ -16,7 +16,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 
 import numpy as np
 from msgspec import Struct
@@ -272,8 +272,13 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
 def _prefix(node: Node) -> str | None:
     """The module that holds all modules of the checkpoints inside; ``None`` where unknown."""
     names = [child.span.module for child in node.children]
-    known = [name.split(".") for name in names if name]
-    return ".".join(commonprefix(known)) if known and len(known) == len(names) else None
+    return holder([name for name in names if name]) if all(names) else None
+
+
+def holder(modules: Sequence[str]) -> str:
+    """The innermost module that holds all of these; empty for the model or of none."""
+    levels = zip(*(module.split(".") for module in modules), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len({*names}) == 1, levels))
 
 
 def _parts(node: Node, batch: int) -> tuple[Block, ...]:
