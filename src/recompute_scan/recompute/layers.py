@@ -272,7 +272,7 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
 def _prefix(node: Node) -> str | None:
     """The module that holds all modules of the checkpoints inside; ``None`` where unknown."""
     names = [child.span.module for child in node.children]
-    return holder([name for name in names if name]) if all(names) else None
+    return holder([name for name in names if name]) if names and all(names) else None
 
 
 def holder(modules: Sequence[str]) -> str:
