@@ -32,6 +32,7 @@ def counts_of(multiplicity: list[float], weight: list[int]) -> Counts:
         counted=ones,
         step=zeros,
         batch=zeros,
+        flight=zeros,
         redundant_rows=zeros[:0],
     )
 

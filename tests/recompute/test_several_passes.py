@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.cost.memory import levels_of
@@ -50,10 +50,17 @@ class Block(nn.Module):
         return sum(self.ran.values()) / len(self.ran) if self.ran else 0.0
 
 
+class Once(Block):
+    """Checkpoints itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return once(super().forward, x)
+
+
 Blocks = list[Block]
 
 
-def once(block: nn.Module, x: Tensor) -> Tensor:
+def once(block: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return checkpoint(block, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
@@ -325,6 +332,82 @@ def test_a_model_that_is_called_twice_has_its_layers_once(tmp_path: Path) -> Non
     modules = [region.module for region in result.regions]
     assert len(modules) == len(set(modules)) == 3
     assert [region.forward_runs_per_step for region in result.regions] == [2.0] * 3
+
+
+class Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            x = once(block, x)
+        return x
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_micro_batches_ahead_of_the_first_backward_are_no_layers(
+    ahead: int, marked: bool, tmp_path: Path
+) -> None:
+    """Pipeline schedules: 1F1B on the last rank and on the one before it, and GPipe."""
+    stage = Stage()
+
+    def schedule(_: Blocks, __: Any) -> None:
+        held: list[Tensor] = []
+        for _ in range(4):
+            if len(held) == ahead:
+                held.pop(0).backward()
+            held.append(once(stage, torch.randn(8, WIDTH)).square().mean())
+        for loss in held:
+            loss.backward()
+
+    blocks: Blocks = list(stage.layers)  # type: ignore[arg-type]
+    _, result = trained(schedule, once, tmp_path / "trace.json", blocks, marked=marked)
+    counted = [region.recompute_runs_per_backward for region in result.regions]
+    assert counted == [block.m for block in blocks] == [2.0, 2.0, 1.0]
+    assert [len(block.ran) / STEPS for block in blocks] == [4.0] * 3
+    assert [region.forward_runs_per_step for region in result.regions] == [4.0] * 3
+    assert {step.micro_batches for step in result.steps} == {4}
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(("layers", "segments"), [(6, 3), (7, 3), (8, 4)])
+def test_segments_of_several_layers_are_no_layers(
+    layers: int, segments: int, marked: bool, tmp_path: Path
+) -> None:
+    """The last segment has no checkpoint of its own; its layers have."""
+    net = nn.Sequential(*[Once() for _ in range(layers)])
+
+    def step(_: Blocks, __: Any) -> None:
+        x = torch.randn(8, WIDTH, requires_grad=True)
+        checkpoint_sequential(net, segments, x, use_reentrant=True).square().mean().backward()
+
+    blocks: Blocks = list(net)  # type: ignore[arg-type]
+    _, result = trained(step, once, tmp_path / "trace.json", blocks, marked=marked)
+    counted = [region.recompute_runs_per_backward for region in result.regions]
+    # A reentrant checkpoint goes backward in a pass of its own: all runs of a step belong together.
+    assert counted == [sum(block.ran.values()) / STEPS for block in blocks]
+    assert f"{counted.count(2)} of {layers} blocks" in result.headline
+    assert 0 < counted.count(2.0) < layers == counted.count(1.0) + counted.count(2.0)
+
+
+def test_segments_are_not_counted_as_blocks(tmp_path: Path) -> None:
+    """Four of six layers run twice again, in two segments that no layer's checkpoint divides."""
+    net = nn.Sequential(*[Block() for _ in range(6)])
+
+    def step(_: Blocks, __: Any) -> None:
+        def segments(x: Tensor) -> Tensor:
+            return checkpoint_sequential(net, 3, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+        x = torch.randn(8, WIDTH, requires_grad=True)
+        checkpoint(segments, x, use_reentrant=False, early_stop=False).square().mean().backward()
+
+    blocks: Blocks = list(net)  # type: ignore[arg-type]
+    _, result = trained(step, once, tmp_path / "trace.json", blocks, marked=True)
+    assert [sum(block.ran.values()) / STEPS for block in blocks] == [2.0] * 4 + [1.0] * 2
+    assert "2 of 3 segments run their forward 2 more times" in result.headline
+    assert [f.title[:15] for f in result.findings if f.code == "RS001"] == ["2 of 3 segments"]
 
 
 class Wide(Block):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from recompute_scan.intervals import too_wide
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Result, Verdict
+from recompute_scan.result.recompute import of_blocks
 from recompute_scan.result.run_record import each_pass
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.health import lost_evidence, sentences
@@ -272,7 +273,7 @@ def _headline(result: Result) -> str:
     which = (
         "Every block"
         if doubled and len(doubled) == len(result.regions)
-        else f"{len(doubled)} of {len(result.regions)} blocks"
+        else of_blocks(doubled, result.regions)
         if doubled
         else "Part of the forward"
     )

@@ -34,7 +34,7 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import Span
 from recompute_scan.recompute.checks import PlainCounts, Tally
 from recompute_scan.recompute.counts import Counts, Float64
-from recompute_scan.recompute.layers import Block, numbered, with_lookalikes
+from recompute_scan.recompute.layers import Block, holder, numbered, with_lookalikes
 from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge, weigh
@@ -171,6 +171,7 @@ def _opened_counts(
         counted=counts.counted[source],
         step=counts.step[source],
         batch=counts.batch[source],
+        flight=counts.flight[source],
         redundant_rows=counts.redundant_rows,
         operators=names,
     )
@@ -228,16 +229,13 @@ def checkpoints_in(graphs: Parts, begin: int) -> list[Span]:
             same = len(order) == len(graph.sites)
             only = graph.sites[0] if len(set(graph.sites)) == 1 else None
             site = graph.sites[turn] if same else only
-            # The innermost module that holds all of them.
             modules = [module for place in mine if (module := graph.modules[place]) is not None]
-            levels = zip(*(module.split(".") for module in modules), strict=False)
-            shared = [names[0] for names in takewhile(lambda names: len({*names}) == 1, levels)]
             spans.append(
                 Span(
                     first=begin + mine[0],
                     last=begin + mine[-1],
                     checkpoints=(_compiled_checkpoint(site),),
-                    module=".".join(shared) or None,
+                    module=holder(modules) or None,
                 )
             )
         begin += len(groups)
@@ -639,6 +637,7 @@ class _Entries:
             counted=np.ones(whole, np.bool_),
             step=np.zeros(whole, np.int64),
             batch=np.zeros(whole, np.int64),
+            flight=np.zeros(whole, np.int64),
             redundant_rows=np.zeros(0, np.int64),
         )
 

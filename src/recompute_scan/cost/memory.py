@@ -182,7 +182,7 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
     of_pass: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for first, last in sorted(spans):
         if counts.counted[first : last + 1].any():
-            of_pass[int(counts.batch[first])].append((first, last))
+            of_pass[int(counts.flight[first])].append((first, last))
     every = np.arange(len(facts.calls))
     saves = facts.calls.sums(saved_by(facts.calls, structure.role) > 0, every) > 0
     result = np.array([saves_result(name) for name in counts.names(facts.calls, slice(None))])
@@ -458,14 +458,14 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
     if not len(recomputed) or needed <= 0:
         return None
     time, size, calls, operators = 0.0, 0, 0, set()
-    batches = np.unique(counts.batch[recomputed])
+    batches = np.unique(counts.flight[recomputed])
     for place in recomputed.tolist():
         found = _attention(facts, int(counts.rows[place]))
         if found is None:
             continue
         operators.add(found[0])
         time += float(counts.again[place] - counts.redundant[place])
-        if counts.batch[place] == batches[0]:
+        if counts.flight[place] == batches[0]:
             calls += 1
             size += found[1]
     if not operators:

@@ -192,7 +192,7 @@ def _passes(facts: RecomputeFacts) -> Int64:
     calls, counts = facts.calls, facts.counts
     trained = facts.alignment.backwards > 0
     roots = facts.structure.roots
-    batches = places_of(counts.batch[trained]).values()
+    batches = places_of(counts.flight[trained]).values()
     begun = calls.start[counts.rows[trained]]
     starts = np.sort(np.array([begun[places].min() for places in batches], np.int64))
     roots = roots[calls.start[roots].argsort(kind="stable")]

@@ -82,6 +82,8 @@ class Alignment(Struct, frozen=True, dict=True):
         passes: How many went through it or ran it again, at least 1. A pass that ends early
             (``autograd.grad`` with respect to the last weight of a block) runs all of a
             checkpoint's work again and goes through some of its nodes only.
+        through: One of the backward passes that went through it, the same one for all operators
+            that such passes link; -1 for none, or where it is unknown.
         recomputes: In order of time.
         unexplained: Rows of candidates that match nothing.
     """
@@ -90,6 +92,7 @@ class Alignment(Struct, frozen=True, dict=True):
     forward: Int64
     backwards: Int64
     passes: Int64
+    through: Int64
     recomputes: tuple[Recompute, ...]
     unexplained: Int64
 
@@ -159,6 +162,7 @@ def align(structure: Structure, work: Work, starts: Int64) -> Alignment:
         forward=forward,
         backwards=backwards,
         passes=passes,
+        through=matcher.anchors.find_passes(),
         recomputes=recomputes,
         unexplained=np.concatenate([*unexplained, candidates[:0]]),
     )
@@ -338,18 +342,39 @@ class Anchors:
         A checkpoint function's node stands for all its operators, and what a function or a model
         ran again by design went backward where that did.
         """
-        calls, structure, forward = self._calls, self._structure, self._forward
-        table = structure.evaluations
-        root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
-        if not len(root) or not (structure.number[forward] >= 0).any():
+        if self._pairs is None:
             # No sequence numbers in this trace: all that ran before a backward has one.
-            last = calls.start[table.row].max(initial=-1)
-            backwards = np.asarray(calls.start[forward] < last, np.int64)
+            start = self._calls.start
+            last = start[self._structure.evaluations.row].max(initial=-1)
+            backwards = np.asarray(start[self._forward] < last, np.int64)
             return backwards, np.maximum(backwards, 1)
+        return self._counted(self._pairs, self._owners, recomputes)
+
+    def find_passes(self) -> Int64:
+        """``Alignment.through``."""
+        through = np.full(len(self._forward), -1, np.int64)
+        if self._pairs is None:
+            return through
+        many = len(self._structure.evaluations.row)
+        owner, one = self._pairs // many, self._pairs % many
+        linked = np.flatnonzero(owner[1:] == owner[:-1])
+        first = np.arange(many)
+        for link in np.unique(np.stack((one[linked], one[linked + 1]), 1), axis=0):
+            first[np.isin(first, first[link])] = first[link].min()
+        at = owner.searchsorted(self._owners)
+        mine = np.append(owner, -1)[at] == self._owners
+        through[mine] = first[one[at[mine]]]
+        return through
+
+    @cached_property
+    def _pairs(self) -> Int64 | None:
+        """An owner's row and a backward pass, as one number each, ascending."""
+        structure, table = self._structure, self._structure.evaluations
+        root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
+        if not len(root) or not (structure.number[self._forward] >= 0).any():
+            return None
         root = root[self._made[root] >= 0]
-        owner = self._owners()
-        pairs = self._made[root] * np.int64(len(table.row)) + table.root_pass[root]
-        return self._counted(np.unique(pairs), owner, recomputes)
+        return np.unique(self._made[root] * np.int64(len(table.row)) + table.root_pass[root])
 
     def _counted(
         self, pairs: Int64, owner: Int64, recomputes: Sequence[Recompute]
@@ -374,6 +399,7 @@ class Anchors:
         backwards[designed[0]] = designed[1]
         return backwards, np.maximum(passes, 1)
 
+    @cached_property
     def _owners(self) -> Int64:
         """For each forward operator: its row, or the row of the outermost function around it."""
         function, parent = self._structure.function, self._calls.parent

@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.numpy_tools import changes
+from recompute_scan.numpy_tools import changes, split
 from recompute_scan.recompute.alignment import Alignment
-from recompute_scan.recompute.roles import Role, Structure
+from recompute_scan.recompute.roles import OperatorCodes, Role, Structure
+from recompute_scan.recompute.sequences import alike
 from recompute_scan.recompute.work import Work
 from recompute_scan.trace.calls import Calls, StepSpan, step_of
 from recompute_scan.trace.columns import Bool, Int32, Int64
@@ -34,7 +35,9 @@ class Counts(Struct, frozen=True):
         redundant: The part of ``again`` beyond the first recompute per backward pass, ns.
         counted: It has a backward, in a complete step.
         step: Position of its step in the list of steps, -1 outside any.
-        batch: Number of its forward pass: one more after each backward pass.
+        batch: Number of its forward pass.
+        flight: Number of the forward passes that are held at once: one more after each backward
+            pass. A pipeline schedule runs several micro-batches forward before the first backward.
         redundant_rows: Rows of the recomputed operators beyond the first per backward pass.
         operators: Names of the operators, where they differ from the calls': several entries
             can be of one call, which compiled code makes of several operators.
@@ -49,6 +52,7 @@ class Counts(Struct, frozen=True):
     counted: Bool
     step: Int64
     batch: Int64
+    flight: Int64
     redundant_rows: Int64
     operators: tuple[str, ...] | None = None
     by_design: Int64 | None = None
@@ -107,6 +111,9 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
     np.add.at(again, places, shares)
     np.add.at(redundant, places[beyond], shares[beyond])
     step = step_of(steps, calls.start[rows])
+    times = _backwards_ends(alignment)
+    flight = times.searchsorted(calls.start[rows], side="right")
+    times = np.sort(np.concatenate([times, _between_micro_batches(alignment, flight)]))
     inside = step >= 0
     inside[inside] = complete[step[inside]]
     return Counts(
@@ -119,7 +126,8 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
         redundant=redundant,
         counted=(alignment.backwards > 0) & inside,
         step=step,
-        batch=_batches(alignment),
+        batch=times.searchsorted(calls.start[rows], side="right"),
+        flight=flight,
         redundant_rows=np.sort(alignment.again[beyond]),
     )
 
@@ -239,16 +247,39 @@ def _turns(places: Int64) -> Int64:
     return turns
 
 
-def _batches(alignment: Alignment) -> Int64:
-    """A new forward pass begins with the first operator after a backward pass."""
+def _backwards_ends(alignment: Alignment) -> Int64:
+    """When each row of backward passes had ended, and a forward pass began, ns."""
     calls, roots = alignment.structure.calls, alignment.structure.roots
-    forward = alignment.forward
-    trained = forward[alignment.backwards > 0]
+    trained = alignment.forward[alignment.backwards > 0]
     rows = np.concatenate([trained, roots])
     is_backward = np.concatenate([np.zeros(len(trained), np.bool_), np.ones(len(roots), np.bool_)])
     order = calls.start[rows].argsort(kind="stable")
     is_backward = is_backward[order]
     begins = ~is_backward[1:] & is_backward[:-1]
     # From the end of that pass: what a forward pass does first may have no gradient.
-    times: Int64 = calls.end[rows[order]][:-1][begins]
-    return times.searchsorted(calls.start[forward], side="right")
+    return np.asarray(calls.end[rows[order]][:-1][begins])
+
+
+def _between_micro_batches(alignment: Alignment, flight: Int64) -> Int64:
+    """When a forward pass had ended and another began with no backward pass between, ns.
+
+    The other runs alike operators, and its own backward pass goes through them.
+    """
+    calls, forward, through = alignment.structure.calls, alignment.forward, alignment.through
+    code = OperatorCodes(calls)[forward]
+    trained = np.flatnonzero(through >= 0)
+    trained = trained[calls.start[forward[trained]].argsort(kind="stable")]
+    begins = np.flatnonzero(changes(flight[trained], through[trained]))
+    times = []
+    held: dict[int, Int64] = {}
+    last = trained[:1]
+    for piece in split(trained, begins) if len(trained) else ():
+        own, kinds = int(through[piece[0]]), code[piece]
+        if flight[piece[0]] != flight[last[-1]]:
+            held = {}
+        elif own not in held and any(alike(kinds, other) for other in held.values()):
+            times.append(int(calls.end[forward[last[-1]]]))
+            held = {}
+        held.setdefault(own, kinds)
+        last = piece
+    return np.array(times, np.int64)

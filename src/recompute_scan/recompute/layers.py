@@ -16,6 +16,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 from msgspec import Struct
@@ -26,6 +27,7 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import Node, Span, forest
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.roles import OperatorCodes
+from recompute_scan.recompute.sequences import alike
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64
@@ -131,8 +133,6 @@ def _likely_periods(part: Int64) -> list[int]:
 
 
 _Key = tuple[str, int]
-# Two layers of one kind differ at most by this in their number of operators.
-LIKE = 0.2
 
 
 class Block(Struct, frozen=True):
@@ -233,18 +233,30 @@ def _enclosed(blocks: Sequence[Block], around: Sequence[Block]) -> Iterator[Bloc
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) -> list[Block]:
     """The blocks of one forward pass; to ``wide`` is added what is around several of them."""
-    everything: list[Span] = []
+    everything: list[Node] = []
 
     def collect(node: Node) -> None:
-        everything.append(node.span)
+        everything.append(node)
         for child in node.children:
             collect(child)
 
     for node in nodes:
         collect(node)
+    single = [node.span for node in nodes if not node.children]
+
+    def is_layer(node: Node) -> bool:
+        same = (other for other in everything if _alike(node.span, other.span, code))
+        first = node.children[0].span
+        if not any(_alike(first, other.span, code) for other in node.children[1:]):
+            return any(True for _ in same)
+        # It holds a row of layers, or is a layer with a row of equal parts.
+        part_of = _prefix(node)
+        return not any(_alike(first, other, code) for other in single) and any(
+            part_of is None or _prefix(other) != part_of for other in same
+        )
 
     def choose(node: Node) -> list[Block]:
-        if not node.children or any(_alike(node.span, other, code) for other in everything):
+        if not node.children or is_layer(node):
             return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
         # Were it around one of them and little else, they would be one span.
         module = node.span.module_class
@@ -255,6 +267,18 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
         return [_within(around, block) for child in node.children for block in choose(child)]
 
     return [_numbered(block) for node in nodes for block in choose(node)]
+
+
+def _prefix(node: Node) -> str | None:
+    """The module that holds all modules of the checkpoints inside; ``None`` where unknown."""
+    names = [child.span.module for child in node.children]
+    return holder([name for name in names if name]) if names and all(names) else None
+
+
+def holder(modules: Sequence[str]) -> str:
+    """The innermost module that holds all of these; empty for the model or of none."""
+    levels = zip(*(module.split(".") for module in modules), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len({*names}) == 1, levels))
 
 
 def _parts(node: Node, batch: int) -> tuple[Block, ...]:
@@ -286,12 +310,7 @@ def _alike(one: Span, other: Span, code: Int64) -> bool:
     """Do two disjoint spans begin alike and have about the same length?"""
     if other.first <= one.last and one.first <= other.last:
         return False
-    if abs(one.length - other.length) > LIKE * max(one.length, other.length):
-        return False
-    head = min(one.length, other.length, 8)
-    return bool(
-        np.array_equal(code[one.first : one.first + head], code[other.first : other.first + head])
-    )
+    return alike(code[one.first : one.last + 1], code[other.first : other.last + 1])
 
 
 def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[list[Block]]:

@@ -29,6 +29,16 @@ from recompute_scan.trace.columns import Int64
 SHORT_RUN = 3
 # How far from that place, in operators, a short run may end.
 NEAR = 8
+# Two layers of one kind, or two forward passes, differ by no more of their operators.
+LIKE = 0.2
+
+
+def alike(one: Int64, other: Int64) -> bool:
+    """Do two sequences of codes begin alike and have about the same length?"""
+    if abs(len(one) - len(other)) > LIKE * max(len(one), len(other)):
+        return False
+    head = min(len(one), len(other), 8)
+    return np.array_equal(one[:head], other[:head])
 
 
 class Run(Struct, frozen=True):

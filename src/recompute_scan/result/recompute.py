@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -160,6 +162,16 @@ class Region(Struct, frozen=True):
         parts = any(one.around == "part" for one in self.checkpoints)
         more = self.recompute_runs_per_backward - 1
         return parts and 4 * (self.mean_recompute - 1) < 3 * more
+
+
+# The recorder's name for a run of modules that one checkpoint covers: ``layers.0-1``.
+_SEVERAL = re.compile(r"(^|\.)\d+-\d+$")
+
+
+def of_blocks(some: Sequence[Region], every: Sequence[Region]) -> str:
+    """How many of all rows these are: ``3 of 8 blocks``, or segments where one has several modules."""
+    segments = any(_SEVERAL.search(region.module or "") for region in every)
+    return f"{len(some)} of {len(every)} {'segments' if segments else 'blocks'}"
 
 
 class ProofOp(Struct, frozen=True):
