@@ -111,8 +111,8 @@ _READY_TWICE = Signature(
     cause="""A reentrant checkpoint runs its own backward pass. With
         find_unused_parameters=True, DDP has already marked its parameters as ready. Or one
         module runs more than once per forward pass. The message does not say which.""",
-    fix="""Use the non-reentrant variant (use_reentrant=False), which helps in both cases. Or
-        set find_unused_parameters=False if every parameter is used.""",
+    fix="""Use the non-reentrant variant (use_reentrant=False), which helps in both cases. In
+        the first, find_unused_parameters=False helps too, if every parameter is used.""",
     gradients=NON_REENTRANT,
     versions="All versions of torch; reentrant checkpoints.",
     sources=("huggingface/accelerate/issues/389", "huggingface/transformers/issues/23018"),
