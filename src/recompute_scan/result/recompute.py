@@ -169,7 +169,7 @@ _SEVERAL = re.compile(r"(^|\.)\d+-\d+$")
 
 
 def of_blocks(some: Sequence[Region], every: Sequence[Region]) -> str:
-    """How many of all rows these are: ``3 of 8 blocks``, or segments where one has several modules."""
+    """How many of all rows: ``3 of 8 blocks``, or segments where one has several modules."""
     segments = any(_SEVERAL.search(region.module or "") for region in every)
     return f"{len(some)} of {len(every)} {'segments' if segments else 'blocks'}"
 
