@@ -353,7 +353,7 @@ def test_micro_batches_ahead_of_the_first_backward_are_no_layers(
     """Pipeline schedules: 1F1B on the last rank and on the one before it, and GPipe."""
     stage = Stage()
 
-    def schedule(_: Blocks, __: Any) -> None:
+    def schedule(*__: Any) -> None:
         held: list[Tensor] = []
         for _ in range(4):
             if len(held) == ahead:
