@@ -36,7 +36,7 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
-    "lines of src": (72_283, 52_000),
+    "lines of src": (72_272, 52_000),
     "lines of tests": (65_749, 46_000),
     "lines of benchmarks": (6_400, 5_500),
     "modules over 700 lines": (0, 0),
