@@ -24,7 +24,7 @@ _SYMPTOMS = {
     "RS122": "Recording a CUDA graph fails in a checkpoint",
     "RS125": "A library warns that checkpointing is switched on twice under FSDP",
     "RS130": "A reentrant checkpoint meets a limit of its variant",
-    "RS131": "Checkpointing cannot be switched on",
+    "RS131": "Checkpointing cannot be switched on or run",
     "RS132": "torch.compile, torch.func or an export refuses a checkpoint",
     "RS133": "A recompute of FP8 layers lacks its FP8 state",
     "RS209": "A collective or barrier timed out",
@@ -102,14 +102,16 @@ def _first(text: str) -> tuple[str, str]:
 def _cause(one: Signature, example: str | None, seen: set[str], *, alike: bool) -> list[str]:
     """One of several causes of a failure; ``alike`` if their fixes have one warning.
 
-    A fix or warning that the page has given before (``seen``) is not printed again.
+    A fix, warning or versions that the page has given before (``seen``) are not printed again.
     """
     parts = [f"## {one.title}", *_log(example)]
     parts += [_wrapped(one.cause), _wrapped(f"**Fix.** {_once(one.fix, seen)}")]
     parts += [one.more.strip()] if one.more else []
     if one.gradients and not alike:
         parts.append(_wrapped(f"**Safe?** {_once(one.gradients, seen)}"))
-    return [*parts, _wrapped(f"*{_versions(one)}*")]
+    versions = _versions(one)
+    known = one.versions == _ANY_VERSION
+    return [*parts, _wrapped(f"*{versions if known else _once(versions, seen)}*")]
 
 
 def _log(example: str | None) -> list[str]:

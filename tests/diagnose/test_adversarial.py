@@ -527,8 +527,7 @@ def test_a_traceback_in_the_launchers_summary_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "steps", "codes"),
-    [("main", 0, ["RS104"]), ("main", 10, []), ("validate", 0, [])],
+    ("function", "steps", "codes"), [("main", 0, ["RS104"]), ("main", 10, []), ("validate", 0, [])]
 )
 def test_a_warning_counts_for_the_step_that_it_came_in(
     function: str, steps: int, codes: list[str]

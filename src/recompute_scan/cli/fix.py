@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recompute_scan.cli.output import (
-    clear,
-    debug_option,
-    files,
-    progress,
-    say,
-    verbose_option,
-)
+from recompute_scan.cli.output import clear, debug_option, files, progress, say, verbose_option
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.terminal import colored, inert, width
 
@@ -46,12 +39,7 @@ if TYPE_CHECKING:
 @verbose_option
 @debug_option
 def fix(
-    folder: str,
-    args: tuple[str, ...],
-    wanted: str | None,
-    yes: bool,
-    root: Path,
-    verbose: bool,
+    folder: str, args: tuple[str, ...], wanted: str | None, yes: bool, root: Path, verbose: bool
 ) -> int:
     """Show the fix of FOLDER as a diff, apply it, measure it, or undo it.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from recompute_scan.crash import Frame
+from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.tracebacks import doing, evaluates
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, RANDOM_STATE, REENTRANT
@@ -29,6 +29,13 @@ _CALLED = re.compile(
     r"checkpoint\w{0,80}\.py:(?:checkpoint\w{0,80}|apply)$|tensor_parallel/random\.py:checkpoint$"
     r"|transformer_engine/pytorch/distributed\.py:checkpoint$"
 )
+# Not what checks a recompute, nor what switches checkpointing on.
+_OWN_CODE = re.compile(
+    r"torch/utils/checkpoint\.py:(?:checkpoint(?:_sequential)?|detach_variable|forward|backward)$"
+    r"|-packages/\S{1,300}(?:gradient|activation)_checkpoint\w{0,80}\.py:(?:for|back)ward$"
+    r"|checkpoint\w{0,80}(?:/__init__)?\.py:\w{0,80}grad(?:ient)?_checkpoint\w{0,80}(?<!able)$"
+)
+_CALLS_BLOCK = re.compile(r"(?:function|fn|func|forward|layer|block|module)\w*\(")
 _DEVICE_MODULES = re.compile(r"torch/(?:cuda/)?__init__\.py:|torch/random\.py:|contextlib\.py:")
 _CHECKPOINTS = re.compile(r"utils/checkpoint\.py:")
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
@@ -52,6 +59,13 @@ def _asks_device(frames: Sequence[Frame]) -> int | None:
     while index > 0 and _DEVICE_MODULES.search(frames[index].site):
         index -= 1
     return index if _CHECKPOINTS.search(frames[index].site) else None
+
+
+def _fails_itself(frames: Sequence[Frame]) -> int | None:
+    """The innermost frame, where it is a checkpoint function's, and its line calls no block."""
+    last = frames[-1]
+    own = _OWN_CODE.search(last.site) and not _CALLS_BLOCK.search(last.source or "block(")
+    return len(frames) - 1 if own else None
 
 
 def _nested(frames: Sequence[Frame]) -> int | None:
@@ -137,16 +151,6 @@ SIGNATURES = (
     WARNED,
     Signature(
         code="RS105",
-        cause_name="old-torch",
-        message=re.compile(r"^Unexpected keyword arguments: [\w,]*\buse_reentrant\b"),
-        title="This torch is too old for the argument use_reentrant",
-        cause="A library passes use_reentrant, which torch takes from 1.11 on.",
-        fix="Upgrade torch, or install a version of the library that fits this torch.",
-        versions="torch before 1.11.",
-        sources=("huggingface/diffusers/issues/5557",),
-    ),
-    Signature(
-        code="RS105",
         cause_name="keyword-arguments",
         error="ValueError",
         message=re.compile(
@@ -157,27 +161,11 @@ SIGNATURES = (
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes only positional arguments on.",
         fix="""Use the non-reentrant variant: use_reentrant=False. Or pass the arguments by
-            position.""",
+            position. If the message names use_reentrant itself, upgrade torch (1.11).""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
-        sources=(CHECKPOINT_DOCS,),
+        sources=("huggingface/diffusers/issues/5557", CHECKPOINT_DOCS),
         checked="reproduced",
-    ),
-    Signature(
-        code="RS106",
-        cause_name="library",
-        message=re.compile(r"Checkpointing is not compatible with \.grad\(\)"),
-        where=innermost(r"^(?!.*torch/utils/checkpoint\.py)"),
-        title="A library's own checkpoint was asked for the gradients of chosen inputs",
-        cause="""The checkpoint function in the last frame runs its own backward pass over the
-            whole block. It cannot serve torch.autograd.grad or backward(inputs=...).""",
-        fix="""Call .backward() on the loss, without inputs=. Or switch the recompute off: in
-            Megatron-core --recompute-granularity, in NeMo recompute_granularity.""",
-        versions="Megatron-core, all versions, and functions copied from it.",
-        sources=(
-            "https://docs.nvidia.com/megatron-core/developer-guide/latest/index.html",
-            CHECKPOINT_DOCS,
-        ),
     ),
     Signature(
         code="RS106",
@@ -190,7 +178,8 @@ SIGNATURES = (
         cause="""The reentrant variant runs its own backward pass over the whole block. It cannot
             serve torch.autograd.grad or backward(inputs=...).""",
         fix="""Use the non-reentrant variant: use_reentrant=False. Or call .backward() on the loss,
-            without inputs=. A library's checkpoint may lack use_reentrant.""",
+            without inputs=. Megatron-core's own function and copies of it lack use_reentrant:
+            switch the recompute off (--recompute-granularity).""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(f"{_TORCH}51743", CHECKPOINT_DOCS),
@@ -274,7 +263,7 @@ SIGNATURES = (
         fix="""If forward was replaced, let the checkpoint call the original. Otherwise nest fewer,
             or checkpoint several layers at once. For many in a row, upgrade torch (2.13 runs
             3,000).""",
-        versions="Nested: all versions of torch. Side by side: reported with torch 0.4.",
+        versions="Side by side: reported with torch 0.4.",
         sources=(f"{_TORCH}6959",),
         checked="reproduced",
     ),
@@ -305,6 +294,38 @@ def _changed_in_place(frames: Sequence[Frame]) -> int | None:
     found = _READS_INPUT(frames)
     return _RECOMPUTES(frames) if found is None else found
 
+
+# Where queries, keys, positions or masks do not fit each other.
+_UNFIT = re.compile(
+    r"^The (?:(?:expanded )?size of |shape of the mask )|^Expected size for first two dimensions of"
+)
+_LENGTH = re.compile(r"[(\[](?:\d{1,18}, ){0,8}(\d{1,18})[)\]]")
+_CACHE_TAKEN = re.compile(
+    r"[Cc]ach.{1,20}is incompatible with gradient checkpointing.{0,80}?\. Setting "
+)
+
+
+def _one_token(raised: Raised) -> bool:
+    """Do two lengths differ by the token that is new, or is one of them that token alone?"""
+    found = [int(length) for length in _LENGTH.findall(raised.message)[:2]]
+    return len(found) > 1 and min(found) > 0 and (1 in found or abs(found[0] - found[1]) == 1)
+
+
+_UNCACHED = Signature(
+    code="RS136",
+    cause_name="checkpointed",
+    error="RuntimeError|IndexError|ValueError",
+    message=_UNFIT,
+    where=doing("generation"),
+    fits=lambda raised: _one_token(raised) and some(_CALLED.pattern)(raised.frames) is not None,
+    title="generate() ran in training mode, where checkpointing drops the key-value cache",
+    cause="""With checkpointing on, transformers drops the cache in training mode, but generate()
+        still passes new tokens alone.""",
+    fix="""Call model.eval() before generate() and model.train() after it. If a trainer calls it,
+        upgrade the trainer or switch checkpointing off.""",
+    versions="transformers 4.48. 5.23 raises nothing, but generates other tokens.",
+    sources=(f"{_HF}36051", "huggingface/trl/issues/2878"),
+)
 
 CHECKPOINTING_SIGNATURES = (
     Signature(
@@ -347,6 +368,18 @@ CHECKPOINTING_SIGNATURES = (
         versions="Selective checkpoints, public since torch 2.5.",
         sources=("NVIDIA-NeMo/Automodel/pull/3330",),
         checked="reproduced",
+    ),
+    Signature(
+        code="RS108",
+        cause_name="higher-order",
+        error="NotImplementedError",
+        message=re.compile(r"no rule registered for HOP .{1,200}?_Cach(?:ing|ed)TorchDispatchMode"),
+        title="A selective checkpoint met an operator that this torch cannot keep or run again",
+        cause="""A higher-order operator, such as flex_attention, needs a rule there. This version
+            has none for it.""",
+        fix="Upgrade torch (2.13 has flex_attention's), or drop the policy for that block.",
+        versions="Reported in 2024 and 2025.",
+        sources=(f"{_TORCH}147879", "pytorch/pytorch/pull/150080"),
     ),
     Signature(
         code="RS109",
@@ -420,9 +453,8 @@ CHECKPOINTING_SIGNATURES = (
             that ships with a model (trust_remote_code, a fork, a plugin) fits one version of
             transformers or diffusers.""",
         fix="""Install the version that the model's code was written for, or newer model code.
-            transformers changed the call in 4.35 and accepts the old form with `value` from 4.36;
-            diffusers changed it in 0.33. In your own class, delete the method: the base class has
-            one.""",
+            transformers takes the old form with `value` from 4.36. In your own class, delete the
+            method: the base class has one.""",
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
         sources=(f"{_HF}27596", "zai-org/ChatGLM3/issues/380", "tianweiy/CausVid/issues/63"),
         checked="reproduced",
@@ -431,11 +463,12 @@ CHECKPOINTING_SIGNATURES = (
         code="RS131",
         cause_name="no-function",
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
-        title="A model's checkpointing flag was set by hand, so it has no checkpoint function",
-        cause="""transformers sets the flag gradient_checkpointing together with the checkpoint
-            function. Here only the flag is set, or on another module.""",
+        title="A module was to run checkpointed, and has no checkpoint function",
+        cause="""transformers sets the flag gradient_checkpointing and the function together. Here
+            the flag was set alone, or code asks a module that gets neither.""",
         fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers
-            5.23 activation_checkpointing_enable()) on the whole, finished model.""",
+            5.23 activation_checkpointing_enable()) on the whole, finished model. If a library
+            does it, upgrade that.""",
         versions="transformers 4.35 and later; seen with 5.23.",
         sources=(f"{_HF}30264", f"{_HF}30544"),
         checked="reproduced",
@@ -454,7 +487,6 @@ CHECKPOINTING_SIGNATURES = (
             use_cache=False. Or upgrade the model's code. In your own class, set
             supports_gradient_checkpointing to True and derive layers from
             GradientCheckpointingLayer.""",
-        versions="transformers and diffusers, all versions.",
         sources=("mosaicml/llm-foundry/issues/399", "huggingface/transformers/issues/17464"),
         checked="reproduced",
     ),
@@ -463,27 +495,12 @@ CHECKPOINTING_SIGNATURES = (
         cause_name="wrong-name",
         message=re.compile(rf"has no attribute '(?:{_SWITCHES}|set_grad_checkpointing)'"),
         title="The object has no method of this name that switches checkpointing on",
-        cause="""Names differ: gradient_checkpointing_enable in transformers (from 5.23
-            activation_checkpointing_enable), enable_gradient_checkpointing in diffusers,
-            set_grad_checkpointing in timm. Wrappers such as DistributedDataParallel and
-            DeepSpeed's engine hide the model's methods.""",
-        fix="""Call your library's method before wrapping, or on model.module. A class that holds a
-            model needs a method that calls the inner model's. If the class of this version lacks
-            it, upgrade the library.""",
+        cause="""Names differ: gradient_checkpointing_enable in transformers,
+            enable_gradient_checkpointing in diffusers, set_grad_checkpointing in timm. Wrappers
+            such as DistributedDataParallel and DeepSpeed's engine hide the model's methods.""",
+        fix="""Call your library's method before wrapping, or on model.module. In a class that
+            holds a model, write one that calls the inner model's. Or upgrade the library.""",
         sources=("cloneofsimo/lora/issues/126", "deepspeedai/DeepSpeedExamples/issues/578"),
-    ),
-    Signature(
-        code="RS131",
-        cause_name="partial",
-        message=re.compile(r"'functools\.partial' object has no attribute '__self__'"),
-        where=innermost(r"checkpoint"),
-        title="A checkpoint function expects a layer's method, and got a functools.partial",
-        cause="""transformers passes the layer's call inside a functools.partial, and this
-            library's function expects the method.""",
-        fix="""Upgrade the library of the last frame (axolotl and LLaMA-Factory: April 2025 or
-            newer), or use its plain checkpointing without offloading.""",
-        versions="transformers 4.51 and later, with older axolotl or LLaMA-Factory.",
-        sources=("axolotl-ai-cloud/axolotl/issues/2561", "hiyouga/LlamaFactory/issues/7699"),
     ),
     Signature(
         code="RS131",
@@ -511,9 +528,25 @@ CHECKPOINTING_SIGNATURES = (
         cause="""A checkpoint asks torch for the device's random state and autocast settings. This
             version has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (1.11).""",
         fix="""On XLA call torch_xla.utils.checkpoint.checkpoint. Otherwise upgrade torch, which
-            supports XPU and meta by now. Training without checkpoints needs more memory.""",
+            supports XPU and meta by now.""",
         versions="MPS and XLA are open upstream.",
         sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
+    ),
+    Signature(
+        code="RS131",
+        cause_name="function",
+        error=r"(?:Type|Attribute|Value|Key|Index|Name|UnboundLocal|ZeroDivision|Runtime)Error",
+        message=re.compile(""),
+        where=_fails_itself,
+        fits=lambda raised: raised.name != "RuntimeError" or "Boolean value of" in raised.message,
+        unsure=True,
+        title="A checkpoint function itself failed, not the block that it runs",
+        cause="""It cannot take an argument (None, an object, a functools.partial, more segments
+            than layers), or its library's version does not fit the others.""",
+        fix="""Pass tensors by position, the rest by a closure. If a library calls it, upgrade
+            the last frame's library (axolotl and LLaMA-Factory: April 2025 or newer), or use
+            torch's function.""",
+        sources=("axolotl-ai-cloud/axolotl/issues/2561", f"{_TORCH}152752"),
     ),
     Signature(
         code="RS134",
@@ -545,6 +578,15 @@ CHECKPOINTING_SIGNATURES = (
         versions="All versions of torch.",
         sources=("https://docs.pytorch.org/docs/stable/notes/autograd.html",),
         checked="reproduced",
+    ),
+    _UNCACHED,
+    replace(
+        _UNCACHED,
+        cause_name="warned",
+        fits=_one_token,
+        nearby=_CACHE_TAKEN,
+        title="generate() failed after checkpointing dropped the key-value cache",
+        cause="The quoted line says so: the model is in training mode.",
     ),
     Signature(
         code="RS132",

@@ -85,8 +85,8 @@ TIMED_OUT = Signature(
     code="RS209",
     cause_name="slow",
     title="A collective did not finish within the process group's timeout",
-    cause="""The ranks in the log wait in the same collective. A missing rank died or was slow, or
-        the collective itself is stuck (network, GPU).""",
+    cause="""The ranks in the log wait in the same collective. A missing rank died, was slow or took
+        another path, or the collective itself is stuck.""",
     fix="""Find the missing rank and the first error of any rank. If it was only slow (loading,
         saving, compiling), pass a longer timeout to init_process_group.""",
     sources=(_DISTRIBUTED,),

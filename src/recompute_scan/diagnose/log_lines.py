@@ -89,6 +89,7 @@ def is_telling(line: bytes) -> bool:
         or b"requires_grad=True" in line
         or b"AllGather" in line
         or b"checkpointed layers" in line
+        or b" with gradient checkpointing" in line
         or b".py](http" in line
         or b"ecompil" in line
         or b"cache_size_limit" in line
@@ -128,7 +129,7 @@ def is_warning(text: str) -> bool:
     return any(
         words in text
         for words in ("Warning: ", "use_reentrant", "requires_grad=True", "AllGather", "ed layers")
-    )
+    ) or (" with gradient checkpointing" in text)
 
 
 # torch.compile compiles a function again, or unsloth gives up.

@@ -345,10 +345,7 @@ _COUNT = Signature(
         torch.utils.checkpoint.set_checkpoint_debug_enabled(True) lists the operators of both
         runs.""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
-    sources=(
-        "facebookresearch/xformers/issues/1126",
-        CHECKPOINT_DOCS,
-    ),
+    sources=("facebookresearch/xformers/issues/1126", CHECKPOINT_DOCS),
     checked="reproduced",
 )
 

@@ -21,14 +21,7 @@ import torch.distributed as dist
 from msgspec import Struct
 from torch import nn
 
-from recompute_scan.cost.arrangement import (
-    KEEP,
-    OFFLOAD,
-    PART,
-    RECOMPUTE,
-    SELECTIVE,
-    Choices,
-)
+from recompute_scan.cost.arrangement import KEEP, OFFLOAD, PART, RECOMPUTE, SELECTIVE, Choices
 from recompute_scan.cost.plan import Planner, Wish
 from recompute_scan.errors import InputError, RunError
 from recompute_scan.files import content
@@ -109,10 +102,7 @@ def measured(
         candidates=candidates,
         runs=tuple(
             ModuleRun(
-                place,
-                begin,
-                -1 if place in fixed else look.backward_began(run, parts[run]),
-                around,
+                place, begin, -1 if place in fixed else look.backward_began(run, parts[run]), around
             )
             for run, (place, begin, around) in enumerate(runs)
         ),

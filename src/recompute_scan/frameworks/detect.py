@@ -66,6 +66,7 @@ NAMES = {
     "RS133": "fp8-state-lost",
     "RS134": "offloading-out-of-order",
     "RS135": "checkpoint-input-changed",
+    "RS136": "generation-without-cache",
     "RS201": "weights-only-sharded-save",
     "RS202": "optimizer-state-dtype-mismatch",
     "RS203": "sharded-padding-assert",

@@ -173,8 +173,7 @@ def _of_settings() -> tuple[Signature, ...]:
                 r"|^distribute_saved_activations: .{1,40} must be false"
             ),
             title="Megatron refuses this combination of recompute settings",
-            cause="""Granularity full needs recompute_method (uniform or block) and
-                recompute_num_layers. Granularity selective takes recompute_modules instead.""",
+            cause="Full recompute needs a method and a number of layers; selective needs modules.",
             fix="""Set --recompute-granularity full with --recompute-method and
                 --recompute-num-layers, or selective with --recompute-modules. With Primus before
                 pull request 965, use recompute_layer_ids or multi-token prediction, not both.""",

@@ -19,12 +19,7 @@ _CODE_OF_MODELS = "transformers_modules"
 
 # Modules of this folder. The first mechanism that fits a place counts, so modules that name their
 # places more narrowly come first.
-_FRAMEWORKS = (
-    "trainers",
-    "huggingface",
-    "parallel",
-    "pytorch",
-)
+_FRAMEWORKS = ("trainers", "huggingface", "parallel", "pytorch")
 _MODULES = tuple(vars(import_module(f"{__package__}.{name}")) for name in _FRAMEWORKS)
 MECHANISMS: tuple[Mechanism, ...] = tuple(m for module in _MODULES for m in module["MECHANISMS"])
 
@@ -36,11 +31,7 @@ def find_mechanism(name: str | None) -> Mechanism | None:
 
 @lru_cache  # asked of every checkpoint call while steps are timed, in few different ways
 def recognise(
-    asking: str,
-    switching: tuple[str, ...] = (),
-    *,
-    selective: bool = False,
-    own: bool = False,
+    asking: str, switching: tuple[str, ...] = (), *, selective: bool = False, own: bool = False
 ) -> Mechanism:
     """The mechanism behind a checkpoint call.
 

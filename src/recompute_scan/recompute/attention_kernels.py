@@ -94,9 +94,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     # Dao-AILab/flash-attention: flash_attn/cute/flash_fwd_sm90.py, flash_bwd_sm90.py,
     # flash_fwd_sm100.py, flash_bwd_sm100.py.
     KernelFamily(
-        "flash_attention_4",
-        r"FlashAttentionForwardSm\d+",
-        r"FlashAttentionBackwardSm\d+",
+        "flash_attention_4", r"FlashAttentionForwardSm\d+", r"FlashAttentionBackwardSm\d+"
     ),
     # cuDNN names what it generates after the graph. Transformer Engine's fused attention runs it
     # too. Helpers: cudnn::fusion::compute_dot_do_o…, convert_dq_to_16bits, … Source: profiles in
@@ -104,18 +102,12 @@ FAMILIES: tuple[KernelFamily, ...] = (
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_…,
     # …_flash_bprop_wgmma_f16_knob_26_64x64x128_….
     KernelFamily(
-        "cudnn_attention",
-        r"cudnn_generated_\w*sdpa_\w*fprop",
-        r"cudnn_generated_\w*sdpa_\w*bprop",
+        "cudnn_attention", r"cudnn_generated_\w*sdpa_\w*fprop", r"cudnn_generated_\w*sdpa_\w*bprop"
     ),
     # torch's and xFormers' memory-efficient attention: F forward, B backward, one kernel each.
     # Source: pytorch/pytorch: aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/;
     # forward seen in traces/public/a100-segment-anything-inference.
-    KernelFamily(
-        "efficient_attention",
-        rf"{_BEGIN}fmha_cutlassF_",
-        rf"{_BEGIN}fmha_cutlassB_",
-    ),
+    KernelFamily("efficient_attention", rf"{_BEGIN}fmha_cutlassF_", rf"{_BEGIN}fmha_cutlassB_"),
     # Transformer Engine's, Megatron's and Apex's unfused attention: its masked softmax runs once
     # per call and in attention only. torch's own softmax_warp_forward is anybody's. Source:
     # NVIDIA/TransformerEngine: transformer_engine/common/fused_softmax/.

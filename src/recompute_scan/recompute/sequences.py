@@ -126,21 +126,12 @@ class ForwardSequence:
         fits = wanted[after.start : after.start + room] == self.codes[run.stop : run.stop + room]
         more = room if fits.all() else int(np.flatnonzero(~fits)[0])
         later = replace(
-            after,
-            start=after.start + more,
-            place=after.place + more,
-            length=after.length - more,
+            after, start=after.start + more, place=after.place + more, length=after.length - more
         )
         return [later, replace(run, length=run.length + more)]
 
     def _best(
-        self,
-        wanted: Int64,
-        end: int,
-        low: int,
-        high: int,
-        expected: int,
-        runs: list[Run],
+        self, wanted: Int64, end: int, low: int, high: int, expected: int, runs: list[Run]
     ) -> Run | None:
         after = runs[-1] if runs else None
         on = expected if after is None else after.place - 1

@@ -301,15 +301,7 @@ NEEDED = (
     Said("recomputes that no checkpoint asked for", lambda r: not by_checkpoints(r)),
 )
 # Of these groups the first that is true is printed, of MEANING all that are.
-FIRST_TRUE = (
-    NEEDED,
-    UNKNOWN_NOTE,
-    RECOMPUTES_NOTE,
-    SHARE_NOTE,
-    STEP_NOTE,
-    CHECKING,
-    NO_CALL_SITES,
-)
+FIRST_TRUE = (NEEDED, UNKNOWN_NOTE, RECOMPUTES_NOTE, SHARE_NOTE, STEP_NOTE, CHECKING, NO_CALL_SITES)
 FIXED = (*MEANING, *(said for group in FIRST_TRUE for said in group))
 
 

@@ -46,13 +46,7 @@ from recompute_scan.trace.columns import (
     Trace,
     refuse,
 )
-from recompute_scan.trace.database import (
-    TEXT_CHARS,
-    UNKNOWN,
-    UNREADABLE,
-    Database,
-    open_database,
-)
+from recompute_scan.trace.database import TEXT_CHARS, UNKNOWN, UNREADABLE, Database, open_database
 
 _OPERATORS = ("aten::", "autograd::engine::", "torch::autograd::", "prims::")
 _SIZES = re.compile(r"\[[\[\], 0-9]*\]")

@@ -12,14 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.result.watched_step import Kept, KeptKind, Needs, Work, WorkKind
-from recompute_scan.work.ledger import (
-    BackwardPass,
-    Ledger,
-    Line,
-    Memory,
-    ModuleCall,
-    Operation,
-)
+from recompute_scan.work.ledger import BackwardPass, Ledger, Line, Memory, ModuleCall, Operation
 
 # Less is not worth a change: of the step, in all, and for each operator.
 SHARE, LEAST_MS, LEAST_OPERATOR_MS = 0.01, 0.2, 0.02
