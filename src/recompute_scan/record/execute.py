@@ -20,7 +20,7 @@ import threading
 import traceback
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import PathFinder
 from operator import is_
 from pathlib import Path
@@ -353,7 +353,9 @@ class _Theirs:
 
     def either(self, was: Any, now: Any) -> Any:
         """The one before the script for us, and the script's for its threads."""
-        return _Either(was, now, self) if self._idents and now is not _GONE else was
+        # `Path` asks whether a class is `Path` itself.
+        can = self._idents and now is not _GONE and was is not Path
+        return _Either(was, now, self) if can else was
 
 
 class _Either:
@@ -458,11 +460,6 @@ def as_before() -> Iterator[None]:
     """
     with _before(_Theirs(), replaced()):
         yield
-
-
-def unheard() -> AbstractContextManager[None]:
-    """The audit hooks of the script see nothing of the body."""
-    return _before(_Theirs(), ())
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from typing import Any
 from msgspec import Struct
 
 from recompute_scan.files import content
-from recompute_scan.record.execute import StopRecording, unheard
+from recompute_scan.record.execute import StopRecording
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
 # with a main thread that waits while others work. A loader of torch's waits 5 s for a worker.
@@ -77,8 +77,7 @@ def _moves(main: int) -> _Moves:
 
 def place_of(thread: int) -> tuple[tuple[int, int], ...]:
     """Where a thread is in its Python code, the innermost call first."""
-    with unheard():
-        frame = sys._current_frames().get(thread)
+    frame = sys._current_frames().get(thread)
     places = []
     while frame is not None:
         places.append((id(frame.f_code), frame.f_lasti))
