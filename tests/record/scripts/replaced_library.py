@@ -62,7 +62,6 @@ for for_good in (False, True):
     for one in reversed(made):
         one.start()
     if for_good:
-        sys.setrecursionlimit(130)
         sys.meta_path.insert(0, Finder)
         sys.addaudithook(audit)
         finds[0].start()
@@ -72,3 +71,4 @@ for for_good in (False, True):
     for one in () if for_good else made:
         one.stop()
     sys.stdout.write(f"{called - {'time.time'}} {trainer.step().hex()}\n")
+sys.setrecursionlimit(70)
