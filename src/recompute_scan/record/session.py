@@ -402,7 +402,7 @@ class Session:
             leave_now(HUNG)
 
     def _audit(self, call: Call, hook: Any) -> None:
-        self._guard.did = "added an audit hook"
+        self._guard.own = "audit hook"
         call(unless_for_us(hook))
 
     def _idles(self) -> bool:
