@@ -365,7 +365,7 @@ class _Either:
         choose = lambda: now if get_ident() in theirs else was  # noqa: E731
         object.__setattr__(self, "_choose", choose)
 
-    __class__ = property(lambda self: self._choose().__class__)  # type: ignore[assignment]
+    __class__ = property(lambda self: self._choose().__class__)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._choose(), name)
