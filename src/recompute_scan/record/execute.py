@@ -399,7 +399,7 @@ class _Finder:
         self._finders, self._path = list(sys.meta_path), list(sys.path)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the first finder that knows the module says of it; ``None`` in other threads."""
+        """Spec by the first finder that knows the module; ``None`` in other threads."""
         for one in self._finders if get_ident() in self._theirs else ():
             places = self._path if path is None and one is PathFinder else path
             if (spec := one.find_spec(name, places, target)) is not None:
