@@ -203,9 +203,7 @@ def test_python_imports_and_opens_again_behind_a_script_that_had_it_stop(
     clears += "\nsys.modules['re'] = sys.modules['colorsys'] = None"
     write_script(tmp_path, f"import builtins, os, sys\n{clears}\nbuiltins.open = os.stat = None\n")
     assert run_here(tmp_path, capsys, "train.py")[0].exit_status == 0
-    lists = sys.path_hooks.__setitem__, sys.meta_path.__setitem__
-    for function in (execute._put, sys.modules.update, *lists):
-        atexit.unregister(function)  # or the script's would be back where the tests end
+    atexit.unregister(execute._give_back)  # or the script's would be back where the tests end
     assert __import__("re").escape(__import__("colorsys").__name__) == "colorsys"
     (tmp_path / "found_again.py").write_text("number = 7\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -101,6 +101,7 @@ class Guard:
         failure: What has ended the recording, in one sentence; ``None`` while nothing has.
         is_bug: Whether that is a bug of ours. Else the GPU has failed, which torch reports to
             its next callers: to us, and then to the script.
+        own: What the script has added that may make functions fail that we call.
         on_failure: What ends the recording; called once, in whatever thread the bug showed.
         settle: What is still to be done in another thread, or later; called now and then.
         left_out: What could not be recorded because of something unforeseen, one sentence each.
@@ -110,6 +111,7 @@ class Guard:
         self._what = what
         self.failure: str | None = None
         self.is_bug = False
+        self.own = ""
         self.on_failure: Callable[[], None] = lambda: None
         self.settle: Callable[[], None] = lambda: None
         self.left_out: list[str] = []
@@ -224,21 +226,19 @@ class Guard:
             ends(cast("Exception", error))
             return True
         if self.failure is None:
-            names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
+            names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in [*replaced()][:3])
             with as_before():
-                self._end(error, "" if _is_ours(error) else names)
+                self._end(error, "" if _is_ours(error) else names or self.own)
         return True
 
-    def _end(self, error: BaseException, replaced: str) -> None:
-        """The recording ends with it, while the script had replaced these functions, if any."""
+    def _end(self, error: BaseException, own: str) -> None:
+        """The recording ends with it, which this of the script's own may have caused, if any."""
         of_device = is_device_error(error)
-        self.is_bug = not (of_device or replaced)
+        self.is_bug = not (of_device or own)
         where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
         self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
-        if replaced and not of_device:
-            self.failure = (
-                f"Recording failed, perhaps through the script's own {replaced}: {where}."
-            )
+        if own and not of_device:
+            self.failure = f"Recording failed, perhaps through the script's own {own}: {where}."
         elif self.is_bug:
             went_on = f"A bug in recompute-scan ended {self._what}, and the script went on"
             self.failure = f"{went_on}: {where} [E702]"
@@ -333,11 +333,10 @@ def _is_ours(error: BaseException) -> bool:
 
 def _place(trace: TracebackType | None) -> str:
     """Where the bug is, for a report of it."""
-    frames = traceback.extract_tb(trace)
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f" ({last.filename.rpartition('/')[2]}:{last.lineno}, {last.name})"
+    with suppress(Exception):  # the script may have replaced what this calls
+        last = traceback.extract_tb(trace)[-1]
+        return f" ({last.filename.rpartition('/')[2]}:{last.lineno}, {last.name})"
+    return ""
 
 
 Undo = Callable[[], None]
