@@ -5,8 +5,6 @@ there what needs no torch, then the README's commands with this environment's to
 ``--licenses`` lists what that installation brought instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """A real Chromium, and a page in it that records whatever a report should never do."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

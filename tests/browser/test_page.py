@@ -1,7 +1,5 @@
 """What a reader's browser does with a report: nothing behind their back, and all of it usable."""
 
-from __future__ import annotations
-
 import io
 import json
 import unicodedata

@@ -7,8 +7,6 @@ the forward pass's. A node bears the number and the thread of the operator that 
 operator would launch kernels is put into each one that computes.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

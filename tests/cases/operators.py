@@ -6,8 +6,6 @@ Each operator and its backward pass stand in a range of its name, which waits fo
 the device reaches in products of bf16 is printed as a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -6,8 +6,6 @@ it is the one around whole layers. A case whose repair leaves other work checkpo
 has none here.
 """
 
-from __future__ import annotations
-
 from .bystanders import optimizer_in_backward
 from .case import Build, Case
 from .distributed import shard

@@ -5,8 +5,6 @@ the repaired twin says nothing. Here only the order of what began and ended is k
 threads, and each begin and each end takes as long as its name says.
 """
 
-from __future__ import annotations
-
 import zlib
 
 from .kernel_names import Event

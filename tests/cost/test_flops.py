@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
@@ -220,6 +228,23 @@ def test_autocast_counts_the_products_in_the_type_they_run_in(tmp_path: Path) ->
     assert flops.forward_per_step == by_torch(training.forward)
     parsed = [parse_inputs(s) for s in load(tmp_path / "trace.json").signatures]
     assert {number_type(i) for i in parsed if i} >= {"bf16", "fp32"}
+
+
+def test_a_product_of_a_dtensor_that_a_recompute_only_enters_does_not_count(tmp_path: Path) -> None:
+    """Early stop ends it before its local product, which has half of the shape."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    mesh, half = init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+    def build() -> nn.Module:
+        up, down = nn.Linear(24, 48, bias=False), nn.Linear(48, 24, bias=False)
+        return parallelize_module(nn.Sequential(up, nn.Tanh(), down), mesh, half)
+
+    try:
+        flops = by_trace(Training(Model(build, (10, 24)), non_reentrant), tmp_path)
+    finally:
+        dist.destroy_process_group()
+    product = 2 * 10 * 24 * 24
+    assert (flops.forward_per_step, flops.recompute_per_step) == (3 * 2 * product, 2 * product)
 
 
 def test_a_grouped_convolution_counts_what_its_groups_do_apart(tmp_path: Path) -> None:

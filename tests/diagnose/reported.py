@@ -4,8 +4,6 @@ A version of a library that isn't installed is put into a folder for the time of
 what it depends on.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

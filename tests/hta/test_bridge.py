@@ -1,7 +1,5 @@
 """Frames of ours in HTA, against counting by hand; needs HTA itself (``make hta``)."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from pathlib import Path

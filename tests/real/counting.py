@@ -9,8 +9,6 @@ time of each step, from one step of an optimizer to the next. Under torchrun eac
 OUT.jsonRANK.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -7,8 +7,6 @@ what litgpt says of its models; torchtune gets a recipe, open_clip and diffusers
 diffusers is installed.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

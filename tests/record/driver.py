@@ -1,7 +1,5 @@
 """Records a script as the command line would: ``python driver.py OPTIONS_JSON``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python -m tests.reported [PART OF A NAME …]``
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -169,8 +169,6 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
 
 # Smaller savings, in % of a step, are not reported.
 _WORTH_SAYING = 0.5
-
-
 # Of the forward work: where less ran again, most of a model is in no block that recomputes.
 _HALF = 0.5
 

@@ -481,8 +481,8 @@ def _count(facts: RecomputeFacts) -> _Counted:
     calls, trace = facts.calls, facts.trace
     costly = calls.where(lambda name: name in _FORMULAS or _is_heavy(name))
     rows = np.flatnonzero(costly & (calls.kind == Kind.OP) & ~_idle(facts))
-    rows = rows[facts.structure.role[rows] != Role.BACKWARD]
-    rows = rows[facts.in_whole_step(rows)]
+    outside = facts.structure.role[rows] != Role.BACKWARD
+    rows = rows[outside & facts.in_whole_step(rows)]
     shapes = int(calls.dims.max(initial=0)) + 1
     pairs, which = np.unique(
         calls.name[rows].astype(np.int64) * shapes + calls.dims[rows], return_inverse=True
@@ -496,6 +496,10 @@ def _count(facts: RecomputeFacts) -> _Counted:
     value = np.array(flops, np.float64)[which]
     can = np.isfinite(value)
     inner = _innermost(facts, rows, can)
+    again = np.logical_or(*_parts(facts, rows)[2:])
+    # Elsewhere it holds another, as DTensor's do: the recompute stopped in it.
+    entered = np.isin(which, which[can & ~inner]) & ~np.isin(which, which[inner & ~again])
+    inner &= ~(again & entered)
     alone = ~can & ~_touches(facts, rows, rows[inner])
     alone[alone] = _innermost(facts, rows[alone], np.ones(int(alone.sum()), np.bool_))
     return _Counted(
@@ -511,9 +515,8 @@ def _is_heavy(name: str) -> bool:
     if "triton_" in name:
         # Inductor names its kernels after all that went into them; templates are products.
         return "triton_tem_" in name
-    if name.startswith("aten::"):
-        return vocabulary.family_of(name)[1] == "attention" and "math" not in name
-    return vocabulary.family_of(name)[1] == "attention" and "Backward" not in name
+    left_out = "math" if name.startswith("aten::") else "Backward"
+    return vocabulary.family_of(name)[1] == "attention" and left_out not in name
 
 
 def _idle(facts: RecomputeFacts) -> Bool:

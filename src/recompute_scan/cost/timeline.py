@@ -43,7 +43,6 @@ _SLOW_NS = 50_000
 # The most that a waiting call does besides.
 _OWN_NS = 5_000
 
-
 # The part of a name that differs between calls of one kind: numbers of steps and regions.
 _NUMBERED = re.compile(r"[?#].*", re.DOTALL)
 # Of the same interval in at least this many steps, one that takes more than this many times the
