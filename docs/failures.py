@@ -19,7 +19,7 @@ _WAITS = "The run waits until a timeout ends it"
 _WAITING = frozenset({"RS204", "RS209", "RS210", "RS211", "RS214"})
 # Where one code has causes of several kinds.
 _SYMPTOMS = {
-    "RS108": "A selective checkpoint fails in the backward pass",
+    "RS108": "A selective checkpoint fails",
     "RS114": "FSDP stops in a state that it did not expect",
     "RS122": "Recording a CUDA graph fails in a checkpoint",
     "RS125": "A library warns that checkpointing is switched on twice under FSDP",
@@ -102,16 +102,14 @@ def _first(text: str) -> tuple[str, str]:
 def _cause(one: Signature, example: str | None, seen: set[str], *, alike: bool) -> list[str]:
     """One of several causes of a failure; ``alike`` if their fixes have one warning.
 
-    A fix, warning or versions that the page has given before (``seen``) are not printed again.
+    A fix or warning that the page has given before (``seen``) is not printed again.
     """
     parts = [f"## {one.title}", *_log(example)]
     parts += [_wrapped(one.cause), _wrapped(f"**Fix.** {_once(one.fix, seen)}")]
     parts += [one.more.strip()] if one.more else []
     if one.gradients and not alike:
         parts.append(_wrapped(f"**Safe?** {_once(one.gradients, seen)}"))
-    versions = _versions(one)
-    known = one.versions == _ANY_VERSION
-    return [*parts, _wrapped(f"*{versions if known else _once(versions, seen)}*")]
+    return [*parts, _wrapped(f"*{_versions(one)}*")]
 
 
 def _log(example: str | None) -> list[str]:

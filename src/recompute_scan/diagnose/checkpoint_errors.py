@@ -33,9 +33,10 @@ _CALLED = re.compile(
 _OWN_CODE = re.compile(
     r"torch/utils/checkpoint\.py:(?:checkpoint(?:_sequential)?|detach_variable|forward|backward)$"
     r"|-packages/\S{1,300}(?:gradient|activation)_checkpoint\w{0,80}\.py:(?:for|back)ward$"
-    r"|checkpoint\w{0,80}(?:/__init__)?\.py:\w{0,80}grad(?:ient)?_checkpoint\w{0,80}(?<!able)$"
+    r"|checkpoint\w{0,80}(?:/__init__)?\.py:(?!_?(?:calc|init|is_|patch|prep|reset|set|unp|use))"
+    r"\w{0,80}grad(?:ient)?_checkpoint\w{0,80}(?<!able)$"
 )
-_CALLS_BLOCK = re.compile(r"(?:function|fn|func|forward|layer|block|module)\w*\(")
+_CALLS_BLOCK = re.compile(r"(?:function|fn|func|forward|layer|block|module)\w{0,80}(?:\[\w+\])?\(")
 _DEVICE_MODULES = re.compile(r"torch/(?:cuda/)?__init__\.py:|torch/random\.py:|contextlib\.py:")
 _CHECKPOINTS = re.compile(r"utils/checkpoint\.py:")
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
@@ -161,7 +162,7 @@ SIGNATURES = (
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes only positional arguments on.",
         fix="""Use the non-reentrant variant: use_reentrant=False. Or pass the arguments by
-            position. If the message names use_reentrant itself, upgrade torch (1.11).""",
+            position. If the message names use_reentrant itself, upgrade torch (2.1).""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=("huggingface/diffusers/issues/5557", CHECKPOINT_DOCS),
@@ -179,9 +180,9 @@ SIGNATURES = (
             serve torch.autograd.grad or backward(inputs=...).""",
         fix="""Use the non-reentrant variant: use_reentrant=False. Or call .backward() on the loss,
             without inputs=. Megatron-core's own function and copies of it lack use_reentrant:
-            switch the recompute off (--recompute-granularity).""",
+            switch the recompute off (leave --recompute-granularity out).""",
         gradients=NON_REENTRANT,
-        versions="All versions of torch, reentrant checkpoints.",
+        versions="Reentrant checkpoints of torch (reproduced) and Megatron-core.",
         sources=(f"{_TORCH}51743", CHECKPOINT_DOCS),
         checked="reproduced",
     ),
@@ -263,7 +264,7 @@ SIGNATURES = (
         fix="""If forward was replaced, let the checkpoint call the original. Otherwise nest fewer,
             or checkpoint several layers at once. For many in a row, upgrade torch (2.13 runs
             3,000).""",
-        versions="Side by side: reported with torch 0.4.",
+        versions="In a row: reported with torch 0.4.",
         sources=(f"{_TORCH}6959",),
         checked="reproduced",
     ),
@@ -280,7 +281,6 @@ SIGNATURES = (
         checked="message",
     ),
 )
-
 
 _CHECKPOINT_FILE = r"torch/utils/checkpoint\.py:"
 _RECOMPUTES = doing("recompute")
@@ -311,19 +311,23 @@ def _one_token(raised: Raised) -> bool:
     return len(found) > 1 and min(found) > 0 and (1 in found or abs(found[0] - found[1]) == 1)
 
 
+_GENERATES = some(r"/generation/utils\.py:")
 _UNCACHED = Signature(
     code="RS136",
     cause_name="checkpointed",
     error="RuntimeError|IndexError|ValueError",
     message=_UNFIT,
-    where=doing("generation"),
-    fits=lambda raised: _one_token(raised) and some(_CALLED.pattern)(raised.frames) is not None,
+    where=_GENERATES,
+    fits=lambda raised: (
+        _one_token(raised)
+        and (some(_CALLED.pattern)(raised.frames) or 0) > (_GENERATES(raised.frames) or 0)
+    ),
     title="generate() ran in training mode, where checkpointing drops the key-value cache",
     cause="""With checkpointing on, transformers drops the cache in training mode, but generate()
-        still passes new tokens alone.""",
+        still passes only new tokens.""",
     fix="""Call model.eval() before generate() and model.train() after it. If a trainer calls it,
         upgrade the trainer or switch checkpointing off.""",
-    versions="transformers 4.48. 5.23 raises nothing, but generates other tokens.",
+    versions="transformers from 4.37 on; 5.23 raises nothing but generates wrong tokens.",
     sources=(f"{_HF}36051", "huggingface/trl/issues/2878"),
 )
 
@@ -373,11 +377,11 @@ CHECKPOINTING_SIGNATURES = (
         code="RS108",
         cause_name="higher-order",
         error="NotImplementedError",
-        message=re.compile(r"no rule registered for HOP .{1,200}?_Cach(?:ing|ed)TorchDispatchMode"),
+        message=re.compile(r"no rule registered for H.{1,200}?_Cach(?:ing|ed)TorchDispatchMode"),
         title="A selective checkpoint met an operator that this torch cannot keep or run again",
         cause="""A higher-order operator, such as flex_attention, needs a rule there. This version
             has none for it.""",
-        fix="Upgrade torch (2.13 has flex_attention's), or drop the policy for that block.",
+        fix="Upgrade torch (2.13 supports flex_attention), or drop the policy for that block.",
         versions="Reported in 2024 and 2025.",
         sources=(f"{_TORCH}147879", "pytorch/pytorch/pull/150080"),
     ),
@@ -468,7 +472,7 @@ CHECKPOINTING_SIGNATURES = (
             the flag was set alone, or code asks a module that gets neither.""",
         fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers
             5.23 activation_checkpointing_enable()) on the whole, finished model. If a library
-            does it, upgrade that.""",
+            does it, upgrade the library.""",
         versions="transformers 4.35 and later; seen with 5.23.",
         sources=(f"{_HF}30264", f"{_HF}30544"),
         checked="reproduced",
@@ -527,8 +531,8 @@ CHECKPOINTING_SIGNATURES = (
         title="torch's checkpoint function does not work on this device",
         cause="""A checkpoint asks torch for the device's random state and autocast settings. This
             version has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (1.11).""",
-        fix="""On XLA call torch_xla.utils.checkpoint.checkpoint. Otherwise upgrade torch, which
-            supports XPU and meta by now.""",
+        fix="""On XLA call torch_xla.utils.checkpoint.checkpoint, on MPS use none. Elsewhere
+            upgrade torch, which supports XPU and meta.""",
         versions="MPS and XLA are open upstream.",
         sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
     ),
@@ -541,10 +545,10 @@ CHECKPOINTING_SIGNATURES = (
         fits=lambda raised: raised.name != "RuntimeError" or "Boolean value of" in raised.message,
         unsure=True,
         title="A checkpoint function itself failed, not the block that it runs",
-        cause="""It cannot take an argument (None, an object, a functools.partial, more segments
-            than layers), or its library's version does not fit the others.""",
-        fix="""Pass tensors by position, the rest by a closure. If a library calls it, upgrade
-            the last frame's library (axolotl and LLaMA-Factory: April 2025 or newer), or use
+        cause="""It cannot take an argument or result (None, an object, a functools.partial, too
+            many segments), or its library's version does not fit another's.""",
+        fix="""Pass and return tensors, the rest by a closure; at most one segment per layer. Or
+            upgrade the last frame's library (axolotl, LLaMA-Factory: April 2025 or newer), or use
             torch's function.""",
         sources=("axolotl-ai-cloud/axolotl/issues/2561", f"{_TORCH}152752"),
     ),
@@ -585,8 +589,9 @@ CHECKPOINTING_SIGNATURES = (
         cause_name="warned",
         fits=_one_token,
         nearby=_CACHE_TAKEN,
-        title="generate() failed after checkpointing dropped the key-value cache",
-        cause="The quoted line says so: the model is in training mode.",
+        unsure=True,
+        title="generate() failed after checkpointing dropped a key-value cache",
+        cause="If generate() logged the line on the cache, it ran in training mode.",
     ),
     Signature(
         code="RS132",

@@ -203,7 +203,6 @@ ALL: tuple[Signature, ...] = (
     *(GLOO, BARRIER, NO_PROGRESS, ONE_BEHIND, RECOMPUTED_MESSAGE, KILLED, CRASHED, BUS),
 )
 
-
 _WATCHDOG = re.compile(
     r"\[(?:PG (?P<group>[^\[\]]{0,200}?) ?)?Rank (?P<rank>\d{1,18})\].{0,600}?"
     r"(?:Watchdog caught collective operation timeout: |\bWork )"

@@ -138,7 +138,6 @@ RECOMPILATION = re.compile(
     r"|torch\.compile ran out of recompilation cache"
 )
 
-
 # The programs that start training, but for Python itself.
 _PROGRAMS = "|".join(sorted({rf"\b{re.escape(one.split()[0])}\b" for one in commands()}))
 _FAILED = re.compile(

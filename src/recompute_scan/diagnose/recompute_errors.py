@@ -467,7 +467,6 @@ SIGNATURES = (
     ),
 )
 
-
 _OPTIMIZER_STATE = r"_optim_utils\.py:|:_?optim_state_dict$|:get_state_dict$"
 
 _STATE_DTYPES = Signature(

@@ -4,7 +4,7 @@ RS401: a recompute draws other random numbers than the forward that it repeats.
 
 RS402: a recompute works in another number type than the forward that it repeats.
 
-RS403: a recompute is another computation than the forward that it repeats.
+RS403: a recompute computes something other than the forward that it repeats.
 
 RS404: a recompute updates buffers that the forward has updated already.
 

@@ -173,7 +173,7 @@ def _of_settings() -> tuple[Signature, ...]:
                 r"|^distribute_saved_activations: .{1,40} must be false"
             ),
             title="Megatron refuses this combination of recompute settings",
-            cause="Full recompute needs a method and a number of layers; selective needs modules.",
+            cause="Full recompute needs a method and a number of layers; selective takes modules.",
             fix="""Set --recompute-granularity full with --recompute-method and
                 --recompute-num-layers, or selective with --recompute-modules. With Primus before
                 pull request 965, use recompute_layer_ids or multi-token prediction, not both.""",

@@ -262,7 +262,7 @@ class Change(Struct, frozen=True):
             trained; ``on``: recomputed, and was trained without; ``variant``: by the other variant;
             ``random-state``: random numbers are no longer, or again, restored; ``repeated``: one
             forward is recomputed several times; ``lost``: no longer, and its weights get no
-            gradient; ``unfaithful``: a recompute is another computation than its forward.
+            gradient; ``unfaithful``: a recompute computes something other than its forward.
         step: The first step that shows it, from 1.
         alert_step: The step after which the alert is sent.
         modules: Qualified names of the regions, or names of functions.

@@ -42,7 +42,6 @@ _NOQA = re.compile(
     r"#\s*noqa:\s*([A-Z]+\d+(?:[\s,]+[A-Z]+\d+)*)(?:\s*[-:]\s*(\S.*))?", re.IGNORECASE
 )
 
-
 _ANY = re.compile(r"recompute-scan|noqa", re.IGNORECASE)
 
 

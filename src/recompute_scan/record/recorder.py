@@ -132,7 +132,6 @@ _OTHER_PROFILER = (
     "waited for it to end. If steps are missing, run the script without its profiler."
 )
 
-
 _COMPILED = Fidelity(
     untold="Part of the step is compiled, and compiled code runs no operators that could be "
     "compared."

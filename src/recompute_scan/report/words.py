@@ -437,7 +437,7 @@ def plain_count_row(result: Result) -> tuple[str, str] | None:
         _NO_COUNT if alone else _AGREES[check.agrees],
         f"{plural(shown.inside, 'call')} of {name} inside the backward pass"
         f"{' that all stopped before their end' if began else ''} and "
-        f"{count(shown.outside)} outside that have gradients",
+        f"{count(shown.outside)} outside it, with gradients",
     )
 
 

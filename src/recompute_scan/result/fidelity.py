@@ -277,7 +277,7 @@ class ComparedRegion(Struct, frozen=True):
 
     @property
     def differs(self) -> bool:
-        """Whether a recompute was another computation than its forward."""
+        """Whether a recompute computed something other than its forward."""
         lost = any(one.why in ("grad-mode-off", "detached") for one in self.lost)
         return lost or any(one.kind != "atomics" for one in self.differences)
 
