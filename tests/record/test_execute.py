@@ -1,5 +1,6 @@
 """A script under the recorder sees what it sees under plain Python."""
 
+import atexit
 import json
 import os
 import re
@@ -195,18 +196,16 @@ def test_an_interrupt_is_130(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert outcome == Exit("interrupted", 130)
 
 
-KEPT: list[object] = []
-
-
 def test_python_imports_and_opens_again_behind_a_script_that_had_it_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clears = "sys.path_hooks.clear()\nsys.path_importer_cache.clear()\nsys.meta_path[0] = None"
     clears += "\nsys.modules['re'] = sys.modules['colorsys'] = None"
     write_script(tmp_path, f"import builtins, os, sys\n{clears}\nbuiltins.open = os.stat = None\n")
-    # Called, or forgotten, it would give the script's back while other tests run.
-    monkeypatch.setattr(execute, "_give_back", KEPT.append)
     assert run_here(tmp_path, capsys, "train.py")[0].exit_status == 0
+    lists = sys.path_hooks.__setitem__, sys.meta_path.__setitem__
+    for function in (execute._put, sys.modules.update, *lists):
+        atexit.unregister(function)  # or the script's would be back where the tests end
     assert __import__("re").escape(__import__("colorsys").__name__) == "colorsys"
     (tmp_path / "found_again.py").write_text("number = 7\n")
     monkeypatch.syspath_prepend(tmp_path)

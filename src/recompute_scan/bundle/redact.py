@@ -67,7 +67,7 @@ _WORDS: dict[str, frozenset[str]] = {
     "torch_compile": frozenset({"used", "not used"}),
     "backend": frozenset({"nccl", "gloo", "mpi", "ucc", "cpu:gloo,cuda:nccl", "undefined"}),
 }
-_NUMBERS = frozenset({"world_size", "threads"})
+_NUMBERS = frozenset({"world_size", "local_world_size", "threads"})
 _GPU = re.compile(
     r"NVIDIA|AMD|Intel|Tesla|Quadro|GeForce|RTX|GTX|TITAN|Instinct|Radeon|Graphics|Ada|Generation"
     r"|Data|Center|GPU|Max|SXM\d?|PCIe|NVL|OAM|Ti|SUPER|Super|Laptop|Pro|PRO|XTX?|Blackwell|Xp|V"

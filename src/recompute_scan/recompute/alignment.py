@@ -358,7 +358,7 @@ class Anchors:
         many = len(self._structure.evaluations.row)
         owner, one = self._pairs // many, self._pairs % many
         linked = np.flatnonzero(owner[1:] == owner[:-1])
-        first = np.arange(many)
+        first = np.arange(int(one.max(initial=-1)) + 1)
         for link in np.unique(np.stack((one[linked], one[linked + 1]), 1), axis=0):
             first[np.isin(first, first[link])] = first[link].min()
         at = owner.searchsorted(self._owners)

@@ -273,11 +273,18 @@ def _between_micro_batches(alignment: Alignment, flight: Int64) -> Int64:
     times = []
     held: dict[int, Int64] = {}
     last = trained[:1]
-    for piece in split(trained, begins) if len(trained) else ():
+    pieces = split(trained, begins) if len(trained) else []
+    # A pass that goes on after this piece has not ended before it.
+    ends = {(int(flight[one[0]]), int(through[one[0]])): at for at, one in enumerate(pieces)}
+    for at, piece in enumerate(pieces):
         own, kinds = int(through[piece[0]]), code[piece]
         if flight[piece[0]] != flight[last[-1]]:
             held = {}
-        elif own not in held and any(alike(kinds, other) for other in held.values()):
+        elif (
+            own not in held
+            and all(ends[int(flight[piece[0]]), one] < at for one in held)
+            and any(alike(kinds, other) for other in held.values())
+        ):
             times.append(int(calls.end[forward[last[-1]]]))
             held = {}
         held.setdefault(own, kinds)

@@ -250,9 +250,10 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
         if not any(_alike(first, other.span, code) for other in node.children[1:]):
             return any(True for _ in same)
         # It holds a row of layers, or is a layer with a row of equal parts.
-        part_of = _prefix(node)
+        part_of, names = _prefix(node), _modules(node)
         return not any(_alike(first, other, code) for other in single) and any(
-            part_of is None or _prefix(other) != part_of for other in same
+            part_of is None or _prefix(other) != part_of or _modules(other) == names
+            for other in same  # the same names again: weights that are shared
         )
 
     def choose(node: Node) -> list[Block]:
@@ -271,8 +272,12 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
 
 def _prefix(node: Node) -> str | None:
     """The module that holds all modules of the checkpoints inside; ``None`` where unknown."""
-    names = [child.span.module for child in node.children]
+    names = _modules(node)
     return holder([name for name in names if name]) if names and all(names) else None
+
+
+def _modules(node: Node) -> list[str | None]:
+    return [child.span.module for child in node.children]
 
 
 def holder(modules: Sequence[str]) -> str:

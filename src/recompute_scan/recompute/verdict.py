@@ -14,7 +14,7 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.boundaries import MarkedCounts
 from recompute_scan.recompute.by_design import DesignedRun
-from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.counts import MATTERS, Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Verdict
@@ -174,9 +174,10 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
 
 def _without_others(found: Judgement, facts: RecomputeFacts, counts: Counts) -> Judgement:
     """The verdict, but not `full` where some layers are no blocks, or some steps recompute none."""
-    steps, again = counts.step[counts.counted], counts.step[counts.counted & (counts.runs > 0)]
-    whole = len(np.unique(steps)) == len(np.unique(again))
-    if found.verdict == "full" and (not whole or leaves_layers(facts.calls, counts, facts.blocks)):
+    step, weight = counts.step[counts.counted], counts.weight[counts.counted]
+    idle = ~np.isin(step, step[counts.runs[counts.counted] > 0])
+    some = bool(idle.any()) and weight[idle].sum() >= MATTERS * weight.sum()
+    if found.verdict == "full" and (some or leaves_layers(facts.calls, counts, facts.blocks)):
         return replace(found, verdict="partial")
     return found
 

@@ -19,13 +19,10 @@ import sys
 import threading
 import traceback
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from importlib.machinery import PathFinder
-from operator import is_
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import enumerate as threads_alive
-from threading import get_ident
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Literal
 
@@ -37,10 +34,8 @@ _OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 # Recording, or torch's profiler for it, calls functions of these, and scripts replace them: with
 # mocks, or by a library that makes time or files up. Hooks are there to be replaced.
 _LIBRARY = (
-    "ast atexit builtins collections contextlib copy ctypes faulthandler fnmatch functools gc gzip "
-    "hashlib importlib importlib.metadata inspect io itertools json linecache logging math os "
-    "pathlib platform posixpath re select shutil signal statistics subprocess tempfile textwrap "
-    "threading time tokenize traceback uuid warnings zlib"
+    "ast atexit builtins ctypes faulthandler gc gzip importlib inspect io json os platform "
+    "posixpath select shutil signal subprocess tempfile threading time traceback zlib"
 )
 _OURS = {"_exit", "execv", "execve", "input"}  # Jupyter has another input for each cell
 # The others of its module go together: a library that replaces them (gevent) ends by its own.
@@ -60,7 +55,6 @@ _BEFORE = tuple(
     for owner in (Path, *map(importlib.import_module, _LIBRARY.split()))
 )
 _GONE = object()
-_LISTS = "argv", "path", "meta_path", "path_hooks"
 
 
 class StopRecording(SystemExit):
@@ -305,179 +299,67 @@ def _set_first_path(folder: str) -> None:
 
 @contextmanager
 def _interpreter_state() -> Iterator[None]:
-    modules, deep = dict(sys.modules), sys.getrecursionlimit()
-    lists = {name: list(getattr(sys, name)) for name in _LISTS}
+    modules, argv, path = dict(sys.modules), list(sys.argv), list(sys.path)
+    deep = sys.getrecursionlimit()
+    hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
     try:
         yield
     finally:
+        # Python waits for threads before it calls these functions.
+        found = [one for one in replaced() if one[0] is not threading]
+        _put(found, 0)
+        atexit.register(_put, found, 1)
+        _stop_timers()
+        atexit.register(sys.setrecursionlimit, now_deep := sys.getrecursionlimit())
+        sys.setrecursionlimit(max(deep, now_deep))
         # The script may refuse no import and no file of ours from here on, also by a module that is
         # `None`. Functions that it has left for the interpreter's end find all of it again.
-        theirs, later = _Theirs(), ExitStack()
-        # Python waits for threads before it calls these functions.
-        found = (one for one in replaced() if one[0] is not threading)
-        later.enter_context(_before(theirs, found))
-        atexit.register(_give_back, later)
-        _stop_timers()
-        later.callback(sys.setrecursionlimit, now_deep := sys.getrecursionlimit())
-        sys.setrecursionlimit(max(deep, now_deep))
-        finder = _Finder(theirs)
-        for now, before in ((getattr(sys, name), before) for name, before in lists.items()):
-            later.callback(now.__setitem__, slice(None), list(now))
+        for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
+            atexit.register(now.__setitem__, slice(None), list(now))
             now[:] = before
-        sys.meta_path.insert(0, finder)
-        sys.path_importer_cache.clear()  # what it holds may have found no hook
+            sys.path_importer_cache.clear()  # what it holds may have found no hook
         names = [
             n
             for n, one in list(sys.modules.items())
             if modules.get(n, 0 if one is None else one) is not one
         ]
-        later.callback(sys.modules.update, {name: sys.modules.pop(name) for name in names})
+        atexit.register(sys.modules.update, {name: sys.modules.pop(name) for name in names})
         sys.modules.update(modules)
+        sys.argv[:] = argv
+        sys.path[:] = path
 
 
-def _give_back(later: ExitStack) -> None:
-    later.close()
-
-
-class _Theirs:
-    """Threads that find what the script has put in place: all others that there are, while this
-    one works for us, and every one from then on.
-    """
-
-    def __init__(self) -> None:
-        self._idents = {one.ident for one in threads_alive()} - {get_ident()}
-        self.over = False
-
-    def __contains__(self, ident: int) -> bool:
-        return self.over or ident in self._idents
-
-    def either(self, was: Any, now: Any) -> Any:
-        """The one before the script for us, and the script's for its threads."""
-        # `Path` asks whether a class is `Path` itself.
-        can = self._idents and now is not _GONE and was is not Path
-        return _Either(was, now, self) if can else was
-
-
-class _Either:
-    __slots__ = ("_choose",)
-
-    def __init__(self, was: Any, now: Any, theirs: _Theirs) -> None:
-        choose = lambda: now if get_ident() in theirs else was  # noqa: E731
-        object.__setattr__(self, "_choose", choose)
-
-    __class__ = property(lambda self: self._choose().__class__)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._choose(), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._choose(), name, value)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._choose()(*args, **kwargs)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        one = self._choose()
-        bind = getattr(type(one), "__get__", None)
-        return one if bind is None else bind(one, instance, owner)
-
-    def __instancecheck__(self, one: Any) -> bool:
-        return isinstance(one, self._choose())
-
-    def __subclasscheck__(self, one: Any) -> bool:
-        return issubclass(one, self._choose())
-
-    def __mro_entries__(self, _: object) -> tuple[Any, ...]:
-        return (self._choose(),)
-
-
-class _Finder:
-    """Finds modules for these threads as they were found when this was made."""
-
-    def __init__(self, theirs: _Theirs) -> None:
-        self._theirs = theirs
-        self._finders, self._path = list(sys.meta_path), list(sys.path)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Spec by the first finder that knows the module; ``None`` in other threads."""
-        for one in self._finders if get_ident() in self._theirs else ():
-            places = self._path if path is None and one is PathFinder else path
-            if (spec := one.find_spec(name, places, target)) is not None:
-                return spec
-        return None
-
-
-def replaced() -> Iterator[tuple[Any, str, Any, Any]]:
-    """Functions that this thread finds replaced: owner, name, the one before it, the one now."""
-    return (
+def replaced() -> list[tuple[Any, str, Any, Any]]:
+    """Functions that the script has replaced: owner, name, the one before it, the one now."""
+    return [
         (owner, name, was, now)
         for owner, names in _BEFORE
         for held in [vars(owner)]
-        if not all(map(is_, names.values(), map(held.get, names)))
         for name, was in names.items()
         if (now := held.get(name, _GONE)) is not was
-        and not (type(now) is _Either and now._choose() is was)
-    )
+    ]
 
 
-def _put(owner: Any, name: str, value: Any) -> None:
-    if value is _GONE:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)
-
-
-# Open while a thread works for us.
-_OPEN: list[_Theirs] = []
-
-
-def works_for_us() -> bool:
-    """Does this thread work for us now, and not for the script?"""
-    return any(get_ident() not in theirs for theirs in _OPEN)
-
-
-def unless_for_us(hook: Callable[[str, tuple[Any, ...]], object]) -> Callable[..., None]:
-    """An audit hook of the script's that sees and forbids what the script does, and nothing that
-    we do.
-    """
-
-    def audit(event: str, args: tuple[Any, ...]) -> None:
-        if not works_for_us():
-            try:
-                hook(event, args)
-            except BaseException as error:
-                trace = error.__traceback__
-                error.__traceback__ = trace and trace.tb_next
-                raise
-
-    return audit
+def _put(found: list[tuple[Any, str, Any, Any]], which: int) -> None:
+    for owner, name, *values in found:
+        if values[which] is _GONE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, values[which])
 
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """The body finds the standard library as it was before the script, which finds its own again,
-    and in other threads all the time: what it has put there may fail, and may count its calls.
+    """The body finds the standard library as it was before the script, which finds its own again:
+    what the script has put there may fail, and may count its calls.
     """
-    with _before(_Theirs(), replaced()):
-        yield
-
-
-@contextmanager
-def _before(theirs: _Theirs, found: Iterable[tuple[Any, str, Any, Any]]) -> Iterator[None]:
-    ours = []
-    _OPEN.append(theirs)
+    found = replaced()
     try:
-        for owner, name, was, now in found:  # one by one: another thread may put its own back
-            ours.append((owner, name, now, one := theirs.either(was, now)))
-            _put(owner, name, one)
+        _put(found, 0)
         yield
     finally:
-        _OPEN.remove(theirs)
-        theirs.over = True
-        for owner, name, now, one in ours:
-            # A function that the script has put back meanwhile stays.
-            if vars(owner).get(name, _GONE) is one:
-                _put(owner, name, now)
+        # A function that the script has put back meanwhile stays.
+        _put([one for one in found if vars(one[0]).get(one[1], _GONE) is one[2]], 1)
 
 
 def _stop_timers() -> None:

@@ -101,7 +101,6 @@ class Guard:
         failure: What has ended the recording, in one sentence; ``None`` while nothing has.
         is_bug: Whether that is a bug of ours. Else the GPU has failed, which torch reports to
             its next callers: to us, and then to the script.
-        own: What the script has added that may make functions fail that we call.
         on_failure: What ends the recording; called once, in whatever thread the bug showed.
         settle: What is still to be done in another thread, or later; called now and then.
         left_out: What could not be recorded because of something unforeseen, one sentence each.
@@ -111,7 +110,6 @@ class Guard:
         self._what = what
         self.failure: str | None = None
         self.is_bug = False
-        self.own = ""
         self.on_failure: Callable[[], None] = lambda: None
         self.settle: Callable[[], None] = lambda: None
         self.left_out: list[str] = []
@@ -226,19 +224,21 @@ class Guard:
             ends(cast("Exception", error))
             return True
         if self.failure is None:
-            names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in [*replaced()][:3])
+            names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
             with as_before():
-                self._end(error, "" if _is_ours(error) else names or self.own)
+                self._end(error, "" if _is_ours(error) else names)
         return True
 
-    def _end(self, error: BaseException, own: str) -> None:
-        """The recording ends with it, which this of the script's own may have caused, if any."""
+    def _end(self, error: BaseException, replaced: str) -> None:
+        """The recording ends with it, while the script had replaced these functions, if any."""
         of_device = is_device_error(error)
-        self.is_bug = not (of_device or own)
+        self.is_bug = not (of_device or replaced)
         where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
         self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
-        if own and not of_device:
-            self.failure = f"Recording failed, perhaps through the script's own {own}: {where}."
+        if replaced and not of_device:
+            self.failure = (
+                f"Recording failed, perhaps through the script's own {replaced}: {where}."
+            )
         elif self.is_bug:
             went_on = f"A bug in recompute-scan ended {self._what}, and the script went on"
             self.failure = f"{went_on}: {where} [E702]"

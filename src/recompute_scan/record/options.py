@@ -404,9 +404,10 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         "torch": str(torch.__version__),
         "device": device,
         "world_size": str(ranks.world_size),
-        "local_world_size": str(number_in("LOCAL_WORLD_SIZE", 1)),
         "torch_compile": "used" if compiled_something() else "not used",
     }
+    if (here := number_in("LOCAL_WORLD_SIZE", 1)) > 1:
+        facts["local_world_size"] = str(here)
     budget = getattr(sys.modules.get("torch._functorch.config"), "activation_memory_budget", 1.0)
     if budget != 1.0:  # the compiler recomputes by itself
         facts["activation_memory_budget"] = str(budget)

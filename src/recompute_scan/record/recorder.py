@@ -132,6 +132,7 @@ _OTHER_PROFILER = (
     "waited for it to end. If steps are missing, run the script without its profiler."
 )
 
+
 _COMPILED = Fidelity(
     untold="Part of the step is compiled, and compiled code runs no operators that could be "
     "compared."
@@ -355,10 +356,6 @@ class Recorder:
             if not self._membership.is_timed(self._counter.steps, self._timer):
                 self._report()
                 return
-        if self.kept.phase is Phase.COUNTING:
-            self._counter.freeze()  # now, as where a window has begun
-            self._report()
-            return
         with as_before():
             self._go_on()
 
@@ -373,6 +370,8 @@ class Recorder:
                 self.kept.phase = Phase.DONE
         elif self.kept.phase is Phase.WAITING:
             self._open_window(lead=self._plan.lead)
+        elif self.kept.phase is Phase.COUNTING:
+            self._counter.freeze()  # now, as where a window has begun
         elif self.kept.phase is Phase.COMPARING:
             self._end_comparison()
         elif self.kept.phase is Phase.WATCHING:

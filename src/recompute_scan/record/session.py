@@ -22,7 +22,7 @@ from recompute_scan.events import ScriptEnded, TrainingEvents
 from recompute_scan.record.arrange import Arranging
 from recompute_scan.record.bypass import Alternation, Bypass, PlainFunctions
 from recompute_scan.record.checkpoint_calls import Probe, install_self_test
-from recompute_scan.record.execute import Exit, StopRecording, as_before, unless_for_us
+from recompute_scan.record.execute import Exit, StopRecording, as_before
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
 from recompute_scan.record.launch import rank_facts, receive, send, wait_for_ranks
 from recompute_scan.record.measure import Gauges
@@ -248,9 +248,6 @@ class Session:
             recorder.others.install,
             self._hooks.install,
             lambda: self._patches.replace(os, "_exit", self._leave),
-            lambda: self._patches.replace(
-                sys, "addaudithook", self._guard.around(sys.addaudithook, self._audit)
-            ),
             self._watchdog.start,
             self._watch_exec,
             # Of a rank that is killed before its first trace, too.
@@ -400,10 +397,6 @@ class Session:
             self._host.hung(info)
         finally:
             leave_now(HUNG)
-
-    def _audit(self, call: Call, hook: Any) -> None:
-        self._guard.own = "audit hook"
-        call(unless_for_us(hook))
 
     def _idles(self) -> bool:
         if self._host.is_left():

@@ -414,7 +414,7 @@ def fix_is_measurable(result: Result) -> bool:
 def processes(result: Result) -> list[str]:
     """The option of `run` that starts the ranks again; none for one rank or several machines."""
     here, every = (result.environment.get(name, "") for name in ("local_world_size", "world_size"))
-    several = here == every != "1" and re.fullmatch(r"[1-9]\d{0,6}", here)
+    several = here == every != "1" and re.fullmatch(r"[1-9][0-9]{0,3}", here)
     return ["--nproc-per-node", here] if several else []
 
 
@@ -565,8 +565,8 @@ def how_to_record(result: Result) -> ToRecord:
     if result.environment.get("profiler", "").startswith("Nsight Systems"):
         return ToRecord(_RANGES, f"{_NSYS} {script_of(result) or _OWN}")
     if result.evidence_level == "annotated" and any(step.complete for step in result.steps):
-        command = f"recompute-scan run --verify --without-checkpointing {script_of(result) or _OWN}"
-        return ToRecord(_NO_MORE, command)
+        words = ["run --verify --without-checkpointing", *processes(result)]
+        return ToRecord(_NO_MORE, f"recompute-scan {' '.join(words)} {script_of(result) or _OWN}")
     if _was_too_short(result) and result.warnings:
         # `run` has done what the advice says; its last word says what was in the way.
         return ToRecord(result.warnings[-1], run_command(result))

@@ -91,6 +91,15 @@ def _by_design(result: Result) -> bool:
     return others and not by_checkpoints(result) and not _by_compiler(result)
 
 
+def _partly(result: Result) -> bool:
+    asked = result.verdict == "partial" and by_checkpoints(result)
+    return asked and _in_blocks(result) and not _in_parts(result)
+
+
+def _idle_steps(result: Result) -> bool:
+    return any(one.complete and one.forward_ops and not one.recomputed_ops for one in result.steps)
+
+
 def _in_blocks(result: Result) -> bool:
     """Whether operators were counted, so that more is known than of kernels or graphs alone."""
     return result.evidence_level in ("annotated", "autograd")
@@ -161,9 +170,7 @@ MEANING = (
     Said(
         "Some blocks, or some of their operators, ran again once in the backward pass. That is how "
         "selective checkpointing trades time for memory.",
-        lambda r: (
-            r.verdict == "partial" and _in_blocks(r) and by_checkpoints(r) and not _in_parts(r)
-        ),
+        lambda r: _partly(r) and not _idle_steps(r),
     ),
     Said(
         "An autograd function of the script runs its own block again for its gradient, part by "

@@ -7,7 +7,7 @@ import threading
 from tiny import STEPS, Trainer, say
 
 atexit.register(print, "last")
-atexit.register(lambda: print(sys.modules["__main__"].__file__ == sys.argv[0], *sys.path[:1]))
+atexit.register(lambda: print("main is", sys.modules["__main__"].__file__.endswith("at_exit.py")))
 trainer = Trainer()
 for number in range(STEPS):
     say(number, trainer.step())
