@@ -110,7 +110,7 @@ def test_what_is_in_the_archive(tmp_path: Path) -> None:
     # the script's call has the older of the library's names, and the risk is not lost
     assert "delete the gradient\\_checkpointing\\_enable(…) call" in issue
     assert "activation" not in issue.partition("**Fix:**")[2].partition("Risk:")[0]
-    assert "Keep use\\_cache=False" in issue
+    assert "set use\\_cache=False" in issue
     assert result["verdict"] == "doubled"
     assert all(c["source"] is None for r in result["regions"] for c in r["checkpoints"])
     assert "<html" in page
