@@ -29,6 +29,7 @@ _CALLED = re.compile(
     r"checkpoint\w{0,80}\.py:(?:checkpoint\w{0,80}|apply)$|tensor_parallel/random\.py:checkpoint$"
     r"|transformer_engine/pytorch/distributed\.py:checkpoint$"
 )
+_IN_CHECKPOINT = some(_CALLED.pattern)
 # Not what checks a recompute, nor what switches checkpointing on.
 _OWN_CODE = re.compile(
     r"torch/utils/checkpoint\.py:(?:checkpoint(?:_sequential)?|detach_variable|forward|backward)$"
@@ -242,7 +243,7 @@ SIGNATURES = (
         code="RS130",
         cause_name="arguments",
         message=re.compile(r"^save_for_backward can only save variables, but argument \d+ is of "),
-        where=some(_CALLED.pattern),
+        where=_IN_CHECKPOINT,
         title="A checkpoint that saves its arguments was given something other than tensors",
         cause="""This function saves every argument for the backward pass, but autograd saves
             only tensors.""",
@@ -320,7 +321,7 @@ _UNCACHED = Signature(
     where=_GENERATES,
     fits=lambda raised: (
         _one_token(raised)
-        and (some(_CALLED.pattern)(raised.frames) or 0) > (_GENERATES(raised.frames) or 0)
+        and (_IN_CHECKPOINT(raised.frames) or 0) > (_GENERATES(raised.frames) or 0)
     ),
     title="generate() ran in training mode, where checkpointing drops the key-value cache",
     cause="""With checkpointing on, transformers drops the cache in training mode, but generate()
@@ -644,7 +645,7 @@ CHECKPOINTING_SIGNATURES = (
         ),
         fits=lambda raised: (
             "::at" not in raised.message
-            or None not in (_EXPORTS(raised.frames), some(_CALLED.pattern)(raised.frames))
+            or None not in (_EXPORTS(raised.frames), _IN_CHECKPOINT(raised.frames))
         ),
         title="A model with a checkpoint was traced, scripted or exported to ONNX",
         cause="""TorchScript, and the ONNX exporter that rests on it, cannot record a checkpoint

@@ -111,9 +111,9 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
     np.add.at(again, places, shares)
     np.add.at(redundant, places[beyond], shares[beyond])
     step = step_of(steps, calls.start[rows])
-    times = _backwards_ends(alignment)
-    flight = times.searchsorted(calls.start[rows], side="right")
-    times = np.sort(np.concatenate([times, _between_micro_batches(alignment, flight)]))
+    landed = _backwards_ends(alignment)
+    flight = landed.searchsorted(calls.start[rows], side="right")
+    begun = np.sort(np.concatenate([landed, _between_micro_batches(alignment, flight)]))
     inside = step >= 0
     inside[inside] = complete[step[inside]]
     return Counts(
@@ -126,7 +126,7 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
         redundant=redundant,
         counted=(alignment.backwards > 0) & inside,
         step=step,
-        batch=times.searchsorted(calls.start[rows], side="right"),
+        batch=begun.searchsorted(calls.start[rows], side="right"),
         flight=flight,
         redundant_rows=np.sort(alignment.again[beyond]),
     )

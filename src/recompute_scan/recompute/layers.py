@@ -250,10 +250,13 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
         if not any(_alike(first, other.span, code) for other in node.children[1:]):
             return any(True for _ in same)
         # It holds a row of layers, or is a layer with a row of equal parts.
-        part_of, names = _prefix(node), _modules(node)
+        names = _modules(node)
         return not any(_alike(first, other, code) for other in single) and any(
-            part_of is None or _prefix(other) != part_of or _modules(other) == names
-            for other in same  # the same names again: weights that are shared
+            names is None
+            or (others := _modules(other)) is None
+            or others == names  # weights that are shared
+            or holder(others) != holder(names)
+            for other in same
         )
 
     def choose(node: Node) -> list[Block]:
@@ -270,14 +273,10 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
     return [_numbered(block) for node in nodes for block in choose(node)]
 
 
-def _prefix(node: Node) -> str | None:
-    """The module that holds all modules of the checkpoints inside; ``None`` where unknown."""
-    names = _modules(node)
-    return holder([name for name in names if name]) if names and all(names) else None
-
-
-def _modules(node: Node) -> list[str | None]:
-    return [child.span.module for child in node.children]
+def _modules(node: Node) -> list[str] | None:
+    """The modules of the checkpoints inside; ``None`` where there are none, or one is unknown."""
+    names = [name for child in node.children if (name := child.span.module)]
+    return names if names and len(names) == len(node.children) else None
 
 
 def holder(modules: Sequence[str]) -> str:

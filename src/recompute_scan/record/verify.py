@@ -177,8 +177,9 @@ class _RoundsSoFar:
         likely changed its speed between the runs, until steps side by side show the same.
         """
         section = self.so_far.verified
-        slower = section is not None and section.outcome == "slower" and not section.pairs
-        return slower or (section is not None and section.outcome == "unclear")
+        if section is None:
+            return False
+        return section.outcome == "unclear" or (section.outcome == "slower" and not section.pairs)
 
     @property
     def unpaired(self) -> bool:
