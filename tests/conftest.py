@@ -64,9 +64,12 @@ def _heap_of_its_own() -> Iterator[None]:
     """What earlier modules left is not collected again and again: it was most of some tests' time.
 
     A recording collects garbage as it ends, and a process of many tests holds millions of objects.
-    Nor is a process group left that a case made: its rank would be that of every later test.
+    Nor is a process group left that a case made: its rank would be that of every later test, and
+    torch's excepthook puts it before each line.
     """
+    hook = sys.excepthook
     yield
+    sys.excepthook = hook
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

@@ -7,7 +7,6 @@ collectives are in the trace; with several, parameters really are sharded.
 import atexit
 import contextlib
 import functools
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -139,9 +138,7 @@ def _join_group(device: torch.device) -> None:
     """A group of this process alone, unless it is in one: over NCCL on a GPU, gloo on a CPU."""
     if not dist.is_initialized():
         backend = "gloo" if device.type == "cpu" else "nccl"
-        hook = sys.excepthook
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        sys.excepthook = hook  # torch's puts a rank before each line, and remains in the process
         atexit.register(leave_group)
 
 

@@ -1,6 +1,5 @@
 """Traces that look like something else: one case for each trap, held against its own truth."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,11 +55,9 @@ def check(trace: Path, truth: Truth) -> None:
 
 @pytest.fixture(autouse=True)
 def alone_again() -> Iterator[None]:
-    """No process group, and no excepthook of its making, is left to the tests that follow."""
-    hook = sys.excepthook
+    """No process group is left to the tests that follow."""
     yield
     leave_group()
-    sys.excepthook = hook
 
 
 @pytest.mark.parametrize("name", some(TRAPS, 2))

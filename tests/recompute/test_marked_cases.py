@@ -1,6 +1,5 @@
 """Every case with ``run``'s annotations: they agree with the operators, both with the truth."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,11 +38,9 @@ UNSEEN |= {"gradient_in_forward_once", "half_kept"}
 
 @pytest.fixture(autouse=True)
 def alone_again() -> Iterator[None]:
-    """No process group, and no excepthook of its making, is left to the tests that follow."""
-    hook = sys.excepthook
+    """No process group is left to the tests that follow."""
     yield
     leave_group()
-    sys.excepthook = hook
 
 
 def highest(truth: Truth) -> float:

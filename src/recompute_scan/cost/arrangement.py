@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import operator
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -90,18 +91,45 @@ def moments(
     """
     found: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
     for rehearsal in ranks:
-        for moment in _Moments(rehearsal, fixed, choices, parts).each():
+        lasting = [_Lasting.of(storage.holds, rehearsal) for storage in rehearsal.storages]
+        for moment in _Moments(rehearsal, fixed, choices, parts, lasting).each():
             found[moment.terms] = max(found.get(moment.terms, 0), moment.always)
     return tuple(Moment(always, terms) for terms, always in found.items())
 
 
+class _Lasting(Struct, frozen=True):
+    """When the conditions that make one storage last change; other moments share an answer.
+
+    Attributes:
+        runs: Runs in whose recompute they are others.
+        times: Events behind which they change, in order.
+        known: Found conditions by how many of the times have passed.
+    """
+
+    runs: frozenset[int]
+    times: list[int]
+    known: dict[int, frozenset[Condition] | None]
+
+    @classmethod
+    def of(cls, holds: Sequence[Hold], rehearsal: Rehearsal) -> _Lasting:
+        """From all holds of the storage."""
+        runs = {run for one in holds for run in (one.run, rehearsal.whole_run(one.run)) if run >= 0}
+        times = {time for one in holds for time in (one.begin, one.end)}
+        return cls(
+            frozenset(runs), sorted(times | {rehearsal.runs[run].backward for run in runs}), {}
+        )
+
+
 class _Moments(Struct, frozen=True):
-    """The moments of one rank; its fields are the arguments of :func:`moments`."""
+    """The moments of one rank; its fields are the arguments of :func:`moments`, and each storage's
+    changes.
+    """
 
     rehearsal: Rehearsal
     fixed: frozenset[int]
     choices: frozenset[int]
     parts: frozenset[int]
+    lasting: list[_Lasting]
 
     def each(self) -> Iterator[Moment]:
         """Those that can be the fullest."""
@@ -147,14 +175,19 @@ class _Moments(Struct, frozen=True):
         copies = candidates[runs[recomputing].candidate].weight_bytes if offloading else 0
         always = 0
         terms: dict[frozenset[Condition], int] = defaultdict(int)
-        for storage in self.rehearsal.storages:
-            each = [self._held_by(hold, time, recomputing, until) for hold in storage.holds]
-            literals = frozenset[Condition]().union(*filter(None, each))
-            if None in each or any(self._all_of(place) <= literals for place, _ in literals):
+        for storage, lasting in zip(self.rehearsal.storages, self.lasting, strict=True):
+            if recomputing not in lasting.runs:
+                passed = bisect_left(lasting.times, time)
+                if passed not in lasting.known:
+                    lasting.known[passed] = self._conditions(storage.holds, time, -1, -1)
+                literals = lasting.known[passed]
+            else:
+                literals = self._conditions(storage.holds, time, recomputing, until)
+            if literals is None:
                 always += storage.size
             elif literals:
                 terms[literals] += storage.size
-            if offloading:
+            if offloading and recomputing in lasting.runs:
                 saved = [hold for hold in storage.holds if hold.kind == "saved"]
                 whole = self.rehearsal.whole_run
                 own = [recomputing in (hold.run, whole(hold.run)) for hold in saved]
@@ -165,13 +198,22 @@ class _Moments(Struct, frozen=True):
             terms[frozenset({(runs[recomputing].candidate, OFFLOAD)})] += copies
         return Moment(always, tuple(sorted(terms.items(), key=lambda term: sorted(term[0]))))
 
-    def _held_by(
-        self, hold: Hold, time: int, recomputing: int, until: int
-    ) -> set[Condition] | None:
-        """Conditions that each make the hold last; ``None`` where it lasts whatever is chosen.
+    def _conditions(
+        self, holds: Sequence[Hold], time: int, recomputing: int, until: int
+    ) -> frozenset[Condition] | None:
+        """Conditions that each make the storage last; ``None`` where it lasts whatever is chosen.
 
         Takes the arguments of :meth:`_at`.
         """
+        each = [self._held_by(hold, time, recomputing, until) for hold in holds]
+        literals = frozenset[Condition]().union(*filter(None, each))
+        always = None in each or any(self._all_of(place) <= literals for place, _ in literals)
+        return None if always else literals
+
+    def _held_by(
+        self, hold: Hold, time: int, recomputing: int, until: int
+    ) -> set[Condition] | None:
+        """The same of one hold."""
         runs, choices, run = self.rehearsal.runs, self.choices, self.rehearsal.whole_run(hold.run)
         place = runs[run].candidate if run >= 0 else -1
         # The choice for a part counts, where it has one.
