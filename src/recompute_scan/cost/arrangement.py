@@ -101,7 +101,7 @@ class _Lasting(Struct, frozen=True):
     """When the conditions that make one storage last change; other moments share an answer.
 
     Attributes:
-        runs: Runs in whose recompute they are others.
+        runs: Runs that have other conditions while they are recomputed.
         times: Events behind which they change, in order.
         known: Found conditions by how many of the times have passed.
     """
@@ -213,7 +213,7 @@ class _Moments(Struct, frozen=True):
     def _held_by(
         self, hold: Hold, time: int, recomputing: int, until: int
     ) -> set[Condition] | None:
-        """The same of one hold."""
+        """The same for one hold."""
         runs, choices, run = self.rehearsal.runs, self.choices, self.rehearsal.whole_run(hold.run)
         place = runs[run].candidate if run >= 0 else -1
         # The choice for a part counts, where it has one.
