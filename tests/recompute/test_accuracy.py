@@ -120,9 +120,17 @@ def test_attention_is_counted_per_layer_and_step(name: str, runs: int) -> None:
 
 
 def test_selective_checkpointing_recomputes_no_matrix_product() -> None:
-    families = {family.family: family for family in answer("selective_matmuls").families}
+    result = answer("selective_matmuls")
+    families = {family.family: family for family in result.families}
     assert families["gemm"].recomputed_per_step == 0
     assert families["norm"].recomputed_per_step == 8
+    assert result.cross_check is not None
+    products = [
+        row for row in result.cross_check.counts if row.name in ("aten::addmm", "aten::linear")
+    ]
+    # The policy's mode records each operator in itself once more; an entered one is kept, not run.
+    assert {row.outside for row in products} == {3 * 17}
+    assert result.cross_check.counts[-len(products) :] == tuple(products)
 
 
 @pytest.mark.parametrize("name", ["builtin_mlp", "builtin_chunked_loss", "gradient_penalty"])

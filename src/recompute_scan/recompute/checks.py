@@ -40,6 +40,7 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.roles import LOOKED_THROUGH, Role, Structure
+from recompute_scan.recompute.work import twins_of
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 
@@ -112,15 +113,17 @@ def count_plainly(alignment: Alignment) -> PlainCounts:
         rows = _named(calls, vocabulary.light_forward)
     losses = vocabulary.nodes_of(structure.functions.losses)
     formula = calls.within(_named(calls, losses.__contains__))
-    rows = rows[_with_gradients(structure, rows) & ~formula[rows]]
+    rows = rows[_with_gradients(structure, rows) & ~formula[rows] & ~twins_of(calls)[rows]]
     table = structure.evaluations
     inside = table.of[rows] >= 0
     # AccumulateGrad asks for no saved tensor, and runs hooks.
     hooking = np.append(calls.where(vocabulary.ACCUMULATE_GRAD.__eq__)[table.row], False)
     hooked = inside & (~table.in_node[rows] | hooking[table.of[rows]])
-    forward, again = np.zeros((2, len(calls) + 1), np.int64)
+    forward, again, ran = np.zeros((3, len(calls) + 1), np.int64)
     forward[alignment.forward] = 1
     np.add.at(again, alignment.again, 1)
+    for recompute in alignment.recomputes:
+        np.add.at(ran, recompute.again[recompute.ran], 1)
     top = structure.top[rows]  # -1, of no operator, is the last entry
 
     def per_name(weights: Ints | Bool) -> list[int]:
@@ -133,11 +136,13 @@ def count_plainly(alignment: Alignment) -> PlainCounts:
         Tally(calls.names[code], *(column[code] for column in columns))
         for code in np.unique(calls.name[rows]).tolist()
     ]
+    # Entered, and cut short, or the results were kept: the count cannot see that.
+    entered = {calls.names[code] for code in np.unique(calls.name[rows[again[top] > ran[top]]])}
 
-    def most_telling(tally: Tally) -> tuple[bool, bool, int, str]:
+    def most_telling(tally: Tally) -> tuple[bool, bool, bool, int, str]:
         attention = vocabulary.family_of(tally.name)[1] == "attention"
         inner = tally.name.rpartition("::")[2].startswith("_")
-        return not attention, inner, -tally.outside, tally.name
+        return tally.name in entered, not attention, inner, -tally.outside, tally.name
 
     return PlainCounts(tuple(sorted(tallies, key=most_telling)))
 

@@ -75,7 +75,7 @@ class Ran:
             whole: For each recompute: early stop cannot have cut it.
         """
         both = np.concatenate((original, again))
-        twin = _twin(self._calls)
+        twin = twins_of(self._calls)
         first_twins, twins = np.split(_inside(self._calls, twin & ~self._neutral, both), 2)
         ran = np.asarray(twins >= first_twins)
         if not ran.all():  # selective checkpoints alone have twins
@@ -129,7 +129,7 @@ class Ran:
         return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
 
-def _twin(calls: Calls) -> Bool:
+def twins_of(calls: Calls) -> Bool:
     """For each call: is it an operator that stands directly in one of the same name?
 
     A dispatch mode, which selective checkpointing uses, records each operator twice, one in
