@@ -61,6 +61,14 @@ def marked(
     return studied(thread(marked_step(0, recomputes, variants, options=options)))
 
 
+def test_a_module_in_three_places_has_one_line() -> None:
+    facts = marked(2)
+    shared = tuple(structs.replace(one, module="layer") for one in list_regions(facts))
+    findings, _ = check_all(Evidence(facts, shared, None, confidence(facts), {}))
+    (doubled,) = [finding for finding in findings if finding.code == "RS001"]
+    assert doubled.evidence[-1] == "layer: 3 forward runs per step, 2 recomputes of each"
+
+
 # RS003
 
 ON = (SwitchedOn("hf-gradient-checkpointing", "train.py:24"),)

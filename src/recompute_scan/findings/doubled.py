@@ -12,6 +12,7 @@ RS008: non-reentrant recomputes run to the end of their block, because early sto
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from recompute_scan.advise import advise_removal, mechanism_of, place, switch_of, take_out, title_of
 from recompute_scan.annotations import EARLY_STOP_OFF
@@ -53,6 +54,7 @@ def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[
     part = "a part of " if regions and all(region.in_part for region in regions) else ""
     title = f"{whole} run {part}their forward again {times} in each backward pass; once is enough"
     redundant = sum(region.redundant_ms_per_step for region in regions)
+    counted = _counted(regions)
     share = 1.0
     everything = sum(region.redundant_ms_per_step for region in evidence.regions)
     if regions and everything:
@@ -63,8 +65,8 @@ def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[
         detail=_detail(stack),
         evidence=(
             *(describe(checkpoint) for checkpoint in stack),
-            *(_counted(region) for region in regions[:_MOST_SHOWN]),
-            *([f"{len(regions) - _MOST_SHOWN} more"] if len(regions) > _MOST_SHOWN else []),
+            *counted[:_MOST_SHOWN],
+            *([f"{len(counted) - _MOST_SHOWN} more"] if len(counted) > _MOST_SHOWN else []),
         ),
         fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
         saving_ms=(cost.step_ms - cost.predicted_step_ms) * share if cost else None,
@@ -97,12 +99,16 @@ def _detail(stack: Stack) -> str:
     )
 
 
-def _counted(region: Region) -> str:
-    name = region.module or f"block {region.ordinal}"
-    return (
-        f"{name}: {plural(region.forward_runs_per_step, 'forward run')} per step, "
-        f"{plural(region.recompute_runs_per_backward, 'recompute')} per backward pass"
-    )
+def _counted(regions: Sequence[Region]) -> list[str]:
+    """A line for each module; one that is called in several places has a region at each."""
+    runs: dict[tuple[str, float], float] = defaultdict(float)
+    for one in regions:
+        name = one.module or f"block {one.ordinal}"
+        runs[name, one.recompute_runs_per_backward] += one.forward_runs_per_step
+    return [
+        f"{name}: {plural(number, 'forward run')} per step, {plural(again, 'recompute')} of each"
+        for (name, again), number in runs.items()
+    ]
 
 
 RS001 = Rule(DOUBLED, "doubled-checkpoint", check_doubled_checkpoint, severity="error")
