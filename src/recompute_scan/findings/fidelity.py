@@ -197,14 +197,16 @@ def _percent(share: float) -> str:
 
 
 def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+    effect = "if the operator uses random numbers, the gradient does not match the loss"
+    if fault.difference.distance:
+        effect = "its result differs, and a gradient that is made of it does not match the loss"
     return consequence(evidence, fault.regions).finding(
         RS401,
         evidence,
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from a different state of "
-            f"{fault.difference.generator} in the recompute than in the forward: if the operator "
-            f"uses random numbers, the gradient does not match the loss."
+            f"{fault.difference.generator} in the recompute than in the forward: {effect}."
         ),
         evidence=fault.shown(),
         fix=_fix(evidence, fault),
