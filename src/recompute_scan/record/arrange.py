@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.record.bypass import Askers, Bypass
+from recompute_scan.record.bypass import Bypass
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import (
     ModuleIndex,
@@ -34,7 +34,7 @@ from recompute_scan.record.modules import (
     root_modules,
     unwrapped,
 )
-from recompute_scan.record.origins import Origin, Variant
+from recompute_scan.record.origins import CheckpointCall, Origin, Variant
 from recompute_scan.record.saved_tensors import SavedTensors
 from recompute_scan.record.steps import in_backward
 from recompute_scan.record.torch_versions import compiled_something
@@ -244,8 +244,8 @@ class Arranging(Bypass):
         saved: What looks at the saved tensors of this step, if anything does.
     """
 
-    def __init__(self, askers: Askers, guard: Guard) -> None:
-        super().__init__(askers, (), everything=True, guard=guard)
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(guard)
         self.active = False
         self.covered: dict[int, nn.Module] = {}
         self.recomputed: frozenset[int] = frozenset()
@@ -319,15 +319,13 @@ class Arranging(Bypass):
         self.calls += taken
         return taken
 
-    def _asker(
-        self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
-    ) -> Origin:
+    def _asker(self, call: CheckpointCall) -> Origin:
         if not getattr(self._thread, "ours", False):
-            modules = covered_modules(function, args)
+            modules = covered_modules(call.function, call.args)
             self._thread.covers = bool(modules)
             if not self.active and not getattr(self._thread, "depth", 0):
                 self.covered.update((id(module), module) for module in modules)
-        return super()._asker(function, args, options)
+        return super()._asker(call)
 
     def _forward_of(self, place: int, one: Chosen, original: Any) -> Any:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:

@@ -115,13 +115,6 @@ class Reporting(Struct, frozen=True):
         finally:
             self.leaving(info.exit_status)
 
-    def hung(self, info: RunInfo) -> None:
-        """This rank hangs: report on it, or let another do it."""
-        try:
-            self.failure()
-        finally:
-            self.leaving(info.exit_status)
-
     def failure(self) -> None:
         """Report on a run in which this rank, or another, failed; one rank reports for all.
 
@@ -371,7 +364,7 @@ def run_and_report(
 
 def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str]) -> int:
     if way.launcher is None and way.nproc_per_node is None:
-        info = record(options, on_hang=reporting.hung, on_exit=reporting.conclude_at_once)
+        info = record(options, reporting.conclude_at_once)
         reporting.conclude(info)
         return info.exit_status
     handed = encode(Handed(replace(options, args=()), reporting.machine, reporting.after))

@@ -141,7 +141,8 @@ class Guard:
                 return original(*args, **kwargs)
             if self.failure is not None and (failed or not vital):
                 if vital:
-                    self._settle()
+                    with suppress(Exception):
+                        self.settle()
                 return original(*args, **kwargs)
             compiler = compile_frames_by(None)
             call = Call(original, compiler)
@@ -256,10 +257,6 @@ class Guard:
             return True
         return is_from_handler(error)
 
-    def _settle(self) -> None:
-        with suppress(Exception):
-            self.settle()
-
 
 class Sheltered:
     """A context manager of ours for a ``with`` statement around the script's code: never fails."""
@@ -270,11 +267,11 @@ class Sheltered:
         self._entered = False
 
     def __enter__(self) -> None:
-        def enter() -> bool:
+        def enter() -> None:
             self._context.__enter__()
-            return True
+            self._entered = True
 
-        self._entered = self._guard.run(enter, otherwise=False)
+        self._guard.run(enter, otherwise=None)
 
     def __exit__(self, *_: object) -> None:
         if self._entered:
@@ -382,12 +379,16 @@ class Patches:
         _REPLACED.append(replaced)
         self._undo.append(replaced.undo)
 
+    def wrap(
+        self, guard: Guard, owner: Any, name: str, ours: Callable[..., Any], *, vital: bool = False
+    ) -> None:
+        """Replace a function by ours, :meth:`Guard.around` it."""
+        self.replace(owner, name, guard.around(getattr(owner, name), ours, vital=vital))
+
     def add(self, undo: Undo) -> None:
-        """Something else to call when all is put back."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put everything back."""
         while self._undo:
             self._undo.pop()()
 

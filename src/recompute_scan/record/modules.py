@@ -72,6 +72,10 @@ class ModuleIndex:
         kinds = dict.fromkeys(real_class_name(module) for module in covered)
         return ModuleName(f"{first}-{last}" if first else "", ", ".join(kinds))
 
+    def name_of(self, module: nn.Module) -> tuple[str, str]:
+        """Name and class name of one module."""
+        return self._name(module), real_class_name(module)
+
     def _name(self, module: nn.Module) -> str:
         name = self._names.get(id(module))
         if name is None and self._misses < 2:  # made since the index was built, perhaps

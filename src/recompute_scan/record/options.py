@@ -28,7 +28,7 @@ from recompute_scan.errors import UsageError
 from recompute_scan.files import content, is_run, make_newest, newest_run, write, write_whole
 from recompute_scan.frameworks.registry import packages
 from recompute_scan.record.checkpoint_calls import Probe
-from recompute_scan.record.launch import RankFacts, number_in, rank_facts
+from recompute_scan.record.launch import RankFacts, has_process_group, number_in, rank_facts
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.steps import COMMAND, DEFAULT, Plan, Wording, shortfall
 from recompute_scan.record.torch_versions import compiled_something
@@ -221,7 +221,7 @@ def prepare(folder: Path) -> None:
             if _result_in(folder) is None:
                 _take_out(folder, ("result.json", "report.html", PATCH))
             rank = facts.world_size
-            while any((folder / name).exists() for name in _run_records(rank)):
+            while any((folder / name(rank)).exists() for name in (run_info_name, so_far_name)):
                 _take_out(folder, _files(rank))
                 rank += 1
         if not os.access(folder, os.W_OK):
@@ -375,10 +375,6 @@ def _take_out(folder: Path, names: tuple[str, ...]) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _run_records(rank: int) -> tuple[str, ...]:
-    return run_info_name(rank), so_far_name(rank)
-
-
 def _files(rank: int) -> tuple[str, ...]:
     return (
         f"trace-rank{rank}.json.gz",
@@ -386,7 +382,8 @@ def _files(rank: int) -> tuple[str, ...]:
         f"flight-rank{rank}.json",
         compiled_name(rank),
         stacks_text_name(rank),
-        *_run_records(rank),
+        run_info_name(rank),
+        so_far_name(rank),
     )
 
 
@@ -418,9 +415,8 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
     else:
         facts["processor"] = _processor()
         facts["threads"] = str(torch.get_num_threads())
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        facts["backend"] = str(distributed.get_backend())
+    if has_process_group():
+        facts["backend"] = str(torch.distributed.get_backend())
     for package in _PACKAGES:
         try:
             facts[package] = version(package)
@@ -462,28 +458,24 @@ def make_run_record(
         wording: How a person asked for the recording.
     """
     kept, ranks = recorder.kept, recorder.ranks
-    if not recorder.chosen:
+    if not recorder.membership.chosen:
         plan = replace(plan, steps=0)
     missing = kept.failure or shortfall(plan, recorder.seen, wording)
     outcome: Literal["complete", "ended-early", "failed"] = "ended-early" if missing else "complete"
-    message = missing
-    if failure is not None:
-        outcome = "failed"
-        message = " ".join(part for part in (failure, missing) if part)
     return RunInfo(
         bug=recorder.bug,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        status=outcome,
+        status="failed" if failure is not None else outcome,
         exit_status=status,
-        message=message,
+        message=" ".join(filter(None, (failure, missing))) or None,
         device=kept.device,
         warmup_steps=kept.warmup_steps,
         timed_steps_ms=kept.timed_ms,
         profiled_steps=kept.profiled,
         trace=kept.trace,
         stacks=kept.stacks,
-        chosen=recorder.chosen,
+        chosen=recorder.membership.chosen,
         sources=probe.sites.sources(),
         functions=probe.functions,
         environment=environment(target, kept.device, ranks),

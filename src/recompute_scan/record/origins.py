@@ -34,6 +34,7 @@ from recompute_scan.annotations import (
     RANDOM_STATE_LEFT,
     SELECTIVE,
 )
+from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.fidelity.state import named_parts
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.base import Mechanism
@@ -398,6 +399,32 @@ class Origin(Struct, frozen=True):
     function: str = ""
 
 
+class CheckpointCall(Struct, frozen=True):
+    """One call of a checkpoint, as far as its wrapper knows it.
+
+    Attributes:
+        variant: Which kind of checkpoint it is.
+        function: The checkpointed function.
+        args: What that is called with.
+        frame: A frame inside the checkpoint function, or the composable one's hook.
+        options: How the checkpoint is set.
+        own: Name of the autograd function where it is not torch's; else empty.
+        library: Name of a library's function that is no autograd function; else empty.
+        application: The call of the autograd function, where it is not torch's.
+        differentiated: Whether a backward pass can go through it.
+    """
+
+    variant: Variant
+    function: object
+    args: tuple[object, ...]
+    frame: FrameType | None
+    options: Sequence[str] = ()
+    own: str = ""
+    library: str = ""
+    application: Application | None = None
+    differentiated: bool = True
+
+
 class Origins:
     """Reads the origin of a checkpoint call off the stack above it."""
 
@@ -407,50 +434,21 @@ class Origins:
         self._index = index
         self._lines: _Lines = WeakIdKeyDictionary()
 
-    def of(
-        self,
-        function: object,
-        args: Sequence[object],
-        frame: FrameType | None,
-        options: Sequence[str] = (),
-        own: str = "",
-    ) -> Origin:
-        """The origin of the call with this innermost frame.
-
-        Args:
-            function: What is checkpointed.
-            args: The arguments it is called with.
-            frame: A frame inside the checkpoint function, or the composable one's hook.
-            options: What the call's own arguments say.
-            own: Class name of the autograd function that checkpoints, where it is not torch's.
-        """
-        found, covered = self._asked(function, args, frame, options, own)
-        every = [*covered, *covered_modules(function, args, every=True)]
+    def of(self, call: CheckpointCall) -> Origin:
+        """The origin of a call, with its options."""
+        found, covered = self._asked(call)
+        every = [*covered, *covered_modules(call.function, call.args, every=True)]
         counts = [COUNTS_RUNS] if counts_runs(every) else []
-        return replace(found, options=(*options, *counts))
+        return replace(found, options=(*call.options, *counts))
 
-    def asker(
-        self,
-        function: object,
-        args: Sequence[object],
-        frame: FrameType | None,
-        options: Sequence[str] = (),
-    ) -> Origin:
-        """Module, mechanism and site alone, as :meth:`of` has them: what the module is like is
-        not looked at.
-        """
-        return self._asked(function, args, frame, options, "")[0]
+    def asker(self, call: CheckpointCall) -> Origin:
+        """Module, mechanism and site alone: what the module is like is not looked at."""
+        return self._asked(call)[0]
 
-    def _asked(
-        self,
-        function: object,
-        args: Sequence[object],
-        frame: FrameType | None,
-        options: Sequence[str],
-        own: str,
-    ) -> tuple[Origin, list[nn.Module]]:
-        covered = covered_modules(function, args)
-        sequential, caller = _caller(frame)
+    def _asked(self, call: CheckpointCall) -> tuple[Origin, list[nn.Module]]:
+        function, own = call.function, call.own
+        covered = covered_modules(function, call.args)
+        sequential, caller = _caller(call.frame)
         asking, switched, name = "", NOWHERE, ""
         if caller is not None:
             name = str(caller.f_globals.get("__name__") or "")
@@ -464,7 +462,7 @@ class Origins:
                 switched = self._switches.of_composable(function)
             elif covered:
                 switched = self._switches.of_model_with(covered[0], asking)
-        selective = SELECTIVE in options
+        selective = SELECTIVE in call.options
         mechanism = recognise(asking, switched.places, selective=selective, own=bool(own))
         site = self._switches.of_settings(mechanism)
         if not site and (mechanism.switches or name in _ASKING):
@@ -473,15 +471,9 @@ class Origins:
         general = mechanism in (pytorch.DIRECT, pytorch.OWN)
         if general and caller is not None and not self._sites.is_users(caller):
             mechanism, named = pytorch.LIBRARY, f"{name}.{own or caller.f_code.co_name}"
-        return (
-            Origin(
-                module=self._index.look_up(covered),
-                mechanism=mechanism.name,
-                site=site or self._line(self._giver(caller, function) if own else caller, covered),
-                function=named,
-            ),
-            covered,
-        )
+        site = site or self._line(self._giver(caller, function) if own else caller, covered)
+        module = self._index.look_up(covered)
+        return Origin(module=module, mechanism=mechanism.name, site=site, function=named), covered
 
     def _giver(self, frame: FrameType | None, function: object) -> FrameType | None:
         """The user's frame that chose what to checkpoint: no helper that was handed the function.

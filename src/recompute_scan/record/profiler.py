@@ -34,7 +34,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import strftime
 from types import FunctionType, ModuleType
@@ -107,31 +107,25 @@ _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 _OURS = re.compile(r"torch(\.|$)|recompute_scan(\.|$)|contextlib$")
 
 
-@contextmanager
-def without_kineto_noise() -> Iterator[None]:
+def without_kineto_noise() -> AbstractContextManager[None]:
     """Run the body with Kineto's log lines left out of standard error."""
-    with without_lines(2, PROFILER_LINE):
-        yield
+    return without_lines(2, PROFILER_LINE)
 
 
-@contextmanager
-def without_grad_warnings() -> Iterator[None]:
+def without_grad_warnings() -> AbstractContextManager[None]:
     """Run the body without torch's warning on ``.grad`` of tensors that are no leaves.
 
     To record stacks, torch reads ``.grad`` of every tensor that a module holds, FSDP's views among
     them.
     """
-    with _ignoring(_GRAD, None):
-        yield
+    return _ignoring(_GRAD, None)
 
 
-@contextmanager
-def without_own_warnings() -> Iterator[None]:
+def without_own_warnings() -> AbstractContextManager[None]:
     """Run the body, calls of ours into torch, without torch's warnings in them: a script may
     make errors of warnings, and would print the others.
     """
-    with _ignoring(None, _OURS):
-        yield
+    return _ignoring(None, _OURS)
 
 
 @contextmanager
@@ -298,8 +292,8 @@ class ProfilerWindow:
     def start(self) -> None:
         """Begin at a step boundary."""
         let_forked_processes_end()
-        if not self._lead:
-            self._begin_idle()
+        if self._on_gpu and not self._lead:
+            wait_for_gpus()
         self._filters.__enter__()
         with without_kineto_noise(), without_modes():
             before = torch.empty(1, device="cpu") if self._memory else None
@@ -314,18 +308,14 @@ class ProfilerWindow:
         self._passed += 1
         if self.full:
             self.stop()
-        elif self._passed == self._lead:
-            self._begin_idle()
-            with without_kineto_noise(), without_modes():
-                self._profiler.step()
-        else:
-            with without_modes():
-                self._profiler.step()
-
-    def _begin_idle(self) -> None:
-        """Recording begins: what the GPU still has to do belongs to the steps before."""
-        if self._on_gpu:
-            wait_for_gpus()
+            return
+        if self._passed == self._lead and self._on_gpu:
+            wait_for_gpus()  # what a GPU still has to do belongs to the steps before
+        with (
+            without_kineto_noise() if self._passed == self._lead else nullcontext(),
+            without_modes(),
+        ):
+            self._profiler.step()
 
     def stop(self) -> None:
         """Close the recording where it is."""
@@ -408,31 +398,25 @@ class OtherProfilers:
     when it ends are ended, as for ours, since ours may be the next.
     """
 
-    def __init__(self, give_way: Callable[[], None], guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
+    def __init__(self, give_way: Callable[[], None], guard: Guard) -> None:
+        self._guard = guard
         self._give_way = give_way
         self._ours = False
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         self._patches = Patches()
 
     def install(self) -> None:
-        """Begin to watch."""
         for kind, names in _STARTS.items():
             for name in names:
                 if hasattr(kind, name):
                     # Also when the recording has failed: its profiler may run to the step's end.
-                    starts = self._guard.around(getattr(kind, name), self._starts, vital=True)
-                    self._patches.replace(kind, name, starts)
-            ends = self._guard.around(kind.__exit__, self._ends)
-            self._patches.replace(kind, "__exit__", ends)
+                    self._patches.wrap(self._guard, kind, name, self._starts, vital=True)
+            self._patches.wrap(self._guard, kind, "__exit__", self._ends)
         name = "_call_end_callbacks_on_future"
-        later = getattr(autograd_profiler.record_function, name, None)
-        if later is not None:
-            ends = self._guard.around(later, self._ends_later)
-            self._patches.replace(autograd_profiler.record_function, name, ends)
+        if hasattr(record_function, name):
+            self._patches.wrap(self._guard, record_function, name, self._ends_later)
 
     def remove(self) -> None:
-        """Stop watching."""
         self._patches.undo()
 
     @contextmanager
@@ -510,11 +494,9 @@ class CompiledGraphs(logging.Handler):
         self._written = 0
 
     def install(self) -> None:
-        """Begin to listen."""
         logging.getLogger(_LOGGER).addHandler(self)
 
     def remove(self) -> None:
-        """Listen no more."""
         logging.getLogger(_LOGGER).removeHandler(self)
 
     def handle(self, record: logging.LogRecord) -> bool:

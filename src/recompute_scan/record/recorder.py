@@ -14,7 +14,7 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from msgspec import Struct, field
@@ -24,7 +24,7 @@ from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.execute import StopRecording, as_before
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import Membership, RankFacts
-from recompute_scan.record.measure import PeakMemory
+from recompute_scan.record.measure import Gauges
 from recompute_scan.record.profiler import (
     OtherProfilers,
     ProfilerWindow,
@@ -137,15 +137,10 @@ _COMPILED = Fidelity(
     untold="Part of the step is compiled, and compiled code runs no operators that could be "
     "compared."
 )
-
-
 _NOT_WATCHED = "Work that is done for nothing was not looked for"
-_COMPILED_WORK = "Part of the step is compiled, and operators of compiled code cannot be watched."
-
-
-def _hidden() -> Fidelity | None:
-    """Why nothing can be compared, where something is compiled."""
-    return _COMPILED if compiled_something() else None
+_COMPILED_WORK = WatchedStep(
+    untold="Part of the step is compiled, and operators of compiled code cannot be watched."
+)
 
 
 class Recorder:
@@ -161,13 +156,14 @@ class Recorder:
         keep_going: Whether the script goes on after the last recorded step.
         recording_ranks: The ranks to record, as :func:`recompute_scan.record.steps.chosen` reads
             them.
-        memory: Measures memory during the timed steps.
+        gauges: Measure memory during the timed steps.
         on_kept: Called when more has been recorded.
         events: Gets each step, phase and line of progress.
         reports: Whether the progress goes to a log too, with the first count of recomputes.
 
     Attributes:
         kept: The recording so far.
+        membership: This process among the other ranks.
         others: Notices profilers of the script.
     """
 
@@ -182,7 +178,7 @@ class Recorder:
         device: Literal["auto", "cpu", "cuda"],
         keep_going: bool,
         recording_ranks: str = DEFAULT,
-        memory: PeakMemory | None = None,
+        gauges: Gauges | None = None,
         on_kept: Callable[[], None] = lambda: None,
         events: TrainingEvents | None = None,
         reports: bool = False,
@@ -198,9 +194,9 @@ class Recorder:
         self._counter = counter
         self._probe = probe
         self._comparison = probe.comparison if plan.fidelity else None
-        self._memory = memory
+        self._gauges = gauges
         self._on_kept = on_kept
-        self._membership = Membership(plan, recording_ranks)
+        self.membership = Membership(plan, recording_ranks)
         self._logs = reports
         self._progress = Progress(wanted=self.ranks.rank == 0, logs=reports)
         self.kept = RecordedSoFar(folder)
@@ -213,17 +209,7 @@ class Recorder:
     @property
     def ranks(self) -> RankFacts:
         """This process among the others, as last known."""
-        return self._membership.ranks
-
-    @property
-    def store(self) -> Any | None:
-        """The store of the script's process group, once the warm-up is over."""
-        return self._membership.store
-
-    @property
-    def chosen(self) -> bool:
-        """Whether this rank is to record; known once the warm-up is over."""
-        return self._membership.chosen
+        return self.membership.ranks
 
     @property
     def done(self) -> bool:
@@ -245,9 +231,9 @@ class Recorder:
         """Whether the script may stop. One of several ranks stops when the others do, also where
         its recording has failed.
         """
-        if self._membership.alone:
+        if self.membership.alone:
             return self.done and self._guard.failure is None
-        return self._membership.last_step.passed(self._counter.steps)
+        return self.membership.last_step.passed(self._counter.steps)
 
     @property
     def bug(self) -> str | None:
@@ -314,7 +300,7 @@ class Recorder:
                 self._keep_times()
         if self.kept.phase is Phase.WARMUP:
             self.kept.warmup_steps = self._counter.steps
-            self._membership.look()
+            self.membership.look()
 
     def give_up(self) -> None:
         """A bug of ours has shown, or the GPU has failed: what is kept is kept, and no more is."""
@@ -322,7 +308,7 @@ class Recorder:
         self.kept.phase = Phase.DONE
         if self._watch is not None:
             self._watch.on = False  # what it has put into the process goes between two steps
-        self._membership.go_on(self._counter.steps)
+        self.membership.go_on(self._counter.steps)
 
     def forget(self) -> None:
         """In a forked process: look at nothing, and let its operators through."""
@@ -353,7 +339,7 @@ class Recorder:
     def _advance(self) -> None:
         if self.kept.phase is Phase.TIMING and self._timer is not None:
             self._timer.mark()
-            if not self._membership.is_timed(self._counter.steps, self._timer):
+            if not self.membership.is_timed(self._counter.steps, self._timer):
                 self._report()
                 return
         with as_before():
@@ -375,7 +361,8 @@ class Recorder:
         elif self.kept.phase is Phase.COMPARING:
             self._end_comparison()
         elif self.kept.phase is Phase.WATCHING:
-            self._go_on_watching()
+            if self._watch is not None and self._watch.next_step():
+                self._end_watching()
         else:
             self._step_window()
         if self.kept.phase is Phase.DONE:
@@ -390,7 +377,7 @@ class Recorder:
         Args:
             lead: Steps that warm the profiler up.
         """
-        kept, plan, membership = self.kept, self._plan, self._membership
+        kept, plan, membership = self.kept, self._plan, self.membership
         stacks = kept.trace is not None
         foreign = membership.chosen and self.others.running()
         if not foreign:
@@ -446,7 +433,6 @@ class Recorder:
             self.kept.phase = Phase.DONE
 
     def _keep_window(self) -> None:
-        """The script has ended: keep what an open window holds."""
         window = self._drop_window()
         # Half a step with stacks could name some call sites and not others.
         if window is not None and window.holds_trace and self.kept.trace is None:
@@ -481,7 +467,7 @@ class Recorder:
 
     def _wait_for_other_profiler(self) -> None:
         # The other ranks stop at the end: there is nothing to wait for when it is too near.
-        membership = self._membership
+        membership = self.membership
         can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
         self.kept.phase = Phase.WAITING if can_wait else Phase.DONE
         self._waited = True
@@ -502,19 +488,22 @@ class Recorder:
             return
         if kept.trace is None and (not self._plan.only_compares or kept.failure is not None):
             return
-        kept.fidelity = _hidden()
-        if kept.fidelity is None:
-            self._wait()
+        if compiled_something():
+            kept.fidelity = _COMPILED
+        else:
+            if kept.device == "cuda":
+                wait_for_gpus()
             self._comparison.compare()
             kept.phase = Phase.COMPARING
 
     def _end_comparison(self) -> None:
         if self.kept.phase is Phase.COMPARING and self._comparison is not None:
             self.kept.phase = Phase.DONE
-            self._wait()
+            if self.kept.device == "cuda":
+                wait_for_gpus()
             found = self._comparison.compared()
             # Code that is compiled in that very step hides its operators as well.
-            self.kept.fidelity = _hidden() or found
+            self.kept.fidelity = _COMPILED if compiled_something() else found
             self._on_kept()
 
     def _begin_watching(self) -> None:
@@ -523,17 +512,13 @@ class Recorder:
         if not self._plan.watched or kept.trace is None or kept.watched is not None:
             return
         if compiled_something():
-            kept.watched = WatchedStep(untold=_COMPILED_WORK)
+            kept.watched = _COMPILED_WORK
             return
         with self._guard.part(_NOT_WATCHED):
             self._watch = self._probe.watch(kept.device == "cuda")
             if self._watch.begin():
                 kept.phase = Phase.WATCHING
         if kept.phase is not Phase.WATCHING:
-            self._end_watching()
-
-    def _go_on_watching(self) -> None:
-        if self._watch is not None and self._watch.next_step():
             self._end_watching()
 
     def _end_watching(self) -> None:
@@ -544,15 +529,8 @@ class Recorder:
             with self._guard.part(_NOT_WATCHED):
                 watch.end()
                 compiled = compiled_something()
-                self.kept.watched = (
-                    WatchedStep(untold=_COMPILED_WORK) if compiled else watched_step(watch)
-                )
+                self.kept.watched = _COMPILED_WORK if compiled else watched_step(watch)
             self._on_kept()
-
-    def _wait(self) -> None:
-        """The compared step takes from an idle GPU to an idle GPU."""
-        if self.kept.device == "cuda":
-            wait_for_gpus()
 
     def _after_warmup_step(self) -> None:
         if len(settling):
@@ -566,7 +544,7 @@ class Recorder:
         is_long = self._timer is not None and took_s > LONG_S
         if self._timer is not None:
             self._timer.mark()
-        self._membership.look()
+        self.membership.look()
         if self._first_word is not None and not self._first_word.over:
             self.kept.counted = self._first_word.boundary(made, took_s) or self.kept.counted
             self._on_kept()  # little, but who is killed has left a word
@@ -575,8 +553,8 @@ class Recorder:
             self.kept.warmup_steps = self._counter.steps - is_long
             self._on_kept()
             if plan.timing:
-                if self._memory is not None:
-                    self._memory.begin(self.kept.device)
+                if self._gauges is not None:
+                    self._gauges.begin_timing(self.kept.device)
                 if not is_long:
                     self._timer = StepTimer(self.kept.device)
                 self.kept.phase = Phase.TIMING
@@ -596,10 +574,10 @@ class Recorder:
 
     def _compare_alone(self) -> None:
         """Nothing is timed or profiled: the next step is compared, on the chosen ranks."""
-        if not self._membership.chosen:
+        if not self.membership.chosen:
             self.kept.phase = Phase.COUNTING
             return
-        self._membership.last_step.settle(self._counter.steps, 1)
+        self.membership.last_step.settle(self._counter.steps, 1)
         self._counter.freeze()
         self._probe.begin()
         self.kept.phase = Phase.DONE
@@ -612,14 +590,14 @@ class Recorder:
 
     def _keep_times(self) -> None:
         self.kept.timed_ms = self._timer.milliseconds() if self._timer else ()
-        if self._memory is not None:
-            self._memory.end()
+        if self._gauges is not None:
+            self._gauges.end_timing()
         self._on_kept()
 
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
         # would break a script that forks later, and would record an unused GPU.
-        if warning := self._membership.settle(self.kept.folder, self._counter.steps):
+        if warning := self.membership.settle(self.kept.folder, self._counter.steps):
             self.kept.warn(warning)
         if self.ranks.rank != 0:
             self._progress.end()
@@ -632,14 +610,14 @@ class Recorder:
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         """The device in use now; ``kept.device`` is known once the warm-up is over."""
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        used = torch.cuda.is_initialized()
         return "cuda" if used and self._wanted_device != "cpu" else "cpu"
 
     def _fail(self, error: Exception) -> None:
         self.kept.failure = f"Recording was given up: {type(error).__name__}: {error}"
         self.kept.phase = Phase.DONE
         made = self._counter.steps
-        self._membership.last_step.settle(made, self._plan.wanted - made)
+        self.membership.last_step.settle(made, self._plan.wanted - made)
         self._drop_window()
 
     def _say(self, text: str) -> None:

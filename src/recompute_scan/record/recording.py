@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
-from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
 from recompute_scan.record.checkpoint_calls import Probe, install_self_test
 from recompute_scan.record.execute import as_before
@@ -129,7 +128,6 @@ _current: Recording | None = None
 class _Live(Struct, frozen=True):
     """The parts of a recording that is under way."""
 
-    plan: Plan
     home: Home
     probe: Probe
     counter: StepCounter
@@ -233,9 +231,7 @@ class Recording:
         if _current is not None and _current._gives_way:
             _current.end(RuntimeError("the training did not say that it ended"))
         if _current is not None or is_recorded():
-            who = "another recording"
-            if _current is None:
-                who = "recompute-scan run, or a guard,"
+            who = "another recording" if _current else "recompute-scan run, or a guard,"
             raise UsageError(
                 "E230",
                 "This process is being recorded already.",
@@ -253,7 +249,7 @@ class Recording:
         )
         guard.on_failure, guard.settle = recorder.give_up, recorder.settle
         graphs = CompiledGraphs(home.path, lambda: recorder.ranks.rank, guard)
-        self._live = _Live(self._plan, home, probe, counter, recorder, graphs, guard)
+        self._live = _Live(home, probe, counter, recorder, graphs, guard)
         _current = self
         self._live.install()
         if in_cell:
@@ -334,18 +330,15 @@ class Recording:
         end = failure = None
         status = 0
         if isinstance(error, Exception):
-            seen = [NO_INPUT_GRAD] if live.probe.untrained.suspected else []
-            end = end_of(error, live.counter.steps, seen, live.probe.entered)
+            end = end_of(error, live.counter.steps, live.probe)
             failure, status = f"The loop raised {type(error).__name__}: {error}.", 1
         elif isinstance(error, KeyboardInterrupt):
             failure, status = "The loop was interrupted.", _INTERRUPTED
         self.info = make_run_record(
             live.recorder,
             live.probe,
-            live.plan,
-            "a notebook's cell"
-            if self._wording is _IN_CELL
-            else (sys.argv[:1] or [""])[0] or "python",
+            self._plan,
+            "a notebook's cell" if self._wording is _IN_CELL else (*sys.argv, "")[0] or "python",
             failure=failure,
             status=status,
             end=end,

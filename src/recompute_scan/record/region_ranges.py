@@ -12,8 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from msgspec import Struct
@@ -22,7 +21,7 @@ from torch import nn
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
 from recompute_scan.crash import code_of
 from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
-from recompute_scan.fidelity.lost_gradients import Application, hook_classes
+from recompute_scan.fidelity.lost_gradients import hook_classes
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import named_parts
 from recompute_scan.record.isolation import Call, Guard, Patches
@@ -32,8 +31,8 @@ from recompute_scan.record.modules import (
     parameter_names,
     root_modules,
 )
-from recompute_scan.record.origins import Origin, Origins, Variant
-from recompute_scan.record.steps import Plan, current_pass
+from recompute_scan.record.origins import CheckpointCall, Origin, Origins
+from recompute_scan.record.steps import Plan, current_pass, in_backward
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity
 from recompute_scan.result.run_record import Counted
 
@@ -50,63 +49,6 @@ class Within(Struct, frozen=True):
 
     annotation: RegionAnnotation
     again: bool
-
-
-class CheckpointCall(Struct, frozen=True):
-    """One call of a checkpoint, as far as its wrapper knows it.
-
-    Attributes:
-        variant: Which kind of checkpoint it is.
-        function: The checkpointed function.
-        args: What that is called with.
-        frame: The innermost frame of the call.
-        options: How the checkpoint is set.
-        own: Name of the autograd function where it is not torch's; else empty.
-        library: Name of a library's function that is no autograd function; else empty.
-        application: The call of the autograd function, where it is not torch's.
-        differentiated: Whether a backward pass can go through it.
-    """
-
-    variant: Variant
-    function: object
-    args: tuple[object, ...]
-    frame: FrameType | None
-    options: Sequence[str] = ()
-    own: str = ""
-    library: str = ""
-    application: Application | None = None
-    differentiated: bool = True
-
-
-class RangedRegion(Protocol):
-    """Wraps the runs of one checkpointed call."""
-
-    def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[Returned | None]:
-        """Around a run in the forward pass; gives a function for its result, if any.
-
-        Args:
-            given: What it is called with, where one call may make several runs.
-        """
-
-    def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[Returned | None]:
-        """Around each run in a backward pass, likewise."""
-
-
-class Regions(Protocol):
-    """Makes the regions that checkpoint calls ask for."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether a call that begins now gets a region."""
-
-    def preparing(self) -> AbstractContextManager[None]:
-        """Around all that a wrapper does before the checkpoint itself runs."""
-
-    def region(self, call: CheckpointCall) -> RangedRegion:
-        """The region of one call."""
-
-    def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
-        """Around a call that runs a module, which cannot be replaced."""
 
 
 def can_annotate() -> bool:
@@ -152,7 +94,7 @@ class AnnotatedRegions:
         number = next(self._calls)
         origin = Origin()
         with self._guard.part(UNNAMED):
-            origin = self._origins.of(call.function, call.args, call.frame, call.options, call.own)
+            origin = self._origins.of(call)
         return RegionAnnotation(
             call=number,
             depth=depth,
@@ -164,10 +106,6 @@ class AnnotatedRegions:
             options=",".join(origin.options),
             function=origin.function,
         )
-
-    def around_module(self, _: CheckpointCall) -> AbstractContextManager[None]:
-        """Nothing: the runs of a module are not distinguished."""
-        return nullcontext()
 
 
 class AnnotatedRegion:
@@ -181,11 +119,9 @@ class AnnotatedRegion:
         self._thread = thread
 
     def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
-        """The range of the region."""
         return self._range(self._forward, again=False)
 
     def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
-        """The range of one recompute."""
         return self._range(self._recompute, again=True)
 
     @contextmanager
@@ -335,17 +271,19 @@ class CountedRegion(Struct, frozen=True):
     @contextmanager
     def forward(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around a run in the forward pass, or in the recompute of a checkpoint around this one."""
-        with self.ranges.forward() if self.ranges else nullcontext(), self._run():
+        with self.ranges.forward() if self.ranges else nullcontext(), self.counts.run(self):
             yield
 
     @contextmanager
     def recompute(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around each run in a backward pass."""
-        with self.ranges.recompute() if self.ranges else nullcontext(), self._run():
+        with self.ranges.recompute() if self.ranges else nullcontext(), self.counts.run(self):
             yield
 
-    def _run(self) -> AbstractContextManager[None]:
-        return self.counts.run(self)
+
+# Wraps the runs of one checkpointed call: `forward` those in the forward pass, `recompute` those in
+# backward passes; both give a function for the result, where it is compared.
+RangedRegion = AnnotatedRegion | CountedRegion | RegionCall
 
 
 class FirstWord:
@@ -412,12 +350,8 @@ class ComparedRegions:
 
     def compare(self) -> None:
         """The step begins."""
-
-        def name_of(module: nn.Module) -> tuple[str, str]:
-            found = self._index.look_up([module])
-            return found.name, found.class_name
-
-        comparing = self._comparing = Comparing(name_of, self._guard.around, parameter_names)
+        name_of, around = self._index.name_of, self._guard.around
+        comparing = self._comparing = Comparing(name_of, around, parameter_names)
         self._watch_what_leaves(comparing)
 
         def entered(call: Call, hooks: Any) -> Any:
@@ -425,14 +359,14 @@ class ComparedRegions:
             return call(hooks)
 
         for kind in hook_classes():
-            self._patches.replace(kind, "__enter__", self._guard.around(kind.__enter__, entered))
+            self._patches.wrap(self._guard, kind, "__enter__", entered)
 
     def _watch_what_leaves(self, comparing: Comparing) -> None:
         """Of reentrant checkpoints, to the backward pass."""
         leaving, thread = comparing.leaving, threading.get_ident()
 
         def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread or torch._C._current_graph_task_id() != -1:
+            if threading.get_ident() != thread or in_backward():
                 return call(*args, **kwargs)
             with leaving.applying(args[1:]):
                 return call(*args, **kwargs)
@@ -453,12 +387,11 @@ class ComparedRegions:
             return switched
 
         for name, by in (("__enter__", 1), ("__exit__", -1)):
-            original = getattr(torch.no_grad, name)
-            self._patches.replace(torch.no_grad, name, self._guard.around(original, switch(by)))
+            self._patches.wrap(self._guard, torch.no_grad, name, switch(by))
 
         def differentiating(name: str) -> Callable[..., Any]:
             def differentiate(call: Call, *args: Any, **kwargs: Any) -> Any:
-                outermost = torch._C._current_graph_task_id() == -1
+                outermost = not in_backward()
                 if outermost and threading.get_ident() == thread:
                     leaving.differentiated(tensors((*args[:1], *kwargs.values())))
                 result = call(*args, **kwargs)
@@ -470,9 +403,7 @@ class ComparedRegions:
             return differentiate
 
         for name in ("backward", "grad"):
-            original = getattr(torch.autograd, name)
-            around = self._guard.around(original, differentiating(name))
-            self._patches.replace(torch.autograd, name, around)
+            self._patches.wrap(self._guard, torch.autograd, name, differentiating(name))
 
     def compared(self) -> Fidelity:
         """The step has ended: what it has shown. Nothing of it is left in the process."""
@@ -497,12 +428,12 @@ class ComparedRegions:
 
     def region(self, call: CheckpointCall) -> RangedRegion:
         """The region of one call."""
-        if self._comparing is None:
-            if self._counting is None:
-                return self._annotated.region(call)
-            ranges = self._annotated.region(call) if self._annotated.wanted else None
-            return self._counting.region(call, ranges)
-        return self._compared(self._comparing, call)
+        if self._comparing is not None:
+            return self._compared(self._comparing, call)
+        if self._counting is None:
+            return self._annotated.region(call)
+        ranges = self._annotated.region(call) if self._annotated.wanted else None
+        return self._counting.region(call, ranges)
 
     def _compared(self, comparing: Comparing, call: CheckpointCall) -> RegionCall:
         annotation = self._annotated.annotation(call)
@@ -525,7 +456,7 @@ class ComparedRegions:
         """
         module = call.function
         if self._comparing is None or not isinstance(module, nn.Module):
-            return self._annotated.around_module(call)
+            return nullcontext()
         runs = self._modules.get(id(module))
         if runs is None:
             runs = self._modules[id(module)] = _ModuleRuns()
