@@ -361,9 +361,8 @@ class Switch(Arranging):
         return self.replace and bool(getattr(self._thread, "mine", False))
 
     def _asker(self, call: CheckpointCall) -> Origin:
-        around = (
-            part for one in covered_modules(call.function, call.args) for part in one.modules()
-        )
+        covered = covered_modules(call.function, call.args)
+        around = (part for one in covered for part in one.modules())
         mine = [self._layers_around[id(part)] for part in around if id(part) in self._layers_around]
         for layer in mine:
             layer.theirs |= not self.replace

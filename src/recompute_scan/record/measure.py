@@ -131,10 +131,8 @@ class Gauges:
         if self._gradients:
             write_sampled(folder, rank, self._gradients)
 
-    def measurements(
-        self, bypassed_calls: int, bypassed_functions: tuple[str, ...]
-    ) -> Measurements:
-        """The measurements; waits for the GPU."""
+    def measurements(self, calls: int, functions: tuple[str, ...]) -> Measurements:
+        """The measurements, next to what was bypassed; waits for the GPU."""
         allocated, reserved, resident = self._peaks
         return Measurements(
             # All bits, infinities and NaN.

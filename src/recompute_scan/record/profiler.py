@@ -309,12 +309,10 @@ class ProfilerWindow:
         if self.full:
             self.stop()
             return
-        if self._passed == self._lead and self._on_gpu:
+        begins = self._passed == self._lead
+        if begins and self._on_gpu:
             wait_for_gpus()  # what a GPU still has to do belongs to the steps before
-        with (
-            without_kineto_noise() if self._passed == self._lead else nullcontext(),
-            without_modes(),
-        ):
+        with without_kineto_noise() if begins else nullcontext(), without_modes():
             self._profiler.step()
 
     def stop(self) -> None:
