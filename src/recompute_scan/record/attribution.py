@@ -247,15 +247,11 @@ def statement_at(path: Path, line: int) -> Source | None:
 def _innermost(tree: ast.AST, line: int) -> tuple[ast.stmt, bool] | None:
     best: tuple[ast.stmt, bool] | None = None
     for node in ast.walk(tree):
-        for _, block in ast.iter_fields(node):
-            if not isinstance(block, list):
-                continue
-            for child in block:
-                if not isinstance(child, ast.stmt):
-                    continue
+        for block in [one for _, one in ast.iter_fields(node) if isinstance(one, list)]:
+            for child in [one for one in block if isinstance(one, ast.stmt)]:
                 if child.lineno <= line <= (child.end_lineno or child.lineno):
                     # Breadth first: a later match lies deeper.
-                    best = (child, len(block) == 1 and not isinstance(node, ast.Module))
+                    best = child, len(block) == 1 and not isinstance(node, ast.Module)
     return best
 
 
@@ -299,10 +295,8 @@ class CallSites:
         }
 
     def switched_on_at(self, frame: FrameType | None) -> str:
-        """The user's line nearest to this frame, for calls that switch a setting on.
-
-        Without one, the nearest line of a project kept in the user's tree; else the outermost of a
-        library. Empty where there is none.
+        """As :meth:`called_at`, for calls that switch a setting on: of a library's frames the
+        outermost.
         """
         found = self._nearest(frame)
         return self._site(found[1] if found[0] > Owner.LIBRARY else found[2]) if found else ""
@@ -326,20 +320,18 @@ class CallSites:
             return found or made.site
         if site_folder(found.file) is not None:  # the library's own default
             return made.site
-        site = f"{self._shown(found.file)}:{found.number}"
-        self._places.setdefault(site, (self._start / found.file, found.number))
-        return site
+        return self.line_of(found.file, found.number)
 
     def line_of(self, file: str, line: int) -> str:
-        """The site of a line of a file that runs no frame now."""
-        site = f"{_cell(file) or self._shown(file)}:{line}"
-        self._places.setdefault(site, (self._start / file, line))
+        """The site of a line of a file."""
+        cell = _cell(file)
+        site = f"{cell or self._shown(file)}:{line}"
+        self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
         return site
 
     def file_of(self, site: str) -> str:
         """The file of a site that was named; empty where it was not."""
-        place = self._places.get(site)
-        return str(place[0]) if place is not None else ""
+        return str(self._places[site][0]) if site in self._places else ""
 
     def is_users(self, frame: FrameType) -> bool:
         """Whether the frame runs the user's own code."""
@@ -366,13 +358,9 @@ class CallSites:
 
     def _site(self, frame: FrameType) -> str:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        site = self._sites.get((file, line))
-        if site is None:
-            cell = _cell(file)
-            site = f"{cell or self._shown(file)}:{line}"
-            self._sites[file, line] = site
-            self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
-        return site
+        if (file, line) not in self._sites:
+            self._sites[file, line] = self.line_of(file, line)
+        return self._sites[file, line]
 
     def _shown(self, file: str) -> str:
         folder = site_folder(file)
@@ -410,11 +398,6 @@ def places_of(frame: FrameType | None) -> Iterator[str]:
         if owner is not type(None) and other != place:
             yield other
         frame = frame.f_back
-
-
-def top_package(frame: FrameType) -> str:
-    """Name of the package that the frame's code belongs to."""
-    return str(frame.f_globals.get("__name__") or "").partition(".")[0]
 
 
 @cache
@@ -478,8 +461,6 @@ class Made(Struct, frozen=True, eq=False):
 
 
 class SourceLine(Struct, frozen=True):
-    """A line of a file."""
-
     file: str
     number: int
 

@@ -27,7 +27,13 @@ from msgspec import Struct
 
 from recompute_scan.crash import is_from_handler
 from recompute_scan.errors import ScanError
-from recompute_scan.record.execute import StopRecording, as_before, is_own, replaced
+from recompute_scan.record.execute import (
+    StopRecording,
+    as_before,
+    ends_in_own_frame,
+    is_own,
+    replaced,
+)
 from recompute_scan.record.torch_versions import (
     compile_frames_by,
     is_compiling,
@@ -227,7 +233,7 @@ class Guard:
         if self.failure is None:
             names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
             with as_before():
-                self._end(error, "" if _is_ours(error) else names)
+                self._end(error, "" if ends_in_own_frame(error.__traceback__) else names)
         return True
 
     def _end(self, error: BaseException, replaced: str) -> None:
@@ -320,14 +326,6 @@ def _in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether our own code raised it, and not a function that the script has put in place."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is None or is_own(trace.tb_frame)
-
-
 def _place(trace: TracebackType | None) -> str:
     """Where the bug is, for a report of it."""
     with suppress(Exception):  # the script may have replaced what this calls
@@ -410,19 +408,19 @@ def after_import(name: str, hook: _Hook) -> Undo:
     first = name not in _waiting
     waiting = _waiting.setdefault(name, [])
     waiting.append(hook)
+
+    def imported(module: ModuleType) -> None:
+        for one in _waiting.pop(name, []):
+            one(module)
+
     if first:
-        wrapt.register_post_import_hook(lambda module: _imported(name, module), name)
+        wrapt.register_post_import_hook(imported, name)
 
     def stop() -> None:
         if hook in waiting:
             waiting.remove(hook)
 
     return stop
-
-
-def _imported(name: str, module: ModuleType) -> None:
-    for hook in _waiting.pop(name, []):
-        hook(module)
 
 
 def in_forked_processes(function: Callable[[], object]) -> None:

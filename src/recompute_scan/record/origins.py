@@ -44,7 +44,6 @@ from recompute_scan.record.attribution import (
     Made,
     place_of,
     places_of,
-    top_package,
     variables,
 )
 from recompute_scan.record.isolation import Call, Guard, Patches, after_import
@@ -86,8 +85,8 @@ _FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 class Switches:
     """By module: each wrapper, each module with a composable checkpoint, each whole model."""
 
-    def __init__(self, sites: CallSites, guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
+    def __init__(self, sites: CallSites, guard: Guard) -> None:
+        self._guard = guard
         self._sites = sites
         self._wrappers: _ByModule = WeakIdKeyDictionary()
         self._composable: _ByModule = WeakIdKeyDictionary()
@@ -152,10 +151,9 @@ class Switches:
 
     def of_settings(self, mechanism: Mechanism) -> str:
         """Where the mechanism's setting was last given; empty where nothing holds it."""
-        entry = next((entry for entry in mechanism.settings if entry in self._settings), None)
-        if entry is None:
+        made = next(filter(None, map(self._settings.get, mechanism.settings)), None)
+        if made is None:
             return ""
-        made = self._settings[entry]
         if (mechanism.name, made) not in self._given:
             self._given[mechanism.name, made] = self._sites.given_at(made, mechanism)
         return self._given[mechanism.name, made]
@@ -186,14 +184,11 @@ class Switches:
         self._patches.add(after_import(name, self._guard.aside(hook)))
 
     def _watch_wrapper(self, module: ModuleType) -> None:
-        kind = module.CheckpointWrapper
-        original = kind.__init__
-
         def init(call: Call, wrapper: Any, *args: Any, **kwargs: Any) -> None:
             call(wrapper, *args, **kwargs)
             self._remember(self._wrappers, wrapper, pytorch.WRAPPER.asks)
 
-        self._patches.replace(kind, "__init__", self._guard.around(original, init))
+        self._patches.wrap(self._guard, module.CheckpointWrapper, "__init__", init)
 
     def _watch_composable(self, module: ModuleType) -> None:
         original = module.checkpoint
@@ -217,12 +212,10 @@ class Switches:
         owner, _, function = path.rpartition(".")
 
         def watch(module: ModuleType) -> None:
-            if not owner:
-                owners: list[Any] = [module]
-            elif owner == "*":
-                owners = _classes_below(module)
+            if owner == "*":
+                owners: list[Any] = _classes_below(module)
             else:
-                owners = [getattr(module, owner)]
+                owners = [getattr(module, owner) if owner else module]
             for one in owners:
                 self._watch_function(one, function, called)
 
@@ -516,7 +509,7 @@ def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
             if frame.f_code.co_name in _RECOMPUTING:
                 return sequential, None
             sequential |= frame.f_code.co_name == "checkpoint_sequential"
-        elif name in _ASKING or top_package(frame) not in ("torch", "recompute_scan"):
+        elif name in _ASKING or name.partition(".")[0] not in ("torch", "recompute_scan"):
             return sequential, frame
         frame = frame.f_back
     return sequential, None

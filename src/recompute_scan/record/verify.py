@@ -71,7 +71,6 @@ from recompute_scan.verification import (
 # script does not bear that, more rounds.
 _ROUNDS, _MOST_ROUNDS = 2, 6
 _MOST_SWITCHING = 4
-_FOLDER = "verify"
 _UNCHANGED, _FIX, _WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
 _AGAIN, _BARE = "first-step-unchanged", "first-step-without-checkpointing"
 _PART = "first-step-without-some"
@@ -299,7 +298,7 @@ def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
 
 
 def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None) -> Trial:
-    folder = _emptied(options.output / _FOLDER / f"{name}-{number}")
+    folder = _emptied(options.output / "verify" / f"{name}-{number}")
     # One trace a way is enough, and only the ways that differ from the first run need one.
     traced = number == 1 and options.steps > 0
     options = replace(
@@ -321,7 +320,6 @@ def _emptied(folder: Path) -> Path:
     return folder
 
 
-_PLAN_FOLDER = "plan"
 # The arrangements that a plan needs; others are left out where the script fails with them: there
 # may be too little memory, an operator may write into a result that a selective checkpoint keeps,
 # and a part may leave something for the rest of its module.
@@ -504,7 +502,7 @@ class Rehearsals:
             RunError: One of them left nothing (``E333``).
         """
         self._number += 1
-        folder = _emptied(self._options.output / _PLAN_FOLDER / f"{name}-{self._number}")
+        folder = _emptied(self._options.output / "plan" / f"{name}-{self._number}")
         options = replace(
             self._options,
             output=folder,
