@@ -272,7 +272,6 @@ class Arranging(Bypass):
             self._forwards.replace(one.module, _PLAIN, guarded)
 
     def remove(self) -> None:
-        """Let every module and every checkpoint be what it was."""
         self.active = False
         self._forwards.undo()
         super().remove()

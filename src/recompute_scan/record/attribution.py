@@ -97,17 +97,15 @@ def is_library(module: str, file: str) -> bool:
 
 @as_before()
 def _owner(module: str, file: str, main: object, start: Path) -> Owner:
-    if file.startswith("<") and not file.startswith(_IPYTHON):
-        return Owner.NOBODY
-    if file.startswith(_NOBODYS):
+    if file.startswith(_NOBODYS) or (file.startswith("<") and not file.startswith(_IPYTHON)):
         return Owner.NOBODY
     package = module.partition(".")[0]
     if site_folder(file) is not None:
         own = _programs_package(main)
         return Owner.USER if own and package in (own, "__main__") else Owner.LIBRARY
-    if file.startswith(_PYTHONS):
-        return Owner.NOBODY
-    if file == getattr(main, "__file__", None) and _installed_starter(main):
+    if file.startswith(_PYTHONS) or (
+        file == getattr(main, "__file__", None) and _installed_starter(main)
+    ):
         return Owner.NOBODY
     if _is_framework(package, file) or _is_copy(start / file, start):
         return Owner.COPY

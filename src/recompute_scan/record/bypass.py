@@ -83,7 +83,6 @@ class Bypass:
             self._catch_non_reentrant(generator_function())
 
     def remove(self) -> None:
-        """Let every checkpoint be one again."""
         _INSTALLED.discard(self)
         self._patches.undo()
 
@@ -194,7 +193,6 @@ class Alternation:
             torch.cuda.synchronize()
 
     def next(self) -> None:
-        """The recorder has passed the boundary: the next step begins."""
         timed = self._recorder.timed
         self._number = self._number + 1 if timed is None else timed
         self._bypass.active = step_has_fix(self._number)

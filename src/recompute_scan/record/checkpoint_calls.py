@@ -299,7 +299,6 @@ class _Runs:
 
     @contextmanager
     def of_forward(self) -> Iterator[None]:
-        """Around the checkpoint function itself."""
         self.forward = True
         try:
             yield
@@ -418,7 +417,6 @@ class Probe:
             self._calls.watch_others(entry)
 
     def remove(self) -> None:
-        """Put torch's own functions back, and the libraries'."""
         self.comparison.compared()
         self.policies.end()
         self.switches.remove()

@@ -238,7 +238,6 @@ def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
 
 
 def cannot_open(script: str, why: str | None) -> UsageError:
-    """The error for a script that is not there, or cannot be read."""
     return UsageError(
         "E202",
         f"Cannot open the script {script}.",
@@ -406,5 +405,4 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_own(frame: FrameType) -> bool:
-    """Whether the frame runs code of this package."""
     return frame.f_code.co_filename.startswith(_OWN_FOLDER)

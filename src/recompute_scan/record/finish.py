@@ -191,14 +191,13 @@ class Reporting(Struct, frozen=True):
         return self._analysed()
 
     def _run(self, info: RunInfo) -> None:
-        folder = self.folder
         if info.world_size > 1:
-            there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
+            there = wait_for_ranks(self.folder, info.world_size, _RANKS_TIMEOUT_S)
             if missing := sorted(set(range(info.world_size)) - set(there)):
                 self.print_line(
                     f"recompute-scan: no run record from ranks {missing}; reporting on the others"
                 )
-                accept_so_far(folder)
+                accept_so_far(self.folder)
         if self._ends().failed:  # another rank failed, and not this one
             self.failure()
             return
@@ -228,7 +227,6 @@ class Reporting(Struct, frozen=True):
         return analyse([self.folder], self.progress, machine=self.machine)
 
     def write(self, result: Result) -> None:
-        """Write the result and its page."""
         try:
             self._store(result)
         except ScanError:

@@ -87,7 +87,6 @@ class Call:
         return self.result
 
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
-        """Its outcome; it is called now if it was not."""
         if not self.made:
             return self._function(*args, **kwargs)
         if self.error is None:

@@ -314,7 +314,6 @@ class Membership:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other rank."""
         return self.ranks.world_size == 1
 
     def look(self) -> None:

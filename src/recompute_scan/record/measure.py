@@ -112,7 +112,6 @@ class Gauges:
             _CLEAR.write_text(_FORGET_PEAK)
 
     def end_timing(self) -> None:
-        """Read the peaks."""
         allocated = reserved = None
         if self._cuda:
             allocated = torch.cuda.max_memory_allocated()
@@ -190,7 +189,6 @@ class Heap:
         self._steps: dict[int, list[tuple[int, float, float]]] = {}
 
     def begin(self) -> None:
-        """A step begins."""
         self._began = _usage()
 
     def end(self, arm: int, ms: float) -> None:

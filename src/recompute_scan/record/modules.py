@@ -49,7 +49,6 @@ class ModuleIndex:
         self._misses = 0
 
     def rebuild(self) -> None:
-        """Look at the models anew."""
         roots = root_modules()
         labels = _labels(roots)
         listed = [(labels.get(id(root), ""), list(named_parts(root))) for root in roots]

@@ -147,7 +147,6 @@ class RunOptions(Struct, frozen=True):
 
     @property
     def plan(self) -> Plan:
-        """The steps of each phase."""
         return Plan(
             warmup=self.warmup,
             timing=self.timing_steps,
@@ -195,7 +194,6 @@ def check_plan(plan: Plan, *, measuring: bool = False) -> None:
 
 
 def check_device(device: Literal["auto", "cpu", "cuda"]) -> None:
-    """Refuse to record a GPU where there is none (``E205``)."""
     # Counted without starting CUDA, which would break a script that forks later.
     if device == "cuda" and torch.cuda.device_count() == 0:
         raise UsageError(
@@ -331,7 +329,6 @@ def came_to_an_end(run: Path, *, well: bool) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> UsageError:
-    """The error for a folder that cannot be written (``E206``)."""
     return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
 
 

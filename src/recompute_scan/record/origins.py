@@ -125,11 +125,9 @@ class Switches:
             self._active = active
 
     def of_wrapper(self, wrapper: object) -> Switched:
-        """Where this ``CheckpointWrapper`` was made."""
         return _get(self._wrappers, wrapper)
 
     def of_composable(self, module: object) -> Switched:
-        """Where composable ``checkpoint`` was applied to this module."""
         return _get(self._composable, module)
 
     def of_model_with(self, module: object, asking: str) -> Switched:

@@ -335,7 +335,6 @@ class DecisionWatch:
         self._waiting: list[WatchedCall] = []
 
     def begin(self) -> None:
-        """The step begins."""
         caching = getattr(torch_checkpoint, _CACHING, None)
         cached = getattr(torch_checkpoint, _CACHED, None)
         if caching is None or cached is None:  # before torch 2.4

@@ -174,7 +174,6 @@ class Progress:
         self._said = text
 
     def say(self, text: str) -> None:
-        """Say it, on a terminal and in a log."""
         if sys.stderr is not None:
             line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
             with unless_closed():
@@ -290,7 +289,6 @@ class ProfilerWindow:
         return self.completed >= self._steps
 
     def start(self) -> None:
-        """Begin at a step boundary."""
         let_forked_processes_end()
         if self._on_gpu and not self._lead:
             wait_for_gpus()
@@ -316,7 +314,6 @@ class ProfilerWindow:
             self._profiler.step()
 
     def stop(self) -> None:
-        """Close the recording where it is."""
         if not self._closed:
             self._closed = True
             own = sys.getprofile()  # torch's, or one that the script has put in its place

@@ -68,7 +68,6 @@ class Phase(Enum):
 
     @property
     def event(self) -> PhaseName:
-        """Its name in the event stream."""
         return cast("PhaseName", self.name.lower())
 
     def described(self, plan: Plan) -> str | None:
@@ -122,7 +121,6 @@ class RecordedSoFar(Struct):
     failure: str | None = None
 
     def warn(self, text: str) -> None:
-        """Say something to the person, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -242,7 +240,6 @@ class Recorder:
 
     @property
     def seen(self) -> Seen:
-        """How far the recording has come."""
         return Seen(
             made=self._counter.steps,
             profiled=self.kept.profiled,
@@ -290,7 +287,6 @@ class Recorder:
 
     @as_before()
     def finish(self) -> None:
-        """The script has ended: keep what an open window holds."""
         with without_own_warnings():
             self._guard.run(partial(self._or_fail, self._keep_window), otherwise=None)
             self._guard.run(self._end_comparison, otherwise=None)

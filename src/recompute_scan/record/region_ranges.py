@@ -67,12 +67,10 @@ class AnnotatedRegions:
 
     @property
     def wanted(self) -> bool:
-        """Whether a profiler records."""
         return bool(_recording())
 
     @property
     def within(self) -> Within | None:
-        """The region that runs in this thread."""
         return getattr(self._thread, "within", None)
 
     @contextmanager
@@ -198,7 +196,6 @@ class CountedRuns:
                 self._runs.setdefault(region.block, _BlockRuns()).add(asked, within is not None)
 
     def in_step(self, step: int) -> Counted:
-        """The counts of this step, which has ended."""
         kinds = {type(module) for module in self._modules.values()}
         alike = {
             id(part)
@@ -243,7 +240,6 @@ class _BlockRuns:
         self.again: Counter[tuple[int, int | None]] = Counter()
 
     def add(self, asked: tuple[int, int | None], again: bool) -> None:
-        """One more."""
         if again:
             self.again[asked] += 1
         else:
@@ -340,7 +336,6 @@ class ComparedRegions:
         self.functions: list[Any] = []
 
     def count(self) -> None:
-        """Count the runs of the step that begins."""
         self._counting = CountedRuns()
 
     def counted(self, step: int) -> Counted | None:
@@ -349,7 +344,6 @@ class ComparedRegions:
         return counting.in_step(step) if counting is not None else None
 
     def compare(self) -> None:
-        """The step begins."""
         name_of, around = self._index.name_of, self._guard.around
         comparing = self._comparing = Comparing(name_of, around, parameter_names)
         self._watch_what_leaves(comparing)
@@ -427,7 +421,6 @@ class ComparedRegions:
         return self._annotated.preparing() if annotates else nullcontext()
 
     def region(self, call: CheckpointCall) -> RangedRegion:
-        """The region of one call."""
         if self._comparing is not None:
             return self._compared(self._comparing, call)
         if self._counting is None:

@@ -120,7 +120,6 @@ class Rehearsing:
             torch.cuda.reset_peak_memory_stats()
 
     def next(self) -> None:
-        """The recorder has passed the boundary: the next step begins."""
         arranging = self._arranging
         if self._chosen is None:
             chosen, self._remarks = candidates(list(arranging.covered.values()))

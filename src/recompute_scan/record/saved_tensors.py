@@ -120,7 +120,6 @@ class SavedTensors:
             self._patches.replace(torch_checkpoint, _KEPT, self._following())
 
     def finish(self) -> None:
-        """It has ended."""
         if self._hooks is not None:
             self._hooks.__exit__()
             self._hooks = None
@@ -135,9 +134,8 @@ class SavedTensors:
         """
         with torch._C.DisableTorchFunction():
             for part in module.modules():
-                for value in chain(
-                    *map(dict.values, (part._parameters, part._buffers, vars(part)))
-                ):
+                held = (part._parameters, part._buffers, vars(part))
+                for value in chain.from_iterable(one.values() for one in held):
                     storage = _storage_of(value) if isinstance(value, torch.Tensor) else None
                     if storage is not None:
                         self._weights[storage._cdata] += count

@@ -293,7 +293,6 @@ class Session:
     # Step boundaries.
 
     def restart(self) -> None:
-        """Steps were counted wrongly until now."""
         self._guard.run(self._recorder.restart, otherwise=None)
 
     def boundary(self) -> None:
@@ -358,7 +357,6 @@ class Session:
 
     @as_before()
     def _terminated(self, at_step: bool) -> None:
-        """SIGTERM ends this process."""
         drop_buffers()  # as the signal does
         if at_step:
             self._close()

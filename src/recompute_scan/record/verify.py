@@ -314,7 +314,6 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
 
 
 def _emptied(folder: Path) -> Path:
-    """The folder of one run, without the files of an earlier one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
@@ -460,7 +459,6 @@ class Rehearsals:
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last run ended because memory did not suffice."""
         folder, status = self._last
         return ran_out(Trial(run_records_in(folder), status))
 

@@ -273,7 +273,6 @@ class Watchdog:
         return 2 * self._look_s + 10
 
     def start(self) -> None:
-        """Begin to watch."""
         self._keep_stacks_when_terminated()
         if self._timeout_s > 0:
             # Not a threading.Thread: the script would find it among its own.
