@@ -65,11 +65,7 @@ class Owner(IntEnum):
 
 
 class Ownership:
-    """Finds the owner of the code that a frame runs, and remembers it by file.
-
-    Args:
-        start: The folder that the program was started in.
-    """
+    """Finds the owner of the code that a frame runs, and remembers it by file."""
 
     def __init__(self, start: Path) -> None:
         self._start = start
@@ -207,9 +203,7 @@ def statement_at(path: Path, line: int) -> Source | None:
     Of a configuration file it is the line alone. ``None`` where the file cannot be read or parsed,
     or has no statement there, or several entries.
 
-    Args:
-        path: A Python file, or one of ``CONFIGURATIONS``.
-        line: Line number, from 1.
+    The path is of a Python file, or of one of ``CONFIGURATIONS``.
     """
     try:
         # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
@@ -443,13 +437,8 @@ _MOST_BYTES = 1_000_000
 
 
 class Made(Struct, frozen=True, eq=False):
-    """A settings object at the moment when it was made.
-
-    Attributes:
-        site: The line that made it, ``file:line``.
-        kind: Its class.
-        arguments: The program's arguments then.
-        environment: The environment then.
+    """A settings object at the moment when it was made: its line and its class, the program's
+    arguments and the environment then.
     """
 
     site: str
@@ -472,7 +461,6 @@ def given_at(
     of the environment by its name.
 
     Args:
-        made: The object that holds it.
         names: What the setting is called.
         variables: Variables of the environment that set it too.
         statement: Source of the statement that made the object, where it is known.

@@ -78,11 +78,8 @@ _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 class CheckpointCalls:
     """The wrapped checkpoint functions of one process.
 
-    Attributes:
-        entered: Calls of checkpointed regions so far, by variant.
-        functions: By name, the line that calls each checkpoint function that gets no regions.
+    Attributes, besides those that :class:`Probe` has too:
         watched: Autograd functions of the reentrant kind that are watched.
-        untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
     def __init__(

@@ -89,10 +89,7 @@ def _records_of_children(folder: Path) -> tuple[RunInfo, ...]:
 class _Host(Host):
     """Records the processes that this one starts too, from :meth:`install` to :meth:`remove`.
 
-    Args:
-        options: How this process records, with the folder's absolute path.
-        guard: Separates this from the script.
-        on_exit: As for :func:`record`.
+    The options have the folder's absolute path.
     """
 
     def __init__(
@@ -214,7 +211,6 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
     ``options.output``.
 
     Args:
-        options: What to run and what to record.
         nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
         output: File for what the script prints; ``None`` lets it print here.
     """

@@ -55,7 +55,6 @@ class Reporting(Struct, frozen=True):
     """Reports on the run in one folder.
 
     Attributes:
-        folder: The run's folder.
         takes_place_of: The folder of an earlier result, as in
             :class:`~recompute_scan.record.options.RunOptions`.
         machine: What a person says of the device.
@@ -65,8 +64,6 @@ class Reporting(Struct, frozen=True):
         root: Where the recording began.
         launched: Whether a process of ours started the ranks, and reports when all have ended.
         show: Gets the folder, a result and the commands that come next.
-        print_line: Prints further lines for the person.
-        progress: Gets what goes on.
         leaving: Gets the exit status where the process is about to end behind everyone's back.
     """
 
@@ -85,9 +82,7 @@ class Reporting(Struct, frozen=True):
     def conclude(self, info: RunInfo, *, at_once: bool = False) -> None:
         """This rank's run is over: report on it, where that is this rank's to do.
 
-        Args:
-            info: Its run record.
-            at_once: Whether no caller is left to catch an error.
+        ``at_once`` tells that no caller is left to catch an error.
 
         Raises:
             ScanError: There can be no report of a script that succeeded.
@@ -326,12 +321,9 @@ class Way(Struct, frozen=True):
 
 
 class Handed(Struct, frozen=True):
-    """The options that a process below a launcher gets from the one that started the launcher.
+    """What a process below a launcher gets from the one that started the launcher.
 
-    Attributes:
-        options: What to record; the process adds the target and its arguments.
-        machine: What a person says of the device.
-        after: The commands that come next, for whoever reports.
+    It adds the target and its arguments to the options.
     """
 
     options: RunOptions
@@ -344,11 +336,7 @@ def run_and_report(
 ) -> int:
     """Exit status of the script, run one way and reported on.
 
-    Args:
-        way: How to start it.
-        options: What to record.
-        reporting: Reports on it.
-        flags: What else the processes that are started are given.
+    ``flags`` are what else the processes that are started are given.
     """
     try:
         if way.verify:
@@ -398,12 +386,6 @@ def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
 
 def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: Asked) -> int:
     """Exit status of the script, recorded, rehearsed and planned for.
-
-    Args:
-        way: How to start it.
-        options: What to record.
-        reporting: Reports on it.
-        asked: What is wanted of the plan.
 
     Raises:
         UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).

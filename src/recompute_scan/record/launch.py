@@ -92,10 +92,6 @@ def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
     0 when all of them end with 0, else the status of the first that failed (128 + N for signal N),
     128 + N when signal N ends this process, 130 thus when interrupted. They meet on the loopback
     interface at a port that is free.
-
-    Args:
-        nproc_per_node: Number of processes.
-        argv: What each process is given, such as ``["run", "--steps", "5", "train.py"]``.
     """
     # Not every build of torch has these, and only a launch needs them.
     from torch.distributed import run  # noqa: PLC0415
@@ -125,10 +121,7 @@ def launch_with(command: Sequence[str], handed: str) -> int:
     """Exit status of a launcher; the Python processes that it starts take part by themselves.
 
     See :mod:`recompute_scan.startup` for which do. 128 + N where signal N ended the launcher.
-
-    Args:
-        command: The launcher with all its arguments.
-        handed: The options for each process, encoded.
+    ``handed`` are the options for each process, encoded.
     """
     environment = os.environ | {VARIABLE: handed}
     with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
@@ -202,13 +195,7 @@ def mark_folder(folder: Path, store: Any, rank: int) -> None:
 
 
 def send(folder: Path, store: Any, info: RunInfo) -> None:
-    """At the end of a rank other than 0, send its files where rank 0 cannot see them.
-
-    Args:
-        folder: This rank's folder.
-        store: The store of the process group, as it was during the run.
-        info: This rank's run record.
-    """
+    """At the end of a rank other than 0, send its files where rank 0 cannot see them."""
     key = f"rank{info.rank}"
     with suppress(OSError, *_GONE):
         if _shares(folder, store):

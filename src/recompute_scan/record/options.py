@@ -236,10 +236,6 @@ def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
     name, which it keeps if there is no new result. Where there can be none, such as above a volume,
     it is a folder inside. A plan replaces plans only; its folder has ``-plan`` behind its name.
 
-    Args:
-        folder: What was asked for, absolute.
-        plans: Whether a plan is to come of it.
-
     Raises:
         UsageError: A file in it that a recording would replace is of no recording (``E206``).
     """
@@ -343,8 +339,6 @@ def write_report(
     """Write the result, its page and its fix into the run's folder, over what an earlier one left.
 
     Args:
-        folder: The run's folder.
-        result: The result.
         after: The commands that come next, as of
             :func:`recompute_scan.report.summary.with_next_steps`.
         root: Where the recording began; the current folder unless given.
@@ -442,17 +436,12 @@ def make_run_record(
     end: RankEnd | None = None,
     wording: Wording = COMMAND,
 ) -> RunInfo:
-    """The run record.
+    """The run record of what was recorded, wanted as planned.
 
     Args:
-        recorder: What was recorded.
-        probe: What was seen of checkpoints.
-        plan: What was wanted.
         target: What was recorded: the script as it was named, or ``-m`` and the module.
         failure: How it failed, one sentence; ``None`` where it did not.
-        status: Exit status of the script.
         end: How it ended, where it failed.
-        wording: How a person asked for the recording.
     """
     kept, ranks = recorder.kept, recorder.ranks
     if not recorder.membership.chosen:

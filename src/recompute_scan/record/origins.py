@@ -316,12 +316,7 @@ class Arguments:
         self._names = {parameter.name for parameter in parameters}
 
     def options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-        """The options of one call.
-
-        Args:
-            args: Positional arguments, the checkpointed function first.
-            kwargs: Keyword arguments.
-        """
+        """The options of one call; the checkpointed function is its first argument."""
         found = []
         if not early_stop(self._value("early_stop", args, kwargs)):
             found.append(EARLY_STOP_OFF)

@@ -151,12 +151,7 @@ def without_modes() -> Iterator[None]:
 
 
 class Progress:
-    """Says each phase once.
-
-    Args:
-        wanted: Whether this process is the one to say it.
-        logs: Whether it also writes to a log, with the time.
-    """
+    """Says each phase once, where wanted; ``logs`` has it write to a log too, with the time."""
 
     def __init__(self, *, wanted: bool = True, logs: bool = False) -> None:
         self._on = wanted and sys.stderr is not None
@@ -471,13 +466,7 @@ _MISSING = "The recomputes of compiled code are not known"
 
 
 class CompiledGraphs(logging.Handler):
-    """Takes the graphs of this process.
-
-    Args:
-        folder: Where they go.
-        rank: The rank that they are of, as last known.
-        guard: Separates this from the script.
-    """
+    """Takes the graphs of this process, which is of the rank that ``rank`` knows last."""
 
     def __init__(self, folder: Path, rank: Callable[[], int], guard: Guard) -> None:
         super().__init__()

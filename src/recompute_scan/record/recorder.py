@@ -86,22 +86,12 @@ class Phase(Enum):
 
 
 class RecordedSoFar(Struct):
-    """The recording so far.
+    """The recording so far; the fields are as in the run record.
 
     Attributes:
         folder: Where the traces go.
         phase: The purpose of the steps that pass now.
-        device: ``cpu`` or ``cuda``, known once the warm-up is over.
-        warmup_steps: Steps before the first timed or profiled one.
-        timed_ms: Durations of the timed steps.
-        trace: File name of the trace, once written.
-        stacks: File name of the trace with stacks, once written.
-        profiled: Complete steps in the trace.
-        fidelity: What comparing a step has shown, once it was.
-        policies: What policies of selective checkpoints decided in a step, once it was seen.
-        counted: How often checkpointed blocks ran in the last step in which they were counted.
-        watched: The use of each operator of one step, once two were watched.
-        warnings: What the person should know.
+        device: Known once the warm-up is over.
         failure: Why recording had to be given up.
     """
 
@@ -145,18 +135,9 @@ class Recorder:
     """Records one rank of a run.
 
     Args:
-        plan: The steps of each phase.
-        folder: Where the traces go.
-        counter: Counts the steps.
-        probe: Annotates checkpoint calls, and compares and counts their runs.
-        guard: Separates the recording from the script.
-        device: The device to record.
-        keep_going: Whether the script goes on after the last recorded step.
         recording_ranks: The ranks to record, as :func:`recompute_scan.record.steps.chosen` reads
             them.
-        gauges: Measure memory during the timed steps.
         on_kept: Called when more has been recorded.
-        events: Gets each step, phase and line of progress.
         reports: Whether the progress goes to a log too, with the first count of recomputes.
 
     Attributes:

@@ -165,11 +165,8 @@ class CountedRuns:
         self._thread = threading.local()
 
     def region(self, call: CheckpointCall, ranges: AnnotatedRegion | None) -> CountedRegion:
-        """The region of one call; its runs count for the block that it is around.
-
-        Args:
-            call: The checkpoint's call.
-            ranges: Also opened, for a profiler of the script's.
+        """The region of one call; its runs count for the block that it is around. Its ranges are
+        opened too, for a profiler of the script's.
         """
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
@@ -288,10 +285,7 @@ class FirstWord:
     The first step of all may compile, and make what others reuse: its count stands only until
     there is another, or where the warm-up has no room for one. Timed steps do nothing but train.
 
-    Args:
-        step: Counts the runs; it begins now.
-        plan: How many steps are to come.
-        say: Gets the count, in a line.
+    It begins to count now.
     """
 
     def __init__(self, step: ComparedRegions, plan: Plan, say: Callable[[str], None]) -> None:

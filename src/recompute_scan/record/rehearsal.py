@@ -279,10 +279,7 @@ def free_bytes(device: str, today: int) -> int | None:
 
     On a GPU torch keeps what the arrangement that took most has got from the driver, which any
     other can have: all that is free and all that torch has, less what today's takes.
-
-    Args:
-        device: ``cpu`` or ``cuda``.
-        today: Most that torch allocated on the GPU in a step of today's arrangement.
+    ``today`` is most that torch allocated in a step of it.
     """
     if device == "cuda":
         there = int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()

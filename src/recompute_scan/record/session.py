@@ -134,11 +134,7 @@ class Session:
     Traces are written as soon as they are recorded, and with each of them the run record so far,
     which serves as the run record where the process is killed.
 
-    Args:
-        options: How much to record.
-        folder: The run's folder, absolute: the script may change the current directory.
-        host: The program that runs this session.
-        guard: Separates the script from what is installed around it.
+    The folder is absolute: the script may change the current directory.
     """
 
     def __init__(self, options: RunOptions, folder: Path, host: Host, guard: Guard) -> None:

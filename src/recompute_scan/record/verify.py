@@ -96,12 +96,7 @@ def verify(
     latter, several that have some. The output of the runs goes to ``output.txt`` next to their run
     records, in ``verify/…`` below the run's folder.
 
-    Args:
-        result: What the recorded run showed.
-        options: How it was recorded; ``measure`` was on.
-        nproc_per_node: How many processes it was started in; ``None`` for one.
-        without_checkpointing: Whether to run it without any checkpoint too.
-        on_progress: Called with a line for the person before each run.
+    The options are those of the recorded run, with ``measure`` on.
     """
     removed, planned = to_remove(result), planned_regions(result)
     removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
@@ -343,13 +338,6 @@ def add_plan(
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """The result with the plan, proven where that is wanted.
-
-    Args:
-        result: What the recorded run showed.
-        options: How it was recorded.
-        nproc_per_node: How many processes it was started in; ``None`` for one.
-        asked: What is wanted.
-        on_progress: Called with a line for the person before each run.
 
     Raises:
         RunError: There is nothing to plan (``E331``), or nothing keeps the limit (``E332``).

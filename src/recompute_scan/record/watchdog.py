@@ -235,7 +235,6 @@ class Watchdog:
     """Watches the thread that makes it.
 
     Args:
-        folder: The run's folder.
         timeout_s: Seconds without progress before the run is ended; 0 for never.
         steps: How many steps were made so far.
         on_hang: Called in the watchdog's thread with this rank's end; must end the process.
