@@ -460,10 +460,8 @@ def given_at(
     An option of the command line is given as it was written there, without its value; a variable
     of the environment by its name.
 
-    Args:
-        names: What the setting is called.
-        variables: Variables of the environment that set it too.
-        statement: Source of the statement that made the object, where it is known.
+    ``variables`` of the environment set it too; ``statement`` is the source of the statement that
+    made the object, where it is known.
     """
     spelled = _spelled(statement, names) if statement else None
     if spelled is not None:

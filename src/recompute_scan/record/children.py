@@ -210,9 +210,7 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
     """Exit status of the script, run with these options; its traces and run records lie in
     ``options.output``.
 
-    Args:
-        nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
-        output: File for what the script prints; ``None`` lets it print here.
+    It runs in so many processes of torchrun's launcher, if any, and prints into the file, if any.
     """
     command = [sys.executable, MAIN, "--trial", str(nproc_per_node or 0), encode(options)]
     # Sets of names are walked in an order that this decides.

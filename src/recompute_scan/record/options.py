@@ -338,11 +338,9 @@ def write_report(
 ) -> None:
     """Write the result, its page and its fix into the run's folder, over what an earlier one left.
 
-    Args:
-        after: The commands that come next, as of
-            :func:`recompute_scan.report.summary.with_next_steps`.
-        root: Where the recording began; the current folder unless given.
-        place: Where the folder's content will be in the end, if not there.
+    The commands that come next are as of :func:`recompute_scan.report.summary.with_next_steps`;
+    ``root`` is where the recording began, and ``place`` where the folder's content will be in the
+    end, if not there.
     """
     from recompute_scan.report.render import render_html  # noqa: PLC0415 - after the run, not before
     from recompute_scan.report.summary import with_next_steps  # noqa: PLC0415
@@ -436,12 +434,9 @@ def make_run_record(
     end: RankEnd | None = None,
     wording: Wording = COMMAND,
 ) -> RunInfo:
-    """The run record of what was recorded, wanted as planned.
+    """The run record of what was recorded: the script as it was named, or ``-m`` and the module.
 
-    Args:
-        target: What was recorded: the script as it was named, or ``-m`` and the module.
-        failure: How it failed, one sentence; ``None`` where it did not.
-        end: How it ended, where it failed.
+    ``failure`` is one sentence, for a script that failed.
     """
     kept, ranks = recorder.kept, recorder.ranks
     if not recorder.membership.chosen:
