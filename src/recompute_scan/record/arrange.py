@@ -10,7 +10,6 @@ parts of both, such as a layer's attention and its MLP.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -335,7 +334,7 @@ class Arranging(Bypass):
                         self.saved.entering = True
                     how: dict[str, Any] = {"use_reentrant": False}
                     if place in self.selective:
-                        how["context_fn"] = functools.partial(_selective_contexts, self.heavy)
+                        how["context_fn"] = self._contexts
                     return call.instead(checkpoint, run, *args, **how, **kwargs)
                 finally:
                     self._thread.ours = False
@@ -384,6 +383,9 @@ class Arranging(Bypass):
                 return call(*args, **kwargs)
         finally:
             saved.see_weights(one.module, -1)
+
+    def _contexts(self) -> Any:
+        return _selective_contexts(self.heavy)
 
     def _timed(self, place: int, original: Any) -> Any:
         """The function of a checkpoint; its run in the backward pass is timed.

@@ -111,7 +111,6 @@ class _Host(Host):
             self._on_exit(info)
 
     def keeps(self, info: RunInfo) -> bool:
-        """Whether this process has trained, or no other has."""
         return trained(info) or not _records_of_children(self._options.output)
 
     def install(self) -> None:
@@ -124,11 +123,9 @@ class _Host(Host):
         self._patches.undo()
 
     def waits(self) -> bool:
-        """Whether a process that takes part still runs."""
         return any(process.pid is not None and process.is_alive() for process in self._started)
 
     def is_left(self) -> bool:
-        """Whether one of them has been stopped, and none runs any more."""
         return (self._options.output / STOPPED).exists() and not self.waits()
 
     def _start(self, call: Call, process: Any) -> None:

@@ -332,15 +332,23 @@ class Handed(Struct, frozen=True):
 
 
 def run_and_report(
-    way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str] = ()
+    way: Way,
+    options: RunOptions,
+    reporting: Reporting,
+    flags: Sequence[str] = (),
+    plan: Asked | None = None,
 ) -> int:
-    """Exit status of the script, run one way and reported on.
+    """Exit status of the script, run one way and reported on, and planned for where that is asked.
 
     ``flags`` are what else the processes that are started are given.
+
+    Raises:
+        UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
+        RunError: There is no plan (``E331``, ``E332`` or ``E333``).
     """
     try:
-        if way.verify:
-            return _verify(way, options, reporting)
+        if way.verify or plan is not None:
+            return _run_and_more(way, options, reporting, plan)
         return _run(way, options, reporting, flags)
     except ScanError as error:
         ends_with(error.exit_status)
@@ -367,48 +375,9 @@ def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[st
     return status
 
 
-def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
-    """Record in new processes, report, then measure with the fix and report again."""
-    # It brings the analysis, which no script that is recorded here is to find imported.
-    from recompute_scan.record.verify import verify  # noqa: PLC0415
-
-    def measured(result: Result) -> Result:
-        return verify(
-            result,
-            replace(options, events=""),
-            way.nproc_per_node,
-            without_checkpointing=way.without_checkpointing,
-            on_progress=reporting.progress,
-        )
-
-    return _and_more("--verify", measured, way, options, reporting)
-
-
-def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: Asked) -> int:
-    """Exit status of the script, recorded, rehearsed and planned for.
-
-    Raises:
-        UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
-        RunError: There is no plan (``E331``, ``E332`` or ``E333``).
-    """
-    from recompute_scan.record.verify import add_plan  # noqa: PLC0415 - as above
-
-    def planned(result: Result) -> Result:
-        return add_plan(
-            result, replace(options, events=""), way.nproc_per_node, asked, reporting.progress
-        )
-
-    try:
-        return _and_more("plan", planned, way, options, reporting)
-    except ScanError:
-        reporting.stays()
-        raise
-
-
-def _and_more(
-    what: str, more: Callable[[Result], Result], way: Way, options: RunOptions, reporting: Reporting
-) -> int:
-    """Record in new processes, report, then find out more and report again."""
+def _run_and_more(way: Way, options: RunOptions, reporting: Reporting, plan: Asked | None) -> int:
+    """Record in new processes, report, then plan or measure with the fix, and report again."""
+    what = "--verify" if plan is None else "plan"
     if rank_facts().world_size > 1:
         raise UsageError(
             "E221",
@@ -428,7 +397,17 @@ def _and_more(
         return info.exit_status
     reporting.write(result)  # whatever comes after, this is not lost
     if info.exit_status == 0:
-        result = more(result)
+        # It brings the analysis, which no script that is recorded here is to find imported.
+        from recompute_scan.record.verify import add_plan, verify  # noqa: PLC0415
+
+        alike, number = replace(options, events=""), way.nproc_per_node
+        if plan is not None:
+            result = add_plan(result, alike, number, plan, reporting.progress)
+        else:
+            without, progress = way.without_checkpointing, reporting.progress
+            result = verify(
+                result, alike, number, without_checkpointing=without, on_progress=progress
+            )
         reporting.write(result)
     reporting.came_through(result, info.exit_status)
     return info.exit_status

@@ -27,7 +27,6 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.errors import UsageError
 from recompute_scan.files import content, is_run, make_newest, newest_run, write, write_whole
 from recompute_scan.frameworks.registry import packages
-from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.launch import RankFacts, has_process_group, number_in, rank_facts
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.steps import COMMAND, DEFAULT, Plan, Wording, shortfall
@@ -425,8 +424,6 @@ def _processor() -> str:
 
 def make_run_record(
     recorder: Recorder,
-    probe: Probe,
-    plan: Plan,
     target: str,
     *,
     failure: str | None = None,
@@ -438,7 +435,7 @@ def make_run_record(
 
     ``failure`` is one sentence, for a script that failed.
     """
-    kept, ranks = recorder.kept, recorder.ranks
+    kept, ranks, probe, plan = recorder.kept, recorder.ranks, recorder.probe, recorder.plan
     if not recorder.membership.chosen:
         plan = replace(plan, steps=0)
     missing = kept.failure or shortfall(plan, recorder.seen, wording)

@@ -261,6 +261,10 @@ class WatchedCall(Struct, eq=False, weakref=True):
     kept: set[int] = field(default_factory=set)
     dropped: list[tuple[_OperatorTally, int, StorageWeakRef]] = field(default_factory=list)
 
+    def forget(self) -> None:
+        """The next operator is called."""
+        self.decision = None
+
 
 def decision_of(answer: Any) -> str:
     if isinstance(answer, bool):  # as torch reads it
@@ -378,7 +382,8 @@ class DecisionWatch:
     def _made_again(self, call: Call, mode: Any, *args: Any, **kwargs: Any) -> Any:
         if self._on:
             storage = kwargs.get("storage", args[1] if len(args) > 1 else None)
-            known, region = getattr(self._thread, "made", (0, None))
+            made: tuple[int, WatchedCall | None] = getattr(self._thread, "made", (0, None))
+            known, region = made
             if region is not None and known == id(storage):
                 self._regions[mode] = region
         return call(mode, *args, **kwargs)
@@ -431,7 +436,7 @@ class DecisionWatch:
         region = self._regions.get(mode) if self._on else None
         if region is None:
             return call(mode, func, types, *rest, **kw)
-        region.decision = None
+        region.forget()
         result = call(mode, func, types, *rest, **kw)
         if region.decision is not None and not region.again:
             with self._guard.part(_UNSEEN), torch._C.DisableTorchFunction(), self._lock:
@@ -485,9 +490,10 @@ class DecisionWatch:
                 region.asked = True
                 group.recomputes += 1
                 self._see_what_is_held()
+        found: list[bool | None] = [None]
         with self._guard.part(_UNSEEN):
-            return will_serve(mode, func, rest)
-        return None
+            found.append(will_serve(mode, func, rest))
+        return found[-1]
 
     def _see_what_is_held(self) -> None:
         """The backward pass has begun: what of the results that were not kept is there still?"""

@@ -26,6 +26,7 @@ from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import Membership, RankFacts
 from recompute_scan.record.measure import Gauges
 from recompute_scan.record.profiler import (
+    CompiledGraphs,
     OtherProfilers,
     ProfilerWindow,
     Progress,
@@ -141,7 +142,11 @@ class Recorder:
         reports: Whether the progress goes to a log too, with the first count of recomputes.
 
     Attributes:
+        plan: The steps of each phase.
         kept: The recording so far.
+        counter: Counts the steps.
+        probe: Annotates checkpoint calls, and compares and counts their runs.
+        graphs: Takes the compiler's graphs.
         membership: This process among the other ranks.
         others: Notices profilers of the script.
     """
@@ -150,8 +155,6 @@ class Recorder:
         self,
         plan: Plan,
         folder: Path,
-        counter: StepCounter,
-        probe: Probe,
         guard: Guard,
         *,
         device: Literal["auto", "cpu", "cuda"],
@@ -163,16 +166,19 @@ class Recorder:
         reports: bool = False,
     ) -> None:
         self._events = events or TrainingEvents("")
-        self._first_word = FirstWord(probe.comparison, plan, self._say) if reports else None
         self._guard = guard
+        guard.on_failure, guard.settle = self.give_up, self.settle
+        self.counter = StepCounter()
+        self.probe = Probe(Path.cwd(), guard)
+        self.graphs = CompiledGraphs(folder, lambda: self.ranks.rank, guard)
+        word = FirstWord(self.probe.comparison, plan, self._say) if reports else None
+        self._first_word = word
         self._watch: StepWatch | None = None
         self._thread = threading.get_ident()
-        self._plan = plan
+        self.plan = plan
         self._wanted_device = device
         self._keep_going = keep_going
-        self._counter = counter
-        self._probe = probe
-        self._comparison = probe.comparison if plan.fidelity else None
+        self._comparison = self.probe.comparison if plan.fidelity else None
         self._gauges = gauges
         self._on_kept = on_kept
         self.membership = Membership(plan, recording_ranks)
@@ -212,7 +218,7 @@ class Recorder:
         """
         if self.membership.alone:
             return self.done and self._guard.failure is None
-        return self.membership.last_step.passed(self._counter.steps)
+        return self.membership.last_step.passed(self.counter.steps)
 
     @property
     def bug(self) -> str | None:
@@ -222,11 +228,11 @@ class Recorder:
     @property
     def seen(self) -> Seen:
         return Seen(
-            made=self._counter.steps,
+            made=self.counter.steps,
             profiled=self.kept.profiled,
             # Or none are wanted any more: a warning says why.
             stacks=self.kept.stacks is not None or self.kept.phase is Phase.DONE,
-            explicit=self._counter.explicit,
+            explicit=self.counter.explicit,
             waited=self._waited,
             held=self._held,
         )
@@ -261,7 +267,7 @@ class Recorder:
             if self._logs and self.ranks.rank == 0:
                 self._logs = False
                 self._progress.say(
-                    f"stopped the script after its step {self._counter.steps} "
+                    f"stopped the script after its step {self.counter.steps} "
                     "(--keep-going lets it run on)"
                 )
             raise StopRecording(0)
@@ -276,7 +282,7 @@ class Recorder:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times()
         if self.kept.phase is Phase.WARMUP:
-            self.kept.warmup_steps = self._counter.steps
+            self.kept.warmup_steps = self.counter.steps
             self.membership.look()
 
     def give_up(self) -> None:
@@ -285,7 +291,7 @@ class Recorder:
         self.kept.phase = Phase.DONE
         if self._watch is not None:
             self._watch.on = False  # what it has put into the process goes between two steps
-        self.membership.go_on(self._counter.steps)
+        self.membership.go_on(self.counter.steps)
 
     def forget(self) -> None:
         """In a forked process: look at nothing, and let its operators through."""
@@ -305,7 +311,7 @@ class Recorder:
         if self._has_times and self.kept.device == "cpu":
             self._keep_times()
         if self.kept.phase is Phase.WARMUP:
-            self.kept.warmup_steps = self._counter.steps
+            self.kept.warmup_steps = self.counter.steps
 
     def _or_fail(self, goes_on: Callable[[], object]) -> None:
         try:
@@ -316,7 +322,7 @@ class Recorder:
     def _advance(self) -> None:
         if self.kept.phase is Phase.TIMING and self._timer is not None:
             self._timer.mark()
-            if not self.membership.is_timed(self._counter.steps, self._timer):
+            if not self.membership.is_timed(self.counter.steps, self._timer):
                 self._report()
                 return
         with as_before():
@@ -327,14 +333,14 @@ class Recorder:
             self._after_warmup_step()
         elif self.kept.phase is Phase.TIMING and self._timer is not None:
             self._keep_times()
-            if self._plan.steps:
-                self._open_window(lead=self._plan.lead)
+            if self.plan.steps:
+                self._open_window(lead=self.plan.lead)
             else:
                 self.kept.phase = Phase.DONE
         elif self.kept.phase is Phase.WAITING:
-            self._open_window(lead=self._plan.lead)
+            self._open_window(lead=self.plan.lead)
         elif self.kept.phase is Phase.COUNTING:
-            self._counter.freeze()  # now, as where a window has begun
+            self.counter.freeze()  # now, as where a window has begun
         elif self.kept.phase is Phase.COMPARING:
             self._end_comparison()
         elif self.kept.phase is Phase.WATCHING:
@@ -354,16 +360,16 @@ class Recorder:
         Args:
             lead: Steps that warm the profiler up.
         """
-        kept, plan, membership = self.kept, self._plan, self.membership
+        kept, plan, membership = self.kept, self.plan, self.membership
         stacks = kept.trace is not None
         foreign = membership.chosen and self.others.running()
         if not foreign:
             needed = (0 if stacks else lead + plan.steps) + plan.behind_profiled
-            membership.last_step.settle(self._counter.steps, needed)
+            membership.last_step.settle(self.counter.steps, needed)
         if not membership.chosen:
             kept.phase = Phase.COUNTING
             if not lead:
-                self._counter.freeze()
+                self.counter.freeze()
             return
         if foreign:
             self._wait_for_other_profiler()
@@ -372,8 +378,8 @@ class Recorder:
             self._do_without(why)
             return
         if not lead:
-            self._counter.freeze()
-        self._probe.begin()
+            self.counter.freeze()
+        self.probe.begin()
         window = ProfilerWindow(
             lead=0 if stacks else lead,
             steps=1 if stacks else plan.steps,
@@ -385,7 +391,7 @@ class Recorder:
         self._window = window
         kept.phase = Phase.STACKS if stacks else Phase.TRACE
         if stacks:
-            self._probe.policies.begin()
+            self.probe.policies.begin()
 
     def _step_window(self) -> None:
         """A step has ended while a window is open."""
@@ -395,16 +401,16 @@ class Recorder:
         with self.others.ours():
             window.step()
         if window.begun:
-            self._counter.freeze()
+            self.counter.freeze()
         if not window.full:
             return
-        self.kept.policies = self._probe.policies.end() or self.kept.policies
+        self.kept.policies = self.probe.policies.end() or self.kept.policies
         self._window = None
         if not window.holds_trace:
             self._do_without("another profiler has taken its place")
             return
         self._save(window)
-        if self._plan.stacks and self.kept.stacks is None:
+        if self.plan.stacks and self.kept.stacks is None:
             self._open_window(lead=0)
         else:
             self.kept.phase = Phase.DONE
@@ -417,7 +423,7 @@ class Recorder:
 
     def _drop_window(self) -> ProfilerWindow | None:
         """The window that was open, which is stopped without being written."""
-        self._probe.policies.end()
+        self.probe.policies.end()
         window, self._window = self._window, None
         if window is not None:
             window.stop()
@@ -445,7 +451,7 @@ class Recorder:
     def _wait_for_other_profiler(self) -> None:
         # The other ranks stop at the end: there is nothing to wait for when it is too near.
         membership = self.membership
-        can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
+        can_wait = membership.alone or membership.last_step.wait(self.counter.steps)
         self.kept.phase = Phase.WAITING if can_wait else Phase.DONE
         self._waited = True
         self.kept.warn(_OTHER_PROFILER)
@@ -463,7 +469,7 @@ class Recorder:
         kept = self.kept
         if self._comparison is None or kept.fidelity is not None:
             return
-        if kept.trace is None and (not self._plan.only_compares or kept.failure is not None):
+        if kept.trace is None and (not self.plan.only_compares or kept.failure is not None):
             return
         if compiled_something():
             kept.fidelity = _COMPILED
@@ -486,13 +492,13 @@ class Recorder:
     def _begin_watching(self) -> None:
         """Behind all that is profiled and compared: two more steps are watched, once."""
         kept = self.kept
-        if not self._plan.watched or kept.trace is None or kept.watched is not None:
+        if not self.plan.watched or kept.trace is None or kept.watched is not None:
             return
         if compiled_something():
             kept.watched = _COMPILED_WORK
             return
         with self._guard.part(_NOT_WATCHED):
-            self._watch = self._probe.watch(kept.device == "cuda")
+            self._watch = self.probe.watch(kept.device == "cuda")
             if self._watch.begin():
                 kept.phase = Phase.WATCHING
         if kept.phase is not Phase.WATCHING:
@@ -516,7 +522,7 @@ class Recorder:
             if self._first_word is not None:
                 self._first_word.wait()
             return
-        made, plan = self._counter.steps - self._held, self._plan
+        made, plan = self.counter.steps - self._held, self.plan
         took_s = monotonic() - self._began
         is_long = self._timer is not None and took_s > LONG_S
         if self._timer is not None:
@@ -527,7 +533,7 @@ class Recorder:
             self._on_kept()  # little, but who is killed has left a word
         if made >= plan.warmup or is_long:
             self._settle_device()
-            self.kept.warmup_steps = self._counter.steps - is_long
+            self.kept.warmup_steps = self.counter.steps - is_long
             self._on_kept()
             if plan.timing:
                 if self._gauges is not None:
@@ -554,9 +560,9 @@ class Recorder:
         if not self.membership.chosen:
             self.kept.phase = Phase.COUNTING
             return
-        self.membership.last_step.settle(self._counter.steps, 1)
-        self._counter.freeze()
-        self._probe.begin()
+        self.membership.last_step.settle(self.counter.steps, 1)
+        self.counter.freeze()
+        self.probe.begin()
         self.kept.phase = Phase.DONE
 
     @property
@@ -574,7 +580,7 @@ class Recorder:
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
         # would break a script that forks later, and would record an unused GPU.
-        if warning := self.membership.settle(self.kept.folder, self._counter.steps):
+        if warning := self.membership.settle(self.kept.folder, self.counter.steps):
             self.kept.warn(warning)
         if self.ranks.rank != 0:
             self._progress.end()
@@ -593,8 +599,8 @@ class Recorder:
     def _fail(self, error: Exception) -> None:
         self.kept.failure = f"Recording was given up: {type(error).__name__}: {error}"
         self.kept.phase = Phase.DONE
-        made = self._counter.steps
-        self.membership.last_step.settle(made, self._plan.wanted - made)
+        made = self.counter.steps
+        self.membership.last_step.settle(made, self.plan.wanted - made)
         self._drop_window()
 
     def _say(self, text: str) -> None:
@@ -603,6 +609,6 @@ class Recorder:
             self._progress.say(text)
 
     def _report(self) -> None:
-        self._events.boundary(self.kept.phase.event, self._counter.steps, self.ranks.rank)
-        if self.ranks.rank == 0 and (text := self.kept.phase.described(self._plan)):
-            self._progress.show(text, self._counter.steps)
+        self._events.boundary(self.kept.phase.event, self.counter.steps, self.ranks.rank)
+        if self.ranks.rank == 0 and (text := self.kept.phase.described(self.plan)):
+            self._progress.show(text, self.counter.steps)

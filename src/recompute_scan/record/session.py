@@ -20,7 +20,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.events import ScriptEnded, TrainingEvents
 from recompute_scan.record.arrange import Arranging
 from recompute_scan.record.bypass import Alternation, Bypass, PlainFunctions
-from recompute_scan.record.checkpoint_calls import Probe, install_self_test
+from recompute_scan.record.checkpoint_calls import install_self_test
 from recompute_scan.record.execute import Exit, StopRecording, as_before
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
 from recompute_scan.record.launch import (
@@ -32,7 +32,6 @@ from recompute_scan.record.launch import (
 )
 from recompute_scan.record.measure import Gauges
 from recompute_scan.record.options import RunOptions, cannot_write, make_run_record
-from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.record.recorder import Phase, Recorder
 from recompute_scan.record.rehearsal import Rehearsing
 from recompute_scan.record.shutdown import (
@@ -142,16 +141,12 @@ class Session:
         self._process = os.getpid()
         self._end: RankEnd | None = None
         self._patches = Patches()
-        self._probe = Probe(Path.cwd(), guard)
-        self._counter = StepCounter()
         self._gauges = Gauges(guard) if options.measure else None
         events = guard.run(partial(TrainingEvents, options.events), otherwise=None)
         self._events = events or TrainingEvents("")
-        self._recorder = Recorder(
+        recorder = self._recorder = Recorder(
             options.plan,
             folder,
-            self._counter,
-            self._probe,
             guard,
             device=options.device,
             keep_going=options.keep_going,
@@ -161,12 +156,11 @@ class Session:
             events=self._events,
             reports=not options.is_special,
         )
-        guard.on_failure, guard.settle = self._recorder.give_up, self._recorder.settle
-        self._graphs = CompiledGraphs(folder, lambda: self._recorder.ranks.rank, guard)
+        self._probe, self._counter, self._graphs = recorder.probe, recorder.counter, recorder.graphs
         self._switch_checkpoints()
-        self._stopping = Stopping(lambda: self._recorder.ranks.world_size == 1, self._leave_waiting)
+        self._stopping = Stopping(lambda: recorder.ranks.world_size == 1, self._leave_waiting)
         self._termination = Termination(
-            lambda: self._recorder.kept.phase is Phase.TRACE, self._terminated
+            lambda: recorder.kept.phase is Phase.TRACE, self._terminated
         )
         self._hooks = StepHooks(self._counter, self, guard)
         self._unstepped = Unstepped(self._counter, guard)
@@ -427,8 +421,6 @@ class Session:
         options = self._options
         return make_run_record(
             self._recorder,
-            self._probe,
-            options.plan,
             f"-m {options.target}" if options.is_module else options.target,
             failure=how_it_failed(outcome) if outcome.exit_status else None,
             status=outcome.exit_status,
