@@ -171,8 +171,8 @@ class Recorder:
         self.counter = StepCounter()
         self.probe = Probe(Path.cwd(), guard)
         self.graphs = CompiledGraphs(folder, lambda: self.ranks.rank, guard)
-        word = FirstWord(self.probe.comparison, plan, self._say) if reports else None
-        self._first_word = word
+        count = self.probe.comparison
+        self._first_word = FirstWord(count, plan, self._say) if reports else None
         self._watch: StepWatch | None = None
         self._thread = threading.get_ident()
         self.plan = plan

@@ -329,13 +329,10 @@ class Session:
     @as_before()
     def _failed(self, error: BaseException) -> None:
         """The script ends with this error: keep what can be known while its objects live."""
-
-        def keep_end() -> None:
-            self._end = end_of(error, self._counter.steps, self._probe)
-
         if os.getpid() == self._process:
             self._watchdog.let_leave()
-            self._guard.run(keep_end, otherwise=None)
+            end = partial(end_of, error, self._counter.steps, self._probe)
+            self._end = self._guard.run(end, otherwise=self._end)
 
     @as_before()
     def _leave_waiting(self) -> None:

@@ -50,6 +50,7 @@ _MOST_FRAMES = 200
 _LONGEST_MESSAGE = 20_000
 _MOST_MODELS = 4
 _PARALLEL = engines()
+_VARIANTS = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}
 
 
 def end_of(error: BaseException, steps: int, probe: Probe) -> RankEnd:
@@ -199,7 +200,9 @@ def _state(root: nn.Module) -> ModelState:
             wrapped = True
             inner = module._modules.get("_checkpoint_wrapped_module")
             name = real_class_name(inner) if inner is not None else "a module"
-            ways[f"checkpoint wrapper around {name}, {_variant(module)}"] += 1
+            way = getattr(vars(module).get("checkpoint_impl"), "name", "")
+            variant = _VARIANTS.get(way, "variant unknown")
+            ways[f"checkpoint wrapper around {name}, {variant}"] += 1
         if vars(module).get("gradient_checkpointing") is True:
             switched = True
             ways[f"gradient_checkpointing on in {real_class_name(module)}"] += 1
@@ -217,11 +220,6 @@ def _state(root: nn.Module) -> ModelState:
         switched=switched,
         use_cache=any(caches) if caches else None,
     )
-
-
-def _variant(wrapper: nn.Module) -> str:
-    name = getattr(vars(wrapper).get("checkpoint_impl"), "name", "")
-    return {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}.get(name, "variant unknown")
 
 
 HUNG = 124
