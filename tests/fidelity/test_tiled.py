@@ -4,7 +4,6 @@ wrong.
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.record.bypass import Bypass, PlainFunctions
-from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.isolation import Guard
 from tests.fidelity.cases import Case, D
 from tests.fidelity.compare import compare, gradients, wrong
@@ -217,7 +215,7 @@ def _plainly(tiled: Callable[[nn.Module, torch.Tensor], Any]) -> tuple[PlainFunc
     case = Case("", False, lambda on: Net(on, tiled, False), shape=SHAPE)
     model, x = build(case, on=True)
     guard = Guard()
-    plain = PlainFunctions(Bypass(Probe(Path.cwd()), (), everything=True, guard=guard), guard)
+    plain = PlainFunctions(Bypass(guard), guard)
     plain.install()
     try:
         step(case, model, x)

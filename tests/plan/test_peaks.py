@@ -24,7 +24,6 @@ from recompute_scan.record import arrange as arranging_module
 from recompute_scan.record import rehearsal as rehearsing_module
 from recompute_scan.record import saved_tensors
 from recompute_scan.record.isolation import Guard
-from recompute_scan.record.origins import Origin
 from recompute_scan.result.run_record import ArmWanted, Way, read_rehearsals
 from tests.plan.device import Device
 from tests.plan.rehearsed import arranged
@@ -118,11 +117,10 @@ def _rehearsed(
     patch.setattr(arranging_module, "compiled_something", lambda: False)
     for module in (arranging_module, saved_tensors):
         patch.setattr(module, "root_modules", lambda: [model])
-    askers: Any = SimpleNamespace(asker=lambda *_: Origin())
     # In the warm-up the device to record is not settled yet.
     warming = SimpleNamespace(device="cpu", timed_ms=())
     recorder: Any = SimpleNamespace(timed=None, device="cuda", kept=warming)
-    arranging = arranging_module.Arranging(askers, Guard())
+    arranging = arranging_module.Arranging(Guard())
     arranging.install()
     ways: dict[Way, float] = {"today": 10.0, "recompute": 20.0, "parts": 19.0, "selective": 12.0}
     arms = [ArmWanted(way) for way in ways]

@@ -582,7 +582,7 @@ def plan(
     click.get_current_context().call_on_close(partial(remove_if_empty, folder))
     follow(events, command="plan", folder=folder)
     target.begin()
-    from recompute_scan.record.finish import Way, plan_and_report
+    from recompute_scan.record.finish import Way, run_and_report
     from recompute_scan.record.options import beside
     from recompute_scan.record.verify import Asked
 
@@ -593,4 +593,4 @@ def plan(
     way = Way(None, nproc_per_node)
     way.check(options)
     reporting = _reporting(options, partial(print_report, answer=answer))
-    return plan_and_report(way, options, reporting, Asked(wish, verify))
+    return run_and_report(way, options, reporting, plan=Asked(wish, verify))

@@ -305,7 +305,7 @@ class Fitted(Control):
         times["recompute"] = yield from self._timed()
         if self._cuda:
             allocated = int(torch.cuda.max_memory_allocated())
-        self._switch._runs = runs
+        self._switch.runs = runs
         one = self._or_none(lambda: self._measured(look, times, allocated))
         model = self._model()
         self._group = None if model is None else group_of(model)
@@ -418,7 +418,7 @@ class Fitted(Control):
         runs, shapes, key = self._switch.runs, self._shapes, self._first
         calls = {place: self._calls_of(runs, place) for place in shapes}
         look = self._or_none(self._end_look)
-        self._switch._runs = runs
+        self._switch.runs = runs
         one = self._or_none(lambda: self._measured(look, self._times, self._allocated))
         self._add(key or (0, 0), Bucket(shapes, calls, self._decide(one), one))
 

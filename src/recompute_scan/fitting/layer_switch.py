@@ -48,7 +48,7 @@ from recompute_scan.record.modules import (
     real_class_name,
     unwrapped,
 )
-from recompute_scan.record.origins import Origin, Variant
+from recompute_scan.record.origins import CheckpointCall, Origin, Variant
 from recompute_scan.record.saved_tensors import SavedTensors
 from recompute_scan.record.steps import in_backward, is_capturing
 from recompute_scan.record.torch_versions import is_compiling
@@ -298,7 +298,7 @@ class Switch(Arranging):
     of_recording = False
 
     def __init__(self, chosen: Iterable[Chosen], control: Control, guard: Guard) -> None:
-        super().__init__(_NoAskers(), guard)
+        super().__init__(guard)
         self.layers = [Layer(place, one) for place, one in enumerate(chosen)]
         self.laps: Laps | None = None
         self.replace = False
@@ -360,8 +360,9 @@ class Switch(Arranging):
     def _takes(self, variant: Variant, asker: Origin) -> bool:
         return self.replace and bool(getattr(self._thread, "mine", False))
 
-    def _asker(self, function: object, args: tuple[object, ...], options: Any = ()) -> Origin:
-        around = (part for one in covered_modules(function, args) for part in one.modules())
+    def _asker(self, call: CheckpointCall) -> Origin:
+        covered = covered_modules(call.function, call.args)
+        around = (part for one in covered for part in one.modules())
         mine = [self._layers_around[id(part)] for part in around if id(part) in self._layers_around]
         for layer in mine:
             layer.theirs |= not self.replace
@@ -538,11 +539,6 @@ class Switch(Arranging):
     def _lap(self, layer: Layer, what: str, laps: Laps | None = None) -> Any:
         laps = self.laps or laps
         return nullcontext() if laps is None else laps.lap(layer.place, what)
-
-
-class _NoAskers:
-    def asker(self, *_: Any) -> Origin:
-        return Origin()
 
 
 def _forgiving(using: Any) -> AbstractContextManager[Any]:

@@ -26,14 +26,12 @@ class CellRecorder:
         self._name: str | None = None
 
     def install(self) -> None:
-        """Give the shell the magic."""
         shell = self._shell
         shell.register_magic_function(self.recompute, "line_cell", "recompute")
         shell.input_transformers_cleanup.append(self.rewritten)
         shell.events.register("post_run_cell", self.end)
 
     def remove(self) -> None:
-        """Take the magic out of the shell."""
         shell = self._shell
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop("recompute", None)
@@ -112,14 +110,12 @@ class CellRecorder:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add ``%%recompute`` to a shell: what ``%load_ext recompute_scan`` calls."""
     recorder = CellRecorder(shell)
     recorder.install()
     _loaded.append(recorder)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take ``%%recompute`` out of a shell again."""
     for recorder in [one for one in _loaded if one._shell is shell]:
         recorder.remove()
         _loaded.remove(recorder)

@@ -79,7 +79,6 @@ class Follower:
         self._told = False
 
     def _step(self) -> None:
-        """A step of it has ended."""
         if self._recording.under_way:
             self._made += 1
             self._recording.step()
@@ -162,11 +161,9 @@ class RecomputeScanCallback(Follower, TrainerCallback):
         self._begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """The optimizer has made its step."""
         self._step()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """The last step is made, or the training was stopped."""
         self._end()
 
 
@@ -208,11 +205,9 @@ class RecomputeScanLightningCallback(Follower, _Callback):
             self._step()
 
     def on_train_end(self, *_: Any) -> None:
-        """The last step is made, or the training was stopped."""
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The training has failed, or was interrupted."""
         self._end(exception)
 
 
@@ -237,7 +232,6 @@ class RecomputeScanTracker(Follower, GeneralTracker):
         return self
 
     def start(self) -> None:
-        """``init_trackers`` was called."""
         self._logged = None
         self._begin()
 
@@ -252,5 +246,4 @@ class RecomputeScanTracker(Follower, GeneralTracker):
             self._step()
 
     def finish(self) -> None:
-        """``end_training`` was called."""
         self._end()

@@ -10,8 +10,8 @@ parts of both, such as a layer's attention and its MLP.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from time import thread_time
 from typing import Any
@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from recompute_scan.record.bypass import Askers, Bypass
+from recompute_scan.record.bypass import Bypass
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import (
     ModuleIndex,
@@ -34,7 +34,7 @@ from recompute_scan.record.modules import (
     root_modules,
     unwrapped,
 )
-from recompute_scan.record.origins import Origin, Variant
+from recompute_scan.record.origins import CheckpointCall, Origin, Variant
 from recompute_scan.record.saved_tensors import SavedTensors
 from recompute_scan.record.steps import in_backward
 from recompute_scan.record.torch_versions import compiled_something
@@ -64,28 +64,28 @@ def candidates(covered: Sequence[nn.Module]) -> tuple[tuple[Chosen, ...], tuple[
     """
     index = ModuleIndex()
     index.rebuild()
-    today = {id(unwrapped(module)) for module in covered}
+    covered = [unwrapped(module) for module in covered]
+    today = set(map(id, covered))
+    covers = {id(part) for module in covered for part in module.modules()}
     repeated = [module for root in root_modules() for module in blocks(root)]
-    inside = {id(part): place for place, block in enumerate(repeated) for part in block.modules()}
+    inside = {id(part) for block in repeated for part in block.modules()}
     picked = list(repeated)
-    for module in map(unwrapped, covered):
-        inner = {id(part) for part in module.modules()}
+    for module in covered:
+        inner = set(map(id, module.modules()))
         if id(module) not in inside and not any(id(block) in inner for block in repeated):
             picked.append(module)
     found: list[Chosen] = []
     normed: Counter[str] = Counter()
     for module in dict.fromkeys(picked):
-        inner = {id(part) for part in module.modules()}
-        around = any(
-            id(module) in {id(p) for p in one.modules()} for one in map(unwrapped, covered)
-        )
+        inner = set(map(id, module.modules()))
+        around = id(module) in covers
         kind = real_class_name(module)
         if not inner & today and not around and _updates_buffers(module):
             normed[kind] += 1
             continue
         name = index.look_up([module]).name
         if name:
-            whole = bool(inner & today - {id(part) for part in _parts(module)})
+            whole = bool(inner & today - set(map(id, _parts(module))))
             found.append(Chosen(module, name, kind, whole or around))
     found = of_one_name(found)
     remarks = tuple(
@@ -242,10 +242,11 @@ class Arranging(Bypass):
         heavy: Operators with results that selective checkpoints keep.
         met: Those of them that ran in the step that was looked at.
         saved: What looks at the saved tensors of this step, if anything does.
+        runs: Candidate, beginning and run around each run in the step that was looked at.
     """
 
-    def __init__(self, askers: Askers, guard: Guard) -> None:
-        super().__init__(askers, (), everything=True, guard=guard)
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(guard)
         self.active = False
         self.covered: dict[int, nn.Module] = {}
         self.recomputed: frozenset[int] = frozenset()
@@ -256,16 +257,10 @@ class Arranging(Bypass):
         self.saved: SavedTensors | None = None
         self._forwards = Patches()
         self._taken_over = False
-        self._times: dict[int, list[float]] = {}
         self._events: list[tuple[int, int, Any, Any]] = []
-        self._timing: list[tuple[Way, dict[int, float]]] = []
+        self._timing: list[tuple[Way, defaultdict[int, float]]] = []
         self._clock = False
-        self._runs: list[tuple[int, int, int]] = []
-
-    @property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """Candidate, beginning and run around each run in the step that was looked at."""
-        return self._runs
+        self.runs: list[tuple[int, int, int]] = []
 
     def take_over(self, chosen: Sequence[Chosen]) -> None:
         """Between steps: from now on these modules can have checkpoints of ours."""
@@ -276,7 +271,6 @@ class Arranging(Bypass):
             self._forwards.replace(one.module, _PLAIN, guarded)
 
     def remove(self) -> None:
-        """Let every module and every checkpoint be what it was."""
         self.active = False
         self._forwards.undo()
         super().remove()
@@ -284,15 +278,15 @@ class Arranging(Bypass):
     def look(self, saved: SavedTensors | None) -> None:
         """A step begins; its saved tensors are looked at, or are not."""
         self.saved = saved
-        self._runs = []
+        self.runs = []
 
     def time_recomputes(self, way: Way | None) -> None:
         """A step begins in which recomputes are timed, of checkpoints of this kind, or are not."""
         self._clock = way is not None
         if way is not None:
-            self._timing.append((way, {}))
+            self._timing.append((way, defaultdict(float)))
 
-    def recompute_times(self, way: Way) -> list[dict[int, float]]:
+    def recompute_times(self, way: Way) -> Sequence[Mapping[int, float]]:
         """Of each such step that was timed, ms of each candidate's recomputes. Waits for the
         GPU.
         """
@@ -319,15 +313,13 @@ class Arranging(Bypass):
         self.calls += taken
         return taken
 
-    def _asker(
-        self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
-    ) -> Origin:
+    def _asker(self, call: CheckpointCall) -> Origin:
         if not getattr(self._thread, "ours", False):
-            modules = covered_modules(function, args)
+            modules = covered_modules(call.function, call.args)
             self._thread.covers = bool(modules)
             if not self.active and not getattr(self._thread, "depth", 0):
                 self.covered.update((id(module), module) for module in modules)
-        return super()._asker(function, args, options)
+        return super()._asker(call)
 
     def _forward_of(self, place: int, one: Chosen, original: Any) -> Any:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -376,9 +368,9 @@ class Arranging(Bypass):
         kwargs: dict[str, Any],
     ) -> Any:
         before, is_part = saved.current_run, one.part_of >= 0
-        run = len(self._runs)
-        if is_part and (before < 0 or self._runs[before][0] != one.part_of):
-            self._runs.append((place, saved.now, -1))  # somebody else calls it
+        run = len(self.runs)
+        if is_part and (before < 0 or self.runs[before][0] != one.part_of):
+            self.runs.append((place, saved.now, -1))  # somebody else calls it
             return call(*args, **kwargs)
         saved.see_weights(one.module, 1)
         looks = self.active and can_be_selective() and not is_part
@@ -387,7 +379,7 @@ class Arranging(Bypass):
                 saved.running(run, tensors_in((args, kwargs))),
                 _Heavy(saved, self.heavy, self.met) if looks else nullcontext(),
             ):
-                self._runs.append((place, saved.now, before if is_part else -1))
+                self.runs.append((place, saved.now, before if is_part else -1))
                 return call(*args, **kwargs)
         finally:
             saved.see_weights(one.module, -1)
@@ -407,7 +399,7 @@ class Arranging(Bypass):
         def run(*args: Any, **kwargs: Any) -> Any:
             if not in_backward():
                 return original(*args, **kwargs)
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
+            if torch.cuda.is_initialized():
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 begin.record()
                 try:
@@ -424,8 +416,7 @@ class Arranging(Bypass):
         return run
 
     def _add(self, step: int, place: int, ms: float) -> None:
-        _, times = self._timing[step]
-        times[place] = times.get(place, 0.0) + ms
+        self._timing[step][1][place] += ms
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

@@ -65,11 +65,7 @@ class Owner(IntEnum):
 
 
 class Ownership:
-    """Finds the owner of the code that a frame runs, and remembers it by file.
-
-    Args:
-        start: The folder that the program was started in.
-    """
+    """Finds the owner of the code that a frame runs, and remembers it by file."""
 
     def __init__(self, start: Path) -> None:
         self._start = start
@@ -97,17 +93,15 @@ def is_library(module: str, file: str) -> bool:
 
 @as_before()
 def _owner(module: str, file: str, main: object, start: Path) -> Owner:
-    if file.startswith("<") and not file.startswith(_IPYTHON):
-        return Owner.NOBODY
-    if file.startswith(_NOBODYS):
+    if file.startswith(_NOBODYS) or (file.startswith("<") and not file.startswith(_IPYTHON)):
         return Owner.NOBODY
     package = module.partition(".")[0]
     if site_folder(file) is not None:
         own = _programs_package(main)
         return Owner.USER if own and package in (own, "__main__") else Owner.LIBRARY
-    if file.startswith(_PYTHONS):
-        return Owner.NOBODY
-    if file == getattr(main, "__file__", None) and _installed_starter(main):
+    if file.startswith(_PYTHONS) or (
+        file == getattr(main, "__file__", None) and _installed_starter(main)
+    ):
         return Owner.NOBODY
     if _is_framework(package, file) or _is_copy(start / file, start):
         return Owner.COPY
@@ -209,9 +203,7 @@ def statement_at(path: Path, line: int) -> Source | None:
     Of a configuration file it is the line alone. ``None`` where the file cannot be read or parsed,
     or has no statement there, or several entries.
 
-    Args:
-        path: A Python file, or one of ``CONFIGURATIONS``.
-        line: Line number, from 1.
+    The path is of a Python file, or of one of ``CONFIGURATIONS``.
     """
     try:
         # Cells of a notebook are in no file; IPython keeps them where tracebacks find them.
@@ -247,15 +239,11 @@ def statement_at(path: Path, line: int) -> Source | None:
 def _innermost(tree: ast.AST, line: int) -> tuple[ast.stmt, bool] | None:
     best: tuple[ast.stmt, bool] | None = None
     for node in ast.walk(tree):
-        for _, block in ast.iter_fields(node):
-            if not isinstance(block, list):
-                continue
-            for child in block:
-                if not isinstance(child, ast.stmt):
-                    continue
+        for block in [one for _, one in ast.iter_fields(node) if isinstance(one, list)]:
+            for child in [one for one in block if isinstance(one, ast.stmt)]:
                 if child.lineno <= line <= (child.end_lineno or child.lineno):
                     # Breadth first: a later match lies deeper.
-                    best = (child, len(block) == 1 and not isinstance(node, ast.Module))
+                    best = child, len(block) == 1 and not isinstance(node, ast.Module)
     return best
 
 
@@ -299,10 +287,8 @@ class CallSites:
         }
 
     def switched_on_at(self, frame: FrameType | None) -> str:
-        """The user's line nearest to this frame, for calls that switch a setting on.
-
-        Without one, the nearest line of a project kept in the user's tree; else the outermost of a
-        library. Empty where there is none.
+        """As :meth:`called_at`, for calls that switch a setting on: of a library's frames the
+        outermost.
         """
         found = self._nearest(frame)
         return self._site(found[1] if found[0] > Owner.LIBRARY else found[2]) if found else ""
@@ -326,20 +312,18 @@ class CallSites:
             return found or made.site
         if site_folder(found.file) is not None:  # the library's own default
             return made.site
-        site = f"{self._shown(found.file)}:{found.number}"
-        self._places.setdefault(site, (self._start / found.file, found.number))
-        return site
+        return self.line_of(found.file, found.number)
 
     def line_of(self, file: str, line: int) -> str:
-        """The site of a line of a file that runs no frame now."""
-        site = f"{_cell(file) or self._shown(file)}:{line}"
-        self._places.setdefault(site, (self._start / file, line))
+        """The site of a line of a file."""
+        cell = _cell(file)
+        site = f"{cell or self._shown(file)}:{line}"
+        self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
         return site
 
     def file_of(self, site: str) -> str:
         """The file of a site that was named; empty where it was not."""
-        place = self._places.get(site)
-        return str(place[0]) if place is not None else ""
+        return str(self._places[site][0]) if site in self._places else ""
 
     def is_users(self, frame: FrameType) -> bool:
         """Whether the frame runs the user's own code."""
@@ -366,13 +350,9 @@ class CallSites:
 
     def _site(self, frame: FrameType) -> str:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        site = self._sites.get((file, line))
-        if site is None:
-            cell = _cell(file)
-            site = f"{cell or self._shown(file)}:{line}"
-            self._sites[file, line] = site
-            self._places.setdefault(site, (Path(file) if cell else self._start / file, line))
-        return site
+        if (file, line) not in self._sites:
+            self._sites[file, line] = self.line_of(file, line)
+        return self._sites[file, line]
 
     def _shown(self, file: str) -> str:
         folder = site_folder(file)
@@ -410,11 +390,6 @@ def places_of(frame: FrameType | None) -> Iterator[str]:
         if owner is not type(None) and other != place:
             yield other
         frame = frame.f_back
-
-
-def top_package(frame: FrameType) -> str:
-    """Name of the package that the frame's code belongs to."""
-    return str(frame.f_globals.get("__name__") or "").partition(".")[0]
 
 
 @cache
@@ -462,13 +437,8 @@ _MOST_BYTES = 1_000_000
 
 
 class Made(Struct, frozen=True, eq=False):
-    """A settings object at the moment when it was made.
-
-    Attributes:
-        site: The line that made it, ``file:line``.
-        kind: Its class.
-        arguments: The program's arguments then.
-        environment: The environment then.
+    """A settings object at the moment when it was made: its line and its class, the program's
+    arguments and the environment then.
     """
 
     site: str
@@ -478,8 +448,6 @@ class Made(Struct, frozen=True, eq=False):
 
 
 class SourceLine(Struct, frozen=True):
-    """A line of a file."""
-
     file: str
     number: int
 
@@ -492,11 +460,8 @@ def given_at(
     An option of the command line is given as it was written there, without its value; a variable
     of the environment by its name.
 
-    Args:
-        made: The object that holds it.
-        names: What the setting is called.
-        variables: Variables of the environment that set it too.
-        statement: Source of the statement that made the object, where it is known.
+    ``variables`` of the environment set it too; ``statement`` is the source of the statement that
+    made the object, where it is known.
     """
     spelled = _spelled(statement, names) if statement else None
     if spelled is not None:

@@ -14,18 +14,18 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import wrapt
 from msgspec.structs import replace
 
-from recompute_scan.record.checkpoint_calls import recomputes
+from recompute_scan.record.checkpoint_calls import Probe, recomputes
 from recompute_scan.record.isolation import Call, Guard, Patches, Sheltered, within
 from recompute_scan.record.options import RemovalOptions
 from recompute_scan.record.origins import (
     Arguments,
+    CheckpointCall,
     Origin,
     Variant,
     generator_function,
@@ -39,19 +39,6 @@ from recompute_scan.result.run_record import step_has_fix
 _NOBODY = Origin()
 
 
-class Askers(Protocol):
-    """Knows the origin of a checkpoint call."""
-
-    def asker(
-        self,
-        function: object,
-        args: tuple[object, ...],
-        frame: FrameType | None,
-        options: Sequence[str],
-    ) -> Origin:
-        """Module, mechanism and site of the call with this innermost frame."""
-
-
 _INSTALLED: weakref.WeakSet[Bypass] = weakref.WeakSet()
 
 
@@ -63,6 +50,11 @@ def rearranges() -> bool:
 class Bypass:
     """Takes the chosen checkpoints out, from :meth:`install` on.
 
+    Args:
+        guard: Separates this from the script.
+        removals: The ones to take out.
+        probe: Tells the calls apart; without it every checkpoint is taken out.
+
     Attributes:
         calls: How many checkpoint calls were taken out, those in recomputes of others included.
         active: Whether any is taken out now; to be changed between steps only.
@@ -72,17 +64,11 @@ class Bypass:
     of_recording = True
 
     def __init__(
-        self,
-        askers: Askers,
-        removals: tuple[RemovalOptions, ...],
-        *,
-        everything: bool = False,
-        guard: Guard | None = None,
+        self, guard: Guard, removals: tuple[RemovalOptions, ...] = (), probe: Probe | None = None
     ) -> None:
-        self._guard = guard or Guard()
-        self._askers = askers
+        self._guard = guard
         self._removals = removals
-        self._everything = everything
+        self._probe = probe
         self._thread = threading.local()
         self._patches = Patches()
         self.calls = 0
@@ -97,7 +83,6 @@ class Bypass:
             self._catch_non_reentrant(generator_function())
 
     def remove(self) -> None:
-        """Let every checkpoint be one again."""
         _INSTALLED.discard(self)
         self._patches.undo()
 
@@ -107,7 +92,7 @@ class Bypass:
         def apply(call: Call, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
             if self._passes():
                 return call(run_function, preserve_rng_state, *args)
-            asker = self._asker(run_function, args)
+            asker = self._asker(CheckpointCall("reentrant", run_function, args, sys._getframe(1)))
             if self._takes("reentrant", asker):
                 with self._inside(asker):
                     return call.instead(run_function, *args)
@@ -123,7 +108,9 @@ class Bypass:
             if self._passes():
                 return call(function, *args, **kwargs)
             options = arguments.options((function, *args), kwargs)
-            asker = self._asker(function, inputs(args), options)
+            asker = self._asker(
+                CheckpointCall("non-reentrant", function, inputs(args), sys._getframe(1), options)
+            )
             if self._takes("non-reentrant", asker):
                 return self._plain(asker)
             inner = call(self._always_inside(function, asker), *args, **kwargs)
@@ -135,15 +122,13 @@ class Bypass:
         """Whether a call passes without a look at it."""
         return False
 
-    def _asker(
-        self, function: object, args: tuple[object, ...], options: Sequence[str] = ()
-    ) -> Origin:
+    def _asker(self, call: CheckpointCall) -> Origin:
         """Module, mechanism and site of a call; in a recompute, mechanism and site may come from
         the recomputed checkpoint.
         """
-        if self._everything:
+        if self._probe is None:
             return _NOBODY
-        found = self._askers.asker(function, args, sys._getframe(2), options)
+        found = self._probe.asker(call)
         if not found.site:
             outer: Origin = getattr(self._thread, "asker", found)
             found = replace(outer, module=found.module)
@@ -152,7 +137,7 @@ class Bypass:
     def _takes(self, variant: Variant, asker: Origin) -> bool:
         depth = getattr(self._thread, "depth", 0)
         taken = self.active and (
-            self._everything
+            self._probe is None
             or any(removal.takes(variant, asker, depth) for removal in self._removals)
         )
         self.calls += taken
@@ -204,11 +189,10 @@ class Alternation:
         Where the host runs ahead of it, what it gained in a step of the one way would shorten one
         of the other.
         """
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def next(self) -> None:
-        """The recorder has passed the boundary: the next step begins."""
         timed = self._recorder.timed
         self._number = self._number + 1 if timed is None else timed
         self._bypass.active = step_has_fix(self._number)
@@ -256,11 +240,9 @@ class PlainFunctions:
         guarded = self._guard.around(apply_of, apply, named=False)
         self._patches.replace(torch.autograd.Function, "apply", classmethod(guarded))
         for owner, name in ((torch.no_grad, "__enter__"), (torch.set_grad_enabled, "__init__")):
-            stays_on = self._guard.around(getattr(owner, name), self._stay_on)
-            self._patches.replace(owner, name, stays_on)
+            self._patches.wrap(self._guard, owner, name, self._stay_on)
 
     def remove(self) -> None:
-        """Let them be what they are."""
         self._patches.undo()
 
     def _stay_on(self, call: Call, *args: Any, **kwargs: Any) -> Any:

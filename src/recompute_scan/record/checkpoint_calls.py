@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -40,7 +40,6 @@ from recompute_scan.record.isolation import (
     Guard,
     Patches,
     Sheltered,
-    Undo,
     after_import,
     within,
 )
@@ -48,6 +47,7 @@ from recompute_scan.record.modules import ModuleIndex, Untrained
 from recompute_scan.record.origins import (
     WRAPPER_MODULE,
     Arguments,
+    CheckpointCall,
     Origin,
     Origins,
     Switches,
@@ -60,10 +60,8 @@ from recompute_scan.record.policies import DecisionWatch
 from recompute_scan.record.region_ranges import (
     UNNAMED,
     AnnotatedRegions,
-    CheckpointCall,
     ComparedRegions,
     RangedRegion,
-    Regions,
     can_annotate,
     needs_gradient,
 )
@@ -80,14 +78,13 @@ _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 class CheckpointCalls:
     """The wrapped checkpoint functions of one process.
 
-    Attributes:
-        entered: Calls of checkpointed regions so far, by variant.
-        functions: By name, the line that calls each checkpoint function that gets no regions.
+    Attributes, besides those that :class:`Probe` has too:
         watched: Autograd functions of the reentrant kind that are watched.
-        untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
-    def __init__(self, regions: Regions, sites: CallSites, patches: Patches, guard: Guard) -> None:
+    def __init__(
+        self, regions: ComparedRegions, sites: CallSites, patches: Patches, guard: Guard
+    ) -> None:
         self._regions = regions
         self._sites = sites
         self._patches = patches
@@ -118,16 +115,11 @@ class CheckpointCalls:
                 return call(function, *args, **kwargs)
             with self._regions.preparing():
                 options = arguments.options((function, *args), kwargs)
-                region = self._regions.region(
-                    CheckpointCall(
-                        "non-reentrant",
-                        function,
-                        inputs(args),
-                        sys._getframe(1),
-                        options,
-                        differentiated=torch.is_grad_enabled(),
-                    )
+                frame, followed = sys._getframe(1), torch.is_grad_enabled()
+                this_call = CheckpointCall(
+                    "non-reentrant", function, inputs(args), frame, options, differentiated=followed
                 )
+                region = self._regions.region(this_call)
                 recompute = self._recompute(function, region)
             inner = call(recompute, *args, **kwargs)
             return within(inner, Sheltered(self._guard, region.forward()))
@@ -147,7 +139,7 @@ class CheckpointCalls:
             if getattr(function, "forward", None) is not None:
                 self._watch_function(function)
             elif callable(function):
-                self._watch_call(module, attribute, function)
+                self._watch_call(module, attribute)
 
         self._patches.add(after_import(name, self._guard.aside(hook)))
 
@@ -218,7 +210,7 @@ class CheckpointCalls:
         guarded = self._guard.around(original, forward)
         self._patches.replace(function, "forward", staticmethod(guarded))
 
-    def _watch_call(self, module: ModuleType, name: str, original: Any) -> None:
+    def _watch_call(self, module: ModuleType, name: str) -> None:
         """Give a region to what a function of the non-reentrant kind runs: its first argument.
 
         The region is made when that runs first, inside the library's function, so that its
@@ -234,7 +226,7 @@ class CheckpointCalls:
             with runs.of_forward():
                 return call(function, *args, **kwargs)
 
-        self._patches.replace(module, name, self._guard.around(original, checkpoint))
+        self._patches.wrap(self._guard, module, name, checkpoint)
 
     def _region_when_run(self, library: str, function: Any, runs: _Runs) -> Callable[..., Any]:
         """The function, given a region in its first run."""
@@ -244,19 +236,15 @@ class CheckpointCalls:
             nonlocal both
             if both is None:
                 with self._regions.preparing():
-                    frame = sys._getframe(1)
-                    followed = torch.is_grad_enabled() or needs_gradient(args)
-                    region = self._regions.region(
-                        CheckpointCall(
-                            "non-reentrant",
-                            function,
-                            args,
-                            frame,
-                            library=library,
-                            differentiated=followed,
-                        )
+                    this_call = CheckpointCall(
+                        "non-reentrant",
+                        function,
+                        args,
+                        sys._getframe(1),
+                        library=library,
+                        differentiated=torch.is_grad_enabled() or needs_gradient(args),
                     )
-                    both = self._both_runs(function, region, runs)
+                    both = self._both_runs(function, self._regions.region(this_call), runs)
             return call.instead(both, *args, **kwargs)
 
         return self._guard.around(function, run, named=False)
@@ -308,7 +296,6 @@ class _Runs:
 
     @contextmanager
     def of_forward(self) -> Iterator[None]:
-        """Around the checkpoint function itself."""
         self.forward = True
         try:
             yield
@@ -377,6 +364,8 @@ class Probe:
 
     Attributes:
         sites: Source lines of the call sites that were named.
+        switches: Where checkpoints were switched on.
+        patches: What is put back in the end.
         warnings: What could not be watched in this version of torch.
         switched_on: Ways of checkpointing that were on when recording last began.
         entered: Calls of checkpointed regions so far, by variant.
@@ -389,14 +378,14 @@ class Probe:
     def __init__(self, start_folder: Path, guard: Guard | None = None) -> None:
         self._guard = guard or Guard()
         self.sites = CallSites(start_folder)
-        self._switches = Switches(self.sites, self._guard)
+        self.switches = Switches(self.sites, self._guard)
         self._index = ModuleIndex()
-        self._origins = Origins(self.sites, self._switches, self._index)
-        self._patches = Patches()
+        self._origins = Origins(self.sites, self.switches, self._index)
+        self.patches = Patches()
         annotated = AnnotatedRegions(self._origins, self._guard)
         self.comparison = ComparedRegions(annotated, self._index, self._guard)
         self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
-        self._calls = CheckpointCalls(self.comparison, self.sites, self._patches, self._guard)
+        self._calls = CheckpointCalls(self.comparison, self.sites, self.patches, self._guard)
         self.comparison.functions = self._calls.watched
         self.untrained = self._calls.untrained
         self.entered = self._calls.entered
@@ -408,49 +397,34 @@ class Probe:
     @property
     def warnings(self) -> list[str]:
         """The kinds of checkpoints that could not be watched, one sentence each."""
-        return [*self._warnings, *self._switches.warnings, *self._guard.left_out]
+        return [*self._warnings, *self.switches.warnings, *self._guard.left_out]
 
     def install(self) -> None:
         """Begin to watch; before the script is imported."""
-        if not can_annotate():
+        possible = can_annotate()
+        if possible:
+            self.switches.install()
+        if not (possible and self._calls.watch_reentrant()):
             self._cannot_watch("reentrant")
+        if not (possible and self._calls.watch_non_reentrant()):
             self._cannot_watch("non-reentrant")
+        if not possible:
             return
-        self._switches.install()
-        if not self._calls.watch_reentrant():
-            self._cannot_watch("reentrant")
-        if not self._calls.watch_non_reentrant():
-            self._cannot_watch("non-reentrant")
         for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
             self._calls.watch_others(entry)
 
     def remove(self) -> None:
-        """Put torch's own functions back, and the libraries'."""
         self.comparison.compared()
         self.policies.end()
-        self._switches.remove()
-        self._patches.undo()
+        self.switches.remove()
+        self.patches.undo()
 
     def watch(self, cuda: bool) -> StepWatch:
         """The watch over two steps; it knows the modules that exist by now."""
-
-        def name_of(module: nn.Module) -> tuple[str, str]:
-            found = self._index.look_up([module])
-            return found.name, found.class_name
-
         ledger = Ledger(self.sites.line_of, lambda file: site_folder(file) is not None)
         guard = self._guard
+        name_of = self._index.name_of
         return StepWatch(ledger, name_of, guard.around, guard.is_scripts, Patches(), cuda=cuda)
-
-    def at_removal(self, undo: Undo) -> None:
-        """Something else to call when torch's functions are put back."""
-        self._patches.add(undo)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Ignore the switches of the body, which are not the script's."""
-        with self._switches.aside():
-            yield
 
     def leave_out(self, why: str) -> None:
         """Annotate nothing from here on, nor say what is on, and warn why."""
@@ -465,21 +439,13 @@ class Probe:
         with self._guard.part("Modules could not be named"):
             self._calls.watch_own()
             self._index.rebuild()
-            self.switched_on = self._switches.still_on()
+            self.switched_on = self.switches.still_on()
 
-    def asker(
-        self,
-        function: object,
-        args: tuple[object, ...],
-        frame: FrameType | None,
-        options: Sequence[str] = (),
-    ) -> Origin:
-        """Module, mechanism and site of the checkpoint call with this innermost frame, as
-        annotated.
-        """
+    def asker(self, call: CheckpointCall) -> Origin:
+        """Module, mechanism and site of a checkpoint call, as annotated."""
         found = [Origin()]
         with self._guard.part(UNNAMED):
-            found.append(self._origins.asker(function, args, frame, options))
+            found.append(self._origins.asker(call))
         return found[-1]
 
     def look_at_gradients(self) -> None:
@@ -512,7 +478,7 @@ def install_self_test(probe: Probe) -> None:
     """
 
     def wrapper_imported(module: ModuleType) -> None:
-        with probe.aside():
+        with probe.switches.aside():  # which are not the script's
             missed = uncaught(_wrappers(module))
         if missed:
             _leave_out(probe, missed)
@@ -521,7 +487,7 @@ def install_self_test(probe: Probe) -> None:
         _leave_out(probe, missed)
         return
     probe.install()
-    probe.at_removal(after_import(WRAPPER_MODULE, wrapper_imported))
+    probe.patches.add(after_import(WRAPPER_MODULE, wrapper_imported))
 
 
 def uncaught(kinds: dict[str, Checkpoint]) -> tuple[str, ...]:
@@ -532,8 +498,7 @@ def uncaught(kinds: dict[str, Checkpoint]) -> tuple[str, ...]:
     Args:
         kinds: By name, what calls a checkpoint with the argument that it gets.
     """
-    recording = getattr(torch._C._autograd, "_profiler_enabled", None)
-    if recording is not None and recording():
+    if getattr(torch._C._autograd, "_profiler_enabled", bool)():
         return ()
     return tuple(name for name, checkpoint in kinds.items() if not _is_caught(checkpoint))
 
@@ -586,7 +551,8 @@ def _leave_out(probe: Probe, missed: tuple[str, ...]) -> None:
 
 
 def _direct() -> dict[str, Checkpoint]:
-    function = _without_compiler(torch_checkpoint.checkpoint)
+    # Below the decorator that imports the compiler in order to keep it out.
+    function: Any = inspect.unwrap(torch_checkpoint.checkpoint)
     return {
         "reentrant": lambda x: function(_nothing, x, use_reentrant=True),
         "non-reentrant": lambda x: function(_nothing, x, use_reentrant=False),
@@ -604,18 +570,12 @@ def _wrapped(module: ModuleType, implementation: object, x: object) -> None:
     # The class: the function warns of the reentrant kind in 2.6, and the script did not ask.
     wrapper = module.CheckpointWrapper(nn.Identity(), implementation)
     asked = wrapper.checkpoint_fn
-    if not str(_without_compiler(asked.func).__module__).startswith("torch."):
+    function = inspect.unwrap(asked.func)
+    if not str(function.__module__).startswith("torch."):
         raise _Caught  # the script's own is in torch's place, and is not ours to call
-    wrapper.checkpoint_fn = functools.partial(
-        _without_compiler(asked.func), *asked.args, **asked.keywords
-    )
+    wrapper.checkpoint_fn = functools.partial(function, *asked.args, **asked.keywords)
     wrapper.forward(x)  # a call would run the hooks that the script has for all modules
 
 
 def _nothing(x: object) -> object:
     return x
-
-
-def _without_compiler(function: Any) -> Any:
-    """The function below the decorator that imports the compiler in order to keep it out."""
-    return inspect.unwrap(function)

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from msgspec.structs import replace
@@ -47,20 +46,15 @@ from recompute_scan.result.run_record import STOPPED, RunInfo, accept_so_far, ru
 from recompute_scan.startup import MAIN, Recorded
 
 
-def record(
-    options: RunOptions,
-    on_hang: Callable[[RunInfo], None] = lambda _: None,
-    on_exit: Callable[[RunInfo], None] | None = None,
-) -> RunInfo:
+def record(options: RunOptions, on_exit: Callable[[RunInfo], None] | None = None) -> RunInfo:
     """This rank's run record of the run, as it was also written to ``run-rank<N>.json``.
 
     Where the script trains only in processes that it starts itself, those leave the run records,
     and the returned one shows how the script ended and how many ranks there are.
 
     Returns normally whatever the script does: its failure is in ``exit_status`` and ``end``. Only
-    a script that hangs cannot be returned from: then the run record is written, ``on_hang`` is
-    called with it in another thread, and the process ends with status 124; and one that calls
-    ``os._exit``: then ``on_exit`` is called with the run record.
+    a script that hangs cannot be returned from (the process ends with status 124), nor one that
+    calls ``os._exit``: then ``on_exit`` is called with the run record, maybe in another thread.
 
     Raises:
         UsageError: No such script (``E202``) or module (``E203``), impossible step counts
@@ -73,7 +67,7 @@ def record(
     folder = options.output.absolute()  # the script may change the current directory
     prepare(folder)
     guard = Guard()
-    host = _Host(replace(options, output=folder), guard, on_hang, on_exit)
+    host = _Host(replace(options, output=folder), guard, on_exit)
     guard.run(host.install, otherwise=None)
     try:
         session = Session(options, folder, host, guard)
@@ -95,60 +89,43 @@ def _records_of_children(folder: Path) -> tuple[RunInfo, ...]:
 class _Host(Host):
     """Records the processes that this one starts too, from :meth:`install` to :meth:`remove`.
 
-    Args:
-        options: How this process records, with the folder's absolute path.
-        guard: Separates this from the script.
-        on_hang: As for :func:`record`.
-        on_exit: Likewise.
+    The options have the folder's absolute path.
     """
 
     def __init__(
         self,
         options: RunOptions,
         guard: Guard,
-        on_hang: Callable[[RunInfo], None],
         on_exit: Callable[[RunInfo], None] | None,
     ) -> None:
         self.reports = on_exit is not None
         self._guard = guard
         self._options = options
-        self._on_hang = on_hang
         self._on_exit = on_exit
         self._numbers = itertools.count()
         self._started: list[BaseProcess] = []
         self._patches = Patches()
 
-    def hung(self, info: RunInfo) -> None:
-        """This process hangs, and ends after this call."""
-        self._on_hang(info)
-
     def left(self, info: RunInfo) -> None:
-        """This process is about to end."""
         if self._on_exit is not None:
             self._on_exit(info)
 
     def keeps(self, info: RunInfo) -> bool:
-        """Whether this process has trained, or no other has."""
         return trained(info) or not _records_of_children(self._options.output)
 
     def install(self) -> None:
         """Begin to watch; not below a launcher, which starts the ranks itself."""
         if rank_facts().world_size == 1:
-            start = self._guard.around(BaseProcess.start, self._start)
-            self._patches.replace(BaseProcess, "start", start)
-            join = self._guard.around(BaseProcess.join, self._join, vital=True)
-            self._patches.replace(BaseProcess, "join", join)
+            self._patches.wrap(self._guard, BaseProcess, "start", self._start)
+            self._patches.wrap(self._guard, BaseProcess, "join", self._join, vital=True)
 
     def remove(self) -> None:
-        """Start and join as before."""
         self._patches.undo()
 
     def waits(self) -> bool:
-        """Whether a process that takes part still runs."""
         return any(process.pid is not None and process.is_alive() for process in self._started)
 
     def is_left(self) -> bool:
-        """Whether one of them has been stopped, and none runs any more."""
         return (self._options.output / STOPPED).exists() and not self.waits()
 
     def _start(self, call: Call, process: Any) -> None:
@@ -230,10 +207,7 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
     """Exit status of the script, run with these options; its traces and run records lie in
     ``options.output``.
 
-    Args:
-        options: What to run and what to record.
-        nproc_per_node: Processes to start with torchrun's launcher; ``None`` for one without.
-        output: File for what the script prints; ``None`` lets it print here.
+    It runs in so many processes of torchrun's launcher, if any, and prints into the file, if any.
     """
     command = [sys.executable, MAIN, "--trial", str(nproc_per_node or 0), encode(options)]
     # Sets of names are walked in an order that this decides.
@@ -281,7 +255,7 @@ def _wait(command: Sequence[str], environment: dict[str, str], output: Any) -> i
 def _ending_on_sigterm() -> Iterator[None]:
     """A request to end reaches the trial too, since it turns into an exception here."""
 
-    def end(number: int, _frame: FrameType | None) -> None:
+    def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)

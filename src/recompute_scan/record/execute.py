@@ -201,57 +201,49 @@ def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
     if is_module:
         _set_first_path(os.getcwd())  # noqa: PTH109 - text, as below
         sys.argv[:] = ["-m", *args]  # as Python has it while it looks for the module
-        return _module_program(_find_module(target), target)
+        spec = _find_spec(target)
+        if spec.submodule_search_locations is not None:
+            spec = _find_spec(f"{target}.__main__")
+        return _module_program(spec, target)
     path = Path(target)
     # Joined as text, as Python does: pathlib would drop the "./" of "./train.py".
     file = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118
     # A folder or an archive with a __main__.py runs like a module.
     if path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
         _set_first_path(file)
-        spec = importlib.machinery.PathFinder.find_spec("__main__", [file])
-        if spec is None:
+        found = importlib.machinery.PathFinder.find_spec("__main__", [file])
+        if found is None:
             raise UsageError("E202", f"There is no __main__.py in {target}.")
-        program = _module_program(spec, target)
+        program = _module_program(found, target)
         return _Program(program.code, program.main, target)
+    loader: Any
     if path.suffix == ".pyc" and path.is_file():
-        return _compiled_program(target, file)
-    loader = importlib.machinery.SourceFileLoader("__main__", file)
-    try:
-        source = loader.get_data(file)
-    except OSError as error:
-        raise cannot_open(target, error.strerror) from None
-    _set_first_path(str(path.resolve().parent))
-    main = _main_module(file, loader)
-    return _Program(compile(source, file, "exec", dont_inherit=True), main, target)
-
-
-def _compiled_program(target: str, file: str) -> _Program:
-    loader = importlib.machinery.SourcelessFileLoader("__main__", file)
-    try:
-        code = loader.get_code("__main__")
-    except (ImportError, EOFError, ValueError, TypeError, OSError) as error:
-        raise cannot_open(target, str(error)) from None
-    if code is None:
-        raise cannot_open(target, "it holds no code")
-    _set_first_path(str(Path(target).resolve().parent))
+        loader = importlib.machinery.SourcelessFileLoader("__main__", file)
+        try:
+            code = loader.get_code("__main__")
+        except (ImportError, EOFError, ValueError, TypeError, OSError) as error:
+            raise cannot_open(target, str(error)) from None
+        if code is None:
+            raise cannot_open(target, "it holds no code")
+        _set_first_path(str(path.resolve().parent))
+    else:
+        loader = importlib.machinery.SourceFileLoader("__main__", file)
+        try:
+            source = loader.get_data(file)
+        except OSError as error:
+            raise cannot_open(target, error.strerror) from None
+        _set_first_path(str(path.resolve().parent))
+        code = compile(source, file, "exec", dont_inherit=True)
     return _Program(code, _main_module(file, loader), target)
 
 
 def cannot_open(script: str, why: str | None) -> UsageError:
-    """The error for a script that is not there, or cannot be read."""
     return UsageError(
         "E202",
         f"Cannot open the script {script}.",
         why=why,
         hint="the tool's options go before the script, the script's own after it",
     )
-
-
-def _find_module(name: str) -> importlib.machinery.ModuleSpec:
-    spec = _find_spec(name)
-    if spec.submodule_search_locations is not None:
-        return _find_spec(f"{name}.__main__")
-    return spec
 
 
 def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
@@ -375,8 +367,7 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def _report(error: BaseException) -> str:
-    seen: set[int] = set()
-    _leave_out_own_frames(error, seen)
+    _leave_out_own_frames(error, set())
     sys.excepthook(type(error), error, error.__traceback__)
     return traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
 
@@ -387,17 +378,18 @@ def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:
     seen.add(id(error))
     trace = error.__traceback__
     # Errors that our code raises keep their frames; a syntax error of the script is not one.
-    if trace is not None and (isinstance(error, SyntaxError) or not _ends_in_own_frame(trace)):
+    if isinstance(error, SyntaxError) or not ends_in_own_frame(trace):
         error.__traceback__ = _without_own_frames(trace)
     for chained in (error.__cause__, error.__context__):
         if chained is not None:
             _leave_out_own_frames(chained, seen)
 
 
-def _ends_in_own_frame(trace: TracebackType) -> bool:
-    while trace.tb_next is not None:
+def ends_in_own_frame(trace: TracebackType | None) -> bool:
+    """Whether code of this package raised it, or nobody's."""
+    while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return is_own(trace.tb_frame)
+    return trace is None or is_own(trace.tb_frame)
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -413,5 +405,4 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_own(frame: FrameType) -> bool:
-    """Whether the frame runs code of this package."""
     return frame.f_code.co_filename.startswith(_OWN_FOLDER)

@@ -55,7 +55,6 @@ class Reporting(Struct, frozen=True):
     """Reports on the run in one folder.
 
     Attributes:
-        folder: The run's folder.
         takes_place_of: The folder of an earlier result, as in
             :class:`~recompute_scan.record.options.RunOptions`.
         machine: What a person says of the device.
@@ -65,8 +64,6 @@ class Reporting(Struct, frozen=True):
         root: Where the recording began.
         launched: Whether a process of ours started the ranks, and reports when all have ended.
         show: Gets the folder, a result and the commands that come next.
-        print_line: Prints further lines for the person.
-        progress: Gets what goes on.
         leaving: Gets the exit status where the process is about to end behind everyone's back.
     """
 
@@ -85,9 +82,7 @@ class Reporting(Struct, frozen=True):
     def conclude(self, info: RunInfo, *, at_once: bool = False) -> None:
         """This rank's run is over: report on it, where that is this rank's to do.
 
-        Args:
-            info: Its run record.
-            at_once: Whether no caller is left to catch an error.
+        ``at_once`` tells that no caller is left to catch an error.
 
         Raises:
             ScanError: There can be no report of a script that succeeded.
@@ -112,13 +107,6 @@ class Reporting(Struct, frozen=True):
         """The same where no caller is left to catch an error."""
         try:
             self.conclude(info, at_once=True)
-        finally:
-            self.leaving(info.exit_status)
-
-    def hung(self, info: RunInfo) -> None:
-        """This rank hangs: report on it, or let another do it."""
-        try:
-            self.failure()
         finally:
             self.leaving(info.exit_status)
 
@@ -198,14 +186,13 @@ class Reporting(Struct, frozen=True):
         return self._analysed()
 
     def _run(self, info: RunInfo) -> None:
-        folder = self.folder
         if info.world_size > 1:
-            there = wait_for_ranks(folder, info.world_size, _RANKS_TIMEOUT_S)
+            there = wait_for_ranks(self.folder, info.world_size, _RANKS_TIMEOUT_S)
             if missing := sorted(set(range(info.world_size)) - set(there)):
                 self.print_line(
                     f"recompute-scan: no run record from ranks {missing}; reporting on the others"
                 )
-                accept_so_far(folder)
+                accept_so_far(self.folder)
         if self._ends().failed:  # another rank failed, and not this one
             self.failure()
             return
@@ -235,7 +222,6 @@ class Reporting(Struct, frozen=True):
         return analyse([self.folder], self.progress, machine=self.machine)
 
     def write(self, result: Result) -> None:
-        """Write the result and its page."""
         try:
             self._store(result)
         except ScanError:
@@ -335,12 +321,9 @@ class Way(Struct, frozen=True):
 
 
 class Handed(Struct, frozen=True):
-    """The options that a process below a launcher gets from the one that started the launcher.
+    """What a process below a launcher gets from the one that started the launcher.
 
-    Attributes:
-        options: What to record; the process adds the target and its arguments.
-        machine: What a person says of the device.
-        after: The commands that come next, for whoever reports.
+    It adds the target and its arguments to the options.
     """
 
     options: RunOptions
@@ -349,19 +332,23 @@ class Handed(Struct, frozen=True):
 
 
 def run_and_report(
-    way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str] = ()
+    way: Way,
+    options: RunOptions,
+    reporting: Reporting,
+    flags: Sequence[str] = (),
+    plan: Asked | None = None,
 ) -> int:
-    """Exit status of the script, run one way and reported on.
+    """Exit status of the script, run one way and reported on, and planned for where that is asked.
 
-    Args:
-        way: How to start it.
-        options: What to record.
-        reporting: Reports on it.
-        flags: What else the processes that are started are given.
+    ``flags`` are what else the processes that are started are given.
+
+    Raises:
+        UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
+        RunError: There is no plan (``E331``, ``E332`` or ``E333``).
     """
     try:
-        if way.verify:
-            return _verify(way, options, reporting)
+        if way.verify or plan is not None:
+            return _run_and_more(way, options, reporting, plan)
         return _run(way, options, reporting, flags)
     except ScanError as error:
         ends_with(error.exit_status)
@@ -371,7 +358,7 @@ def run_and_report(
 
 def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[str]) -> int:
     if way.launcher is None and way.nproc_per_node is None:
-        info = record(options, on_hang=reporting.hung, on_exit=reporting.conclude_at_once)
+        info = record(options, reporting.conclude_at_once)
         reporting.conclude(info)
         return info.exit_status
     handed = encode(Handed(replace(options, args=()), reporting.machine, reporting.after))
@@ -388,54 +375,9 @@ def _run(way: Way, options: RunOptions, reporting: Reporting, flags: Sequence[st
     return status
 
 
-def _verify(way: Way, options: RunOptions, reporting: Reporting) -> int:
-    """Record in new processes, report, then measure with the fix and report again."""
-    # It brings the analysis, which no script that is recorded here is to find imported.
-    from recompute_scan.record.verify import verify  # noqa: PLC0415
-
-    def measured(result: Result) -> Result:
-        return verify(
-            result,
-            replace(options, events=""),
-            way.nproc_per_node,
-            without_checkpointing=way.without_checkpointing,
-            on_progress=reporting.progress,
-        )
-
-    return _and_more("--verify", measured, way, options, reporting)
-
-
-def plan_and_report(way: Way, options: RunOptions, reporting: Reporting, asked: Asked) -> int:
-    """Exit status of the script, recorded, rehearsed and planned for.
-
-    Args:
-        way: How to start it.
-        options: What to record.
-        reporting: Reports on it.
-        asked: What is wanted of the plan.
-
-    Raises:
-        UsageError: It cannot be started several times (``E221``), or times no steps (``E222``).
-        RunError: There is no plan (``E331``, ``E332`` or ``E333``).
-    """
-    from recompute_scan.record.verify import add_plan  # noqa: PLC0415 - as above
-
-    def planned(result: Result) -> Result:
-        return add_plan(
-            result, replace(options, events=""), way.nproc_per_node, asked, reporting.progress
-        )
-
-    try:
-        return _and_more("plan", planned, way, options, reporting)
-    except ScanError:
-        reporting.stays()
-        raise
-
-
-def _and_more(
-    what: str, more: Callable[[Result], Result], way: Way, options: RunOptions, reporting: Reporting
-) -> int:
-    """Record in new processes, report, then find out more and report again."""
+def _run_and_more(way: Way, options: RunOptions, reporting: Reporting, plan: Asked | None) -> int:
+    """Record in new processes, report, then plan or measure with the fix, and report again."""
+    what = "--verify" if plan is None else "plan"
     if rank_facts().world_size > 1:
         raise UsageError(
             "E221",
@@ -455,7 +397,17 @@ def _and_more(
         return info.exit_status
     reporting.write(result)  # whatever comes after, this is not lost
     if info.exit_status == 0:
-        result = more(result)
+        # It brings the analysis, which no script that is recorded here is to find imported.
+        from recompute_scan.record.verify import add_plan, verify  # noqa: PLC0415
+
+        alike, number = replace(options, events=""), way.nproc_per_node
+        if plan is not None:
+            result = add_plan(result, alike, number, plan, reporting.progress)
+        else:
+            without, progress = way.without_checkpointing, reporting.progress
+            result = verify(
+                result, alike, number, without_checkpointing=without, on_progress=progress
+            )
         reporting.write(result)
     reporting.came_through(result, info.exit_status)
     return info.exit_status

@@ -27,7 +27,13 @@ from msgspec import Struct
 
 from recompute_scan.crash import is_from_handler
 from recompute_scan.errors import ScanError
-from recompute_scan.record.execute import StopRecording, as_before, is_own, replaced
+from recompute_scan.record.execute import (
+    StopRecording,
+    as_before,
+    ends_in_own_frame,
+    is_own,
+    replaced,
+)
 from recompute_scan.record.torch_versions import (
     compile_frames_by,
     is_compiling,
@@ -81,7 +87,6 @@ class Call:
         return self.result
 
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
-        """Its outcome; it is called now if it was not."""
         if not self.made:
             return self._function(*args, **kwargs)
         if self.error is None:
@@ -141,7 +146,8 @@ class Guard:
                 return original(*args, **kwargs)
             if self.failure is not None and (failed or not vital):
                 if vital:
-                    self._settle()
+                    with suppress(Exception):
+                        self.settle()
                 return original(*args, **kwargs)
             compiler = compile_frames_by(None)
             call = Call(original, compiler)
@@ -226,7 +232,7 @@ class Guard:
         if self.failure is None:
             names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
             with as_before():
-                self._end(error, "" if _is_ours(error) else names)
+                self._end(error, "" if ends_in_own_frame(error.__traceback__) else names)
         return True
 
     def _end(self, error: BaseException, replaced: str) -> None:
@@ -256,10 +262,6 @@ class Guard:
             return True
         return is_from_handler(error)
 
-    def _settle(self) -> None:
-        with suppress(Exception):
-            self.settle()
-
 
 class Sheltered:
     """A context manager of ours for a ``with`` statement around the script's code: never fails."""
@@ -270,11 +272,11 @@ class Sheltered:
         self._entered = False
 
     def __enter__(self) -> None:
-        def enter() -> bool:
+        def enter() -> None:
             self._context.__enter__()
-            return True
+            self._entered = True
 
-        self._entered = self._guard.run(enter, otherwise=False)
+        self._guard.run(enter, otherwise=None)
 
     def __exit__(self, *_: object) -> None:
         if self._entered:
@@ -321,14 +323,6 @@ def _in_a_line(error: BaseException) -> str:
     with suppress(Exception):  # somebody else's __str__
         text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether our own code raised it, and not a function that the script has put in place."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is None or is_own(trace.tb_frame)
 
 
 def _place(trace: TracebackType | None) -> str:
@@ -382,12 +376,16 @@ class Patches:
         _REPLACED.append(replaced)
         self._undo.append(replaced.undo)
 
+    def wrap(
+        self, guard: Guard, owner: Any, name: str, ours: Callable[..., Any], *, vital: bool = False
+    ) -> None:
+        """Replace a function by ours, :meth:`Guard.around` it."""
+        self.replace(owner, name, guard.around(getattr(owner, name), ours, vital=vital))
+
     def add(self, undo: Undo) -> None:
-        """Something else to call when all is put back."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put everything back."""
         while self._undo:
             self._undo.pop()()
 
@@ -409,19 +407,19 @@ def after_import(name: str, hook: _Hook) -> Undo:
     first = name not in _waiting
     waiting = _waiting.setdefault(name, [])
     waiting.append(hook)
+
+    def imported(module: ModuleType) -> None:
+        for one in _waiting.pop(name, []):
+            one(module)
+
     if first:
-        wrapt.register_post_import_hook(lambda module: _imported(name, module), name)
+        wrapt.register_post_import_hook(imported, name)
 
     def stop() -> None:
         if hook in waiting:
             waiting.remove(hook)
 
     return stop
-
-
-def _imported(name: str, module: ModuleType) -> None:
-    for hook in _waiting.pop(name, []):
-        hook(module)
 
 
 def in_forked_processes(function: Callable[[], object]) -> None:

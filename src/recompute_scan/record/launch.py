@@ -59,6 +59,11 @@ class RankFacts(Struct, frozen=True):
     world_size: int
 
 
+def has_process_group() -> bool:
+    """Whether the script has made one, and it is still there."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def rank_facts() -> RankFacts:
     """This process's rank: from an initialised process group, else from its launcher's variables,
     else 0 of 1, or its number of 1 in a process that the script started.
@@ -67,9 +72,8 @@ def rank_facts() -> RankFacts:
     Open MPI and launchers of the PMI kind set others; under any other launcher the rank is known
     once the script has made its process group.
     """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return RankFacts(distributed.get_rank(), distributed.get_world_size())
+    if has_process_group():
+        return RankFacts(torch.distributed.get_rank(), torch.distributed.get_world_size())
     for rank_name, size_name in _RANK_VARIABLES:
         if rank_name in os.environ:
             rank, world_size = number_in(rank_name, 0), number_in(size_name, 1)
@@ -88,10 +92,6 @@ def launch(nproc_per_node: int, argv: Sequence[str]) -> int:
     0 when all of them end with 0, else the status of the first that failed (128 + N for signal N),
     128 + N when signal N ends this process, 130 thus when interrupted. They meet on the loopback
     interface at a port that is free.
-
-    Args:
-        nproc_per_node: Number of processes.
-        argv: What each process is given, such as ``["run", "--steps", "5", "train.py"]``.
     """
     # Not every build of torch has these, and only a launch needs them.
     from torch.distributed import run  # noqa: PLC0415
@@ -121,10 +121,7 @@ def launch_with(command: Sequence[str], handed: str) -> int:
     """Exit status of a launcher; the Python processes that it starts take part by themselves.
 
     See :mod:`recompute_scan.startup` for which do. 128 + N where signal N ended the launcher.
-
-    Args:
-        command: The launcher with all its arguments.
-        handed: The options for each process, encoded.
+    ``handed`` are the options for each process, encoded.
     """
     environment = os.environ | {VARIABLE: handed}
     with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
@@ -198,13 +195,7 @@ def mark_folder(folder: Path, store: Any, rank: int) -> None:
 
 
 def send(folder: Path, store: Any, info: RunInfo) -> None:
-    """At the end of a rank other than 0, send its files where rank 0 cannot see them.
-
-    Args:
-        folder: This rank's folder.
-        store: The store of the process group, as it was during the run.
-        info: This rank's run record.
-    """
+    """At the end of a rank other than 0, send its files where rank 0 cannot see them."""
     key = f"rank{info.rank}"
     with suppress(OSError, *_GONE):
         if _shares(folder, store):
@@ -310,11 +301,9 @@ class Membership:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other rank."""
         return self.ranks.world_size == 1
 
     def look(self) -> None:
-        """Ask again which rank this is."""
         self.ranks = rank_facts()
 
     def settle(self, folder: Path, made: int) -> str | None:
@@ -326,10 +315,10 @@ class Membership:
         """
         self.ranks = rank_facts()  # now, because the script may leave its group before it ends
         self.store = _store_of_group()
-        self.last_step.meet(self.store)
+        self.last_step.store = self.store
         if not self.alone and self._plan.fewest is not None and self.store is not None:
             self._timing_ends, self._timings = None, self._timings + 1
-            self.last_step.may_come(self._plan.least)
+            self.last_step.planned = self._plan.least
             if self.ranks.rank == 0:
                 self.last_step.wait(made)
         mark_folder(folder, self.store, self.ranks.rank)
@@ -369,15 +358,14 @@ class Membership:
         """The script goes on here, so it must go on everywhere, if there is time to say so."""
         if self.alone and rank_facts().world_size == 1:
             return
-        if not self.last_step.met:
-            self.last_step.meet(_store_of_group())
+        if self.last_step.store is None:
+            self.last_step.store = _store_of_group()
         self.last_step.wait(made)
 
 
 def _store_of_group() -> Any | None:
     """The store behind the script's process group, for keys of ours; ``None`` without one."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not has_process_group():
         return None
     # Private, but there since 1.8 and what torchrun's own tools use; the group has no other door.
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - not in every build
@@ -400,35 +388,26 @@ class LastStep:
     Ranks that communicate in every step are one step apart at most, and the host may run ahead
     of a GPU a little further; so nothing is asked for later than :data:`NOTICE` steps before the
     end, and no end is set nearer than that.
+
+    Attributes:
+        planned: The step, as far as is known.
+        store: Where the others can be reached; known once the warm-up is over.
     """
 
     NOTICE = 3
 
     def __init__(self, planned: int) -> None:
-        self._last = planned
+        self.planned = planned
+        self.store: Any | None = None
         self._open = False
         self._number = 0
-        self._store: Any | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether the others can be reached."""
-        return self._store is not None
-
-    def meet(self, store: Any | None) -> None:
-        """The warm-up is over: the others can be reached now, if ever."""
-        self._store = store
-
-    def may_come(self, planned: int) -> None:
-        """It may be this step already: the first rank asks for more before that."""
-        self._last = planned
 
     def wait(self, made: int) -> bool:
         """Ask all ranks to go on until :meth:`settle`; ``False`` where it is too late for that."""
         if self._open:
             return True
-        near = made > self._last - self.NOTICE and not self._is_awaited()
-        if near and made > self._last - self.NOTICE:
+        near = made > self.planned - self.NOTICE and not self._is_awaited()
+        if near and made > self.planned - self.NOTICE:
             return False
         self._open = True
         self._number = self._ask(lambda store: store.add("waits", 1), 0)
@@ -439,14 +418,14 @@ class LastStep:
         if not self._open:
             return
         self._open = False
-        self._last = max(self._last, made + max(needed, self.NOTICE))
-        self._ask(lambda store: store.set(f"wait{self._number}", str(self._last)), None)
+        self.planned = max(self.planned, made + max(needed, self.NOTICE))
+        self._ask(lambda store: store.set(f"wait{self._number}", str(self.planned)), None)
 
     def passed(self, made: int) -> bool:
         """Whether the last step has been made, as far as any rank has announced."""
-        if self._open or made < self._last:
+        if self._open or made < self.planned:
             return False
-        return not self._is_awaited() and made >= self._last
+        return not self._is_awaited() and made >= self.planned
 
     def _is_awaited(self) -> bool:
         """Whether some rank still asks for more steps; takes in the requests of the others."""
@@ -455,14 +434,14 @@ class LastStep:
             said = self._ask(lambda store, key=key: holds(store, key) and store.get(key), b"0")
             if not said:
                 return True
-            self._last = max(self._last, int(said))
+            self.planned = max(self.planned, int(said))
         return False
 
     def _ask(self, question: Any, otherwise: Any) -> Any:
-        if self._store is None:
+        if self.store is None:
             return otherwise
         try:
-            return question(self._store)
+            return question(self.store)
         except (RuntimeError, ValueError):  # it has gone with the rank that held it
-            self._store = None
+            self.store = None
             return otherwise

@@ -16,40 +16,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from msgspec import Struct
 from msgspec.structs import replace
-from torch import nn
 
 from recompute_scan.fidelity.tensors import MOST, fingerprint, plain_parts, sums_of, unseen
 from recompute_scan.files import content
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.launch import rank_facts
 from recompute_scan.record.modules import plain_name, real_class_name, root_modules
+from recompute_scan.record.steps import in_backward
 from recompute_scan.result.fidelity import Sampled, write_sampled
 from recompute_scan.result.run_record import Measurements
 
 _CLEAR = Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"  # proc(5): "Writing 5 resets the peak resident set size"
-
-
-class GradientWatch:
-    """Looks once, at the end of the first step, while its gradients are there."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self._seen: tuple[Sampled, ...] | None = None
-
-    def look(self) -> None:
-        """A step has ended; only the first one is looked at."""
-        if self._seen is None:
-            self._seen = ()
-            with self._guard.part("Gradients could not be kept"):
-                self._seen = unseen(lambda: tuple(_sampled()))
-
-    def write(self, folder: Path, rank: int) -> None:
-        """Leave what was seen in the run's folder."""
-        if self._seen:
-            write_sampled(folder, rank, self._seen)
 
 
 def _sampled() -> Iterator[Sampled]:
@@ -72,14 +51,9 @@ def _named() -> Iterator[Sampled]:
             if parameter.requires_grad:
                 known = plain_name(name)
                 yield _one(f"{kind}.{known}" if uses[known] > 1 else known, parameter.grad)
-        for name, buffer in _buffers(root):
-            yield _one(plain_name(name), buffer, is_buffer=True)
-
-
-def _buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, buffer in root.named_buffers():
-        if not buffer.is_complex():
-            yield name, buffer
+        for name, buffer in root.named_buffers():
+            if not buffer.is_complex():
+                yield _one(plain_name(name), buffer, is_buffer=True)
 
 
 def _one(name: str, tensor: torch.Tensor | None, *, is_buffer: bool = False) -> Sampled:
@@ -91,38 +65,6 @@ def _one(name: str, tensor: torch.Tensor | None, *, is_buffer: bool = False) -> 
     return Sampled(name, is_buffer, seen.bits, values, seen.rounding())
 
 
-class Peaks(Struct, frozen=True):
-    """Bytes: what torch allocated and reserved on the GPU, and what the process had resident."""
-
-    allocated: int | None = None
-    reserved: int | None = None
-    rss: int | None = None
-
-
-class PeakMemory:
-    """Peaks from :meth:`begin` to :meth:`end`. Resets torch's own peak counters."""
-
-    def __init__(self) -> None:
-        self._cuda = False
-        self.peaks = Peaks()
-
-    def begin(self, device: Literal["cpu", "cuda"]) -> None:
-        """Forget the peaks so far."""
-        self._cuda = device == "cuda"
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
-        with suppress(OSError):  # no Linux, or not allowed: the peak of the whole run then
-            _CLEAR.write_text(_FORGET_PEAK)
-
-    def end(self) -> None:
-        """Read the peaks."""
-        allocated = reserved = None
-        if self._cuda:
-            allocated = torch.cuda.max_memory_allocated()
-            reserved = torch.cuda.max_memory_reserved()
-        self.peaks = Peaks(allocated, reserved, kernel_bytes("self/status", "VmHWM"))
-
-
 def kernel_bytes(file: str, field: str) -> int | None:
     """A field in kB of a file of ``/proc``, in bytes; ``None`` where there is no such file."""
     with suppress(OSError):
@@ -131,66 +73,23 @@ def kernel_bytes(file: str, field: str) -> int | None:
     return None
 
 
-# Far more than any run that is measured has; a bound for loops that call backward all the time.
-_MOST = 100_000
-
-
-class LossWatch:
-    """Keeps the losses of this process, from :meth:`install` to :meth:`remove`."""
-
-    def __init__(self, guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
-        self._copies: list[torch.Tensor] = []
-        self._patches = Patches()
-
-    def install(self) -> None:
-        """Begin to watch; before the script is imported."""
-        real = torch.autograd.backward
-
-        def backward(call: Call, tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # A reentrant recompute calls it too, inside the backward pass that it serves.
-            if torch._C._current_graph_task_id() == -1:
-                self._keep(tensors)
-            return call(tensors, *args, **kwargs)
-
-        self._patches.replace(torch.autograd, "backward", self._guard.around(real, backward))
-
-    def remove(self) -> None:
-        """Put torch's own function back."""
-        self._patches.undo()
-
-    def values(self) -> tuple[str, ...]:
-        """The losses in order, as ``float.hex()`` gives them: all bits, infinities and NaN."""
-        return tuple(float(copy.item()).hex() for copy in self._copies)
-
-    def _keep(self, tensors: Any) -> None:
-        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ()):
-            # Of a subclass (distributed, fake) a copy may do anything, and a copy made while a
-            # CUDA graph is captured holds nothing yet.
-            if type(tensor) is not torch.Tensor or tensor.numel() != 1 or tensor.is_meta:
-                continue
-            capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-            if not capturing and len(self._copies) < _MOST:
-                self._copies.append(tensor.detach().clone())
-
-
 # Any number that no script is likely to choose for itself.
 _SEED = 1_919_247_219
+# Far more than any run that is measured has; a bound for loops that call backward all the time.
+_MOST_LOSSES = 100_000
 
 
 class Gauges:
-    """Losses, memory, and the same seeds at the start of every run.
+    """Losses, the first step's gradients and peak memory, and the same seeds in every run."""
 
-    Attributes:
-        memory: Its ``begin`` and ``end`` are called around the timed steps.
-        gradients: Its ``look`` is called when the first step has ended.
-    """
-
-    def __init__(self, guard: Guard | None = None) -> None:
-        self.memory = PeakMemory()
-        self._losses = LossWatch(guard)
-        self.gradients = GradientWatch(guard or Guard())
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._patches = Patches()
         self._seed = _SEED + rank_facts().rank
+        self._losses: list[torch.Tensor] = []
+        self._gradients: tuple[Sampled, ...] | None = None
+        self._cuda = False
+        self._peaks: tuple[int | None, ...] = (None, None, None)
 
     def install(self) -> None:
         """Seed Python, NumPy and torch, and begin to watch; before the script is imported."""
@@ -199,26 +98,67 @@ class Gauges:
         if numpy is not None:
             numpy.random.seed(self._seed)
         torch.manual_seed(self._seed)
-        self._losses.install()
+        self._patches.wrap(self._guard, torch.autograd, "backward", self._backward)
 
     def remove(self) -> None:
-        """Stop watching."""
-        self._losses.remove()
+        self._patches.undo()
 
-    def measurements(
-        self, bypassed_calls: int, bypassed_functions: tuple[str, ...] = ()
-    ) -> Measurements:
-        """The measurements; waits for the GPU."""
-        peaks = self.memory.peaks
+    def begin_timing(self, device: Literal["cpu", "cuda"]) -> None:
+        """Forget the peaks so far, torch's own too."""
+        self._cuda = device == "cuda"
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        with suppress(OSError):  # no Linux, or not allowed: the peak of the whole run then
+            _CLEAR.write_text(_FORGET_PEAK)
+
+    def end_timing(self) -> None:
+        allocated = reserved = None
+        if self._cuda:
+            allocated = torch.cuda.max_memory_allocated()
+            reserved = torch.cuda.max_memory_reserved()
+        self._peaks = allocated, reserved, kernel_bytes("self/status", "VmHWM")
+
+    def look_at_gradients(self) -> None:
+        """A step has ended; only the first one's gradients are kept."""
+        if self._gradients is None:
+            self._gradients = ()
+            with self._guard.part("Gradients could not be kept"):
+                self._gradients = unseen(lambda: tuple(_sampled()))
+
+    def write_gradients(self, folder: Path, rank: int) -> None:
+        """Leave them in the run's folder."""
+        if self._gradients:
+            write_sampled(folder, rank, self._gradients)
+
+    def measurements(self, calls: int, functions: tuple[str, ...]) -> Measurements:
+        """The measurements, next to what was bypassed; waits for the GPU."""
+        allocated, reserved, resident = self._peaks
         return Measurements(
-            losses=self._losses.values(),
+            # All bits, infinities and NaN.
+            losses=tuple(float(copy.item()).hex() for copy in self._losses),
             seeded=torch.initial_seed() != self._seed,
-            bypassed_calls=bypassed_calls,
-            peak_allocated_bytes=peaks.allocated,
-            peak_reserved_bytes=peaks.reserved,
-            peak_rss_bytes=peaks.rss,
-            bypassed_functions=bypassed_functions,
+            bypassed_calls=calls,
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=reserved,
+            peak_rss_bytes=resident,
+            bypassed_functions=functions,
         )
+
+    def _backward(self, call: Call, tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        # A reentrant recompute calls it too, inside the backward pass that it serves.
+        if not in_backward():
+            self._keep(tensors)
+        return call(tensors, *args, **kwargs)
+
+    def _keep(self, tensors: Any) -> None:
+        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ()):
+            # Of a subclass (distributed, fake) a copy may do anything, and a copy made while a
+            # CUDA graph is captured holds nothing yet.
+            if type(tensor) is not torch.Tensor or tensor.numel() != 1 or tensor.is_meta:
+                continue
+            capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+            if not capturing and len(self._losses) < _MOST_LOSSES:
+                self._losses.append(tensor.detach().clone())
 
 
 try:
@@ -249,7 +189,6 @@ class Heap:
         self._steps: dict[int, list[tuple[int, float, float]]] = {}
 
     def begin(self) -> None:
-        """A step begins."""
         self._began = _usage()
 
     def end(self, arm: int, ms: float) -> None:

@@ -49,7 +49,6 @@ class ModuleIndex:
         self._misses = 0
 
     def rebuild(self) -> None:
-        """Look at the models anew."""
         roots = root_modules()
         labels = _labels(roots)
         listed = [(labels.get(id(root), ""), list(named_parts(root))) for root in roots]
@@ -71,6 +70,10 @@ class ModuleIndex:
         first, last = names[0], names[-1].rpartition(".")[2]
         kinds = dict.fromkeys(real_class_name(module) for module in covered)
         return ModuleName(f"{first}-{last}" if first else "", ", ".join(kinds))
+
+    def name_of(self, module: nn.Module) -> tuple[str, str]:
+        """Name and class name of one module."""
+        return self._name(module), real_class_name(module)
 
     def _name(self, module: nn.Module) -> str:
         name = self._names.get(id(module))

@@ -27,8 +27,7 @@ from recompute_scan.crash import RankEnd
 from recompute_scan.errors import UsageError
 from recompute_scan.files import content, is_run, make_newest, newest_run, write, write_whole
 from recompute_scan.frameworks.registry import packages
-from recompute_scan.record.checkpoint_calls import Probe
-from recompute_scan.record.launch import RankFacts, number_in, rank_facts
+from recompute_scan.record.launch import RankFacts, has_process_group, number_in, rank_facts
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.steps import COMMAND, DEFAULT, Plan, Wording, shortfall
 from recompute_scan.record.torch_versions import compiled_something
@@ -147,7 +146,6 @@ class RunOptions(Struct, frozen=True):
 
     @property
     def plan(self) -> Plan:
-        """The steps of each phase."""
         return Plan(
             warmup=self.warmup,
             timing=self.timing_steps,
@@ -195,7 +193,6 @@ def check_plan(plan: Plan, *, measuring: bool = False) -> None:
 
 
 def check_device(device: Literal["auto", "cpu", "cuda"]) -> None:
-    """Refuse to record a GPU where there is none (``E205``)."""
     # Counted without starting CUDA, which would break a script that forks later.
     if device == "cuda" and torch.cuda.device_count() == 0:
         raise UsageError(
@@ -221,7 +218,7 @@ def prepare(folder: Path) -> None:
             if _result_in(folder) is None:
                 _take_out(folder, ("result.json", "report.html", PATCH))
             rank = facts.world_size
-            while any((folder / name).exists() for name in _run_records(rank)):
+            while any((folder / name(rank)).exists() for name in (run_info_name, so_far_name)):
                 _take_out(folder, _files(rank))
                 rank += 1
         if not os.access(folder, os.W_OK):
@@ -237,10 +234,6 @@ def beside(folder: Path, *, plans: bool = False) -> tuple[Path, Path | None]:
     It is the folder itself unless a result is in it, else a sibling with ``-failed`` behind its
     name, which it keeps if there is no new result. Where there can be none, such as above a volume,
     it is a folder inside. A plan replaces plans only; its folder has ``-plan`` behind its name.
-
-    Args:
-        folder: What was asked for, absolute.
-        plans: Whether a plan is to come of it.
 
     Raises:
         UsageError: A file in it that a recording would replace is of no recording (``E206``).
@@ -331,7 +324,6 @@ def came_to_an_end(run: Path, *, well: bool) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> UsageError:
-    """The error for a folder that cannot be written (``E206``)."""
     return UsageError("E206", f"Cannot write to the output folder {folder}.", why=error.strerror)
 
 
@@ -345,13 +337,9 @@ def write_report(
 ) -> None:
     """Write the result, its page and its fix into the run's folder, over what an earlier one left.
 
-    Args:
-        folder: The run's folder.
-        result: The result.
-        after: The commands that come next, as of
-            :func:`recompute_scan.report.summary.with_next_steps`.
-        root: Where the recording began; the current folder unless given.
-        place: Where the folder's content will be in the end, if not there.
+    The commands that come next are as of :func:`recompute_scan.report.summary.with_next_steps`;
+    ``root`` is where the recording began, and ``place`` where the folder's content will be in the
+    end, if not there.
     """
     from recompute_scan.report.render import render_html  # noqa: PLC0415 - after the run, not before
     from recompute_scan.report.summary import with_next_steps  # noqa: PLC0415
@@ -375,10 +363,6 @@ def _take_out(folder: Path, names: tuple[str, ...]) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _run_records(rank: int) -> tuple[str, ...]:
-    return run_info_name(rank), so_far_name(rank)
-
-
 def _files(rank: int) -> tuple[str, ...]:
     return (
         f"trace-rank{rank}.json.gz",
@@ -386,7 +370,8 @@ def _files(rank: int) -> tuple[str, ...]:
         f"flight-rank{rank}.json",
         compiled_name(rank),
         stacks_text_name(rank),
-        *_run_records(rank),
+        run_info_name(rank),
+        so_far_name(rank),
     )
 
 
@@ -418,9 +403,8 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
     else:
         facts["processor"] = _processor()
         facts["threads"] = str(torch.get_num_threads())
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        facts["backend"] = str(distributed.get_backend())
+    if has_process_group():
+        facts["backend"] = str(torch.distributed.get_backend())
     for package in _PACKAGES:
         try:
             facts[package] = version(package)
@@ -440,8 +424,6 @@ def _processor() -> str:
 
 def make_run_record(
     recorder: Recorder,
-    probe: Probe,
-    plan: Plan,
     target: str,
     *,
     failure: str | None = None,
@@ -449,41 +431,29 @@ def make_run_record(
     end: RankEnd | None = None,
     wording: Wording = COMMAND,
 ) -> RunInfo:
-    """The run record.
+    """The run record of what was recorded: the script as it was named, or ``-m`` and the module.
 
-    Args:
-        recorder: What was recorded.
-        probe: What was seen of checkpoints.
-        plan: What was wanted.
-        target: What was recorded: the script as it was named, or ``-m`` and the module.
-        failure: How it failed, one sentence; ``None`` where it did not.
-        status: Exit status of the script.
-        end: How it ended, where it failed.
-        wording: How a person asked for the recording.
+    ``failure`` is one sentence, for a script that failed.
     """
-    kept, ranks = recorder.kept, recorder.ranks
-    if not recorder.chosen:
+    kept, ranks, probe, plan = recorder.kept, recorder.ranks, recorder.probe, recorder.plan
+    if not recorder.membership.chosen:
         plan = replace(plan, steps=0)
     missing = kept.failure or shortfall(plan, recorder.seen, wording)
     outcome: Literal["complete", "ended-early", "failed"] = "ended-early" if missing else "complete"
-    message = missing
-    if failure is not None:
-        outcome = "failed"
-        message = " ".join(part for part in (failure, missing) if part)
     return RunInfo(
         bug=recorder.bug,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        status=outcome,
+        status="failed" if failure is not None else outcome,
         exit_status=status,
-        message=message,
+        message=" ".join(filter(None, (failure, missing))) or None,
         device=kept.device,
         warmup_steps=kept.warmup_steps,
         timed_steps_ms=kept.timed_ms,
         profiled_steps=kept.profiled,
         trace=kept.trace,
         stacks=kept.stacks,
-        chosen=recorder.chosen,
+        chosen=recorder.membership.chosen,
         sources=probe.sites.sources(),
         functions=probe.functions,
         environment=environment(target, kept.device, ranks),

@@ -34,6 +34,7 @@ from recompute_scan.annotations import (
     RANDOM_STATE_LEFT,
     SELECTIVE,
 )
+from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.fidelity.state import named_parts
 from recompute_scan.frameworks import pytorch
 from recompute_scan.frameworks.base import Mechanism
@@ -43,7 +44,6 @@ from recompute_scan.record.attribution import (
     Made,
     place_of,
     places_of,
-    top_package,
     variables,
 )
 from recompute_scan.record.isolation import Call, Guard, Patches, after_import
@@ -85,8 +85,8 @@ _FLAGS = ("gradient_checkpointing", "grad_checkpointing")
 class Switches:
     """By module: each wrapper, each module with a composable checkpoint, each whole model."""
 
-    def __init__(self, sites: CallSites, guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
+    def __init__(self, sites: CallSites, guard: Guard) -> None:
+        self._guard = guard
         self._sites = sites
         self._wrappers: _ByModule = WeakIdKeyDictionary()
         self._composable: _ByModule = WeakIdKeyDictionary()
@@ -125,11 +125,9 @@ class Switches:
             self._active = active
 
     def of_wrapper(self, wrapper: object) -> Switched:
-        """Where this ``CheckpointWrapper`` was made."""
         return _get(self._wrappers, wrapper)
 
     def of_composable(self, module: object) -> Switched:
-        """Where composable ``checkpoint`` was applied to this module."""
         return _get(self._composable, module)
 
     def of_model_with(self, module: object, asking: str) -> Switched:
@@ -151,10 +149,9 @@ class Switches:
 
     def of_settings(self, mechanism: Mechanism) -> str:
         """Where the mechanism's setting was last given; empty where nothing holds it."""
-        entry = next((entry for entry in mechanism.settings if entry in self._settings), None)
-        if entry is None:
+        made = next(filter(None, map(self._settings.get, mechanism.settings)), None)
+        if made is None:
             return ""
-        made = self._settings[entry]
         if (mechanism.name, made) not in self._given:
             self._given[mechanism.name, made] = self._sites.given_at(made, mechanism)
         return self._given[mechanism.name, made]
@@ -185,14 +182,11 @@ class Switches:
         self._patches.add(after_import(name, self._guard.aside(hook)))
 
     def _watch_wrapper(self, module: ModuleType) -> None:
-        kind = module.CheckpointWrapper
-        original = kind.__init__
-
         def init(call: Call, wrapper: Any, *args: Any, **kwargs: Any) -> None:
             call(wrapper, *args, **kwargs)
             self._remember(self._wrappers, wrapper, pytorch.WRAPPER.asks)
 
-        self._patches.replace(kind, "__init__", self._guard.around(original, init))
+        self._patches.wrap(self._guard, module.CheckpointWrapper, "__init__", init)
 
     def _watch_composable(self, module: ModuleType) -> None:
         original = module.checkpoint
@@ -216,12 +210,10 @@ class Switches:
         owner, _, function = path.rpartition(".")
 
         def watch(module: ModuleType) -> None:
-            if not owner:
-                owners: list[Any] = [module]
-            elif owner == "*":
-                owners = _classes_below(module)
+            if owner == "*":
+                owners: list[Any] = _classes_below(module)
             else:
-                owners = [getattr(module, owner)]
+                owners = [getattr(module, owner) if owner else module]
             for one in owners:
                 self._watch_function(one, function, called)
 
@@ -324,12 +316,7 @@ class Arguments:
         self._names = {parameter.name for parameter in parameters}
 
     def options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-        """The options of one call.
-
-        Args:
-            args: Positional arguments, the checkpointed function first.
-            kwargs: Keyword arguments.
-        """
+        """The options of one call; the checkpointed function is its first argument."""
         found = []
         if not early_stop(self._value("early_stop", args, kwargs)):
             found.append(EARLY_STOP_OFF)
@@ -398,6 +385,32 @@ class Origin(Struct, frozen=True):
     function: str = ""
 
 
+class CheckpointCall(Struct, frozen=True):
+    """One call of a checkpoint, as far as its wrapper knows it.
+
+    Attributes:
+        variant: Which kind of checkpoint it is.
+        function: The checkpointed function.
+        args: What that is called with.
+        frame: A frame inside the checkpoint function, or the composable one's hook.
+        options: How the checkpoint is set.
+        own: Name of the autograd function where it is not torch's; else empty.
+        library: Name of a library's function that is no autograd function; else empty.
+        application: The call of the autograd function, where it is not torch's.
+        differentiated: Whether a backward pass can go through it.
+    """
+
+    variant: Variant
+    function: object
+    args: tuple[object, ...]
+    frame: FrameType | None
+    options: Sequence[str] = ()
+    own: str = ""
+    library: str = ""
+    application: Application | None = None
+    differentiated: bool = True
+
+
 class Origins:
     """Reads the origin of a checkpoint call off the stack above it."""
 
@@ -407,50 +420,21 @@ class Origins:
         self._index = index
         self._lines: _Lines = WeakIdKeyDictionary()
 
-    def of(
-        self,
-        function: object,
-        args: Sequence[object],
-        frame: FrameType | None,
-        options: Sequence[str] = (),
-        own: str = "",
-    ) -> Origin:
-        """The origin of the call with this innermost frame.
-
-        Args:
-            function: What is checkpointed.
-            args: The arguments it is called with.
-            frame: A frame inside the checkpoint function, or the composable one's hook.
-            options: What the call's own arguments say.
-            own: Class name of the autograd function that checkpoints, where it is not torch's.
-        """
-        found, covered = self._asked(function, args, frame, options, own)
-        every = [*covered, *covered_modules(function, args, every=True)]
+    def of(self, call: CheckpointCall) -> Origin:
+        """The origin of a call, with its options."""
+        found, covered = self._asked(call)
+        every = [*covered, *covered_modules(call.function, call.args, every=True)]
         counts = [COUNTS_RUNS] if counts_runs(every) else []
-        return replace(found, options=(*options, *counts))
+        return replace(found, options=(*call.options, *counts))
 
-    def asker(
-        self,
-        function: object,
-        args: Sequence[object],
-        frame: FrameType | None,
-        options: Sequence[str] = (),
-    ) -> Origin:
-        """Module, mechanism and site alone, as :meth:`of` has them: what the module is like is
-        not looked at.
-        """
-        return self._asked(function, args, frame, options, "")[0]
+    def asker(self, call: CheckpointCall) -> Origin:
+        """Module, mechanism and site alone: what the module is like is not looked at."""
+        return self._asked(call)[0]
 
-    def _asked(
-        self,
-        function: object,
-        args: Sequence[object],
-        frame: FrameType | None,
-        options: Sequence[str],
-        own: str,
-    ) -> tuple[Origin, list[nn.Module]]:
-        covered = covered_modules(function, args)
-        sequential, caller = _caller(frame)
+    def _asked(self, call: CheckpointCall) -> tuple[Origin, list[nn.Module]]:
+        function, own = call.function, call.own
+        covered = covered_modules(function, call.args)
+        sequential, caller = _caller(call.frame)
         asking, switched, name = "", NOWHERE, ""
         if caller is not None:
             name = str(caller.f_globals.get("__name__") or "")
@@ -464,7 +448,7 @@ class Origins:
                 switched = self._switches.of_composable(function)
             elif covered:
                 switched = self._switches.of_model_with(covered[0], asking)
-        selective = SELECTIVE in options
+        selective = SELECTIVE in call.options
         mechanism = recognise(asking, switched.places, selective=selective, own=bool(own))
         site = self._switches.of_settings(mechanism)
         if not site and (mechanism.switches or name in _ASKING):
@@ -473,15 +457,9 @@ class Origins:
         general = mechanism in (pytorch.DIRECT, pytorch.OWN)
         if general and caller is not None and not self._sites.is_users(caller):
             mechanism, named = pytorch.LIBRARY, f"{name}.{own or caller.f_code.co_name}"
-        return (
-            Origin(
-                module=self._index.look_up(covered),
-                mechanism=mechanism.name,
-                site=site or self._line(self._giver(caller, function) if own else caller, covered),
-                function=named,
-            ),
-            covered,
-        )
+        site = site or self._line(self._giver(caller, function) if own else caller, covered)
+        module = self._index.look_up(covered)
+        return Origin(module=module, mechanism=mechanism.name, site=site, function=named), covered
 
     def _giver(self, frame: FrameType | None, function: object) -> FrameType | None:
         """The user's frame that chose what to checkpoint: no helper that was handed the function.
@@ -524,7 +502,7 @@ def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
             if frame.f_code.co_name in _RECOMPUTING:
                 return sequential, None
             sequential |= frame.f_code.co_name == "checkpoint_sequential"
-        elif name in _ASKING or top_package(frame) not in ("torch", "recompute_scan"):
+        elif name in _ASKING or name.partition(".")[0] not in ("torch", "recompute_scan"):
             return sequential, frame
         frame = frame.f_back
     return sequential, None

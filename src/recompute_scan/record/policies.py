@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from msgspec import Struct, field
+from msgspec.structs import asdict
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace, _Ops
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
@@ -160,19 +161,14 @@ def _variables(function: Any) -> dict[str, Any]:
 
 
 def _members(collection: str, values: Any) -> Iterator[ListedEntry]:
-    counts: Counter[int] = Counter()
-    known: dict[int, Any] = {}
-    for value in values:
-        counts[id(value)] += 1
-        known[id(value)] = value
-    kinds = {key: _kind(value) for key, value in known.items()}
+    values = list(values)
+    counts = Counter(map(id, values))
+    known = {id(value): (value, _kind(value)) for value in values}
     # A collection without any operator is about something else.
-    if not any(kind in ("operator", "packet") for kind in kinds.values()):
-        return
-    for key, value in known.items():
-        kind = kinds[key]
-        if kind is not None:
-            yield ListedEntry(value, kind, collection, counts[key])
+    if any(kind in ("operator", "packet") for _, kind in known.values()):
+        for key, (value, kind) in known.items():
+            if kind is not None:
+                yield ListedEntry(value, kind, collection, counts[key])
 
 
 def _kind(value: Any) -> EntryKind | None:
@@ -212,20 +208,19 @@ def spelled_at(path: Path) -> dict[str, int]:
         tree = ast.parse(content(path))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return found
-    inner = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            inner.add(node.value)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node not in inner:
-            text = ast.unparse(node)
-            name = text.rpartition("ops.")[2] if "ops." in text else ""
-            if name and name not in found:
-                found[name] = node.lineno
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    inner = {node.value for node in nodes}
+    for node in nodes:
+        if node not in inner:
+            _, spelled, name = ast.unparse(node).rpartition("ops.")
+            if spelled and name:
+                found.setdefault(name, node.lineno)
     return found
 
 
 class _OperatorTally(Struct):
+    """As :class:`DecidedOperator`, while it is counted."""
+
     met: int = 0
     decided: dict[str, int] = field(default_factory=dict)
     kept: int = 0
@@ -248,6 +243,10 @@ class PolicyTally(Struct, eq=False):
 
     def of(self, operator: Any) -> _OperatorTally:
         return self.operators.setdefault(operator, _OperatorTally())
+
+    def under(self, entry: ListedEntry) -> list[_OperatorTally]:
+        """Those of the operators that an entry of the policy is for."""
+        return [one for operator, one in self.operators.items() if entry.is_of(operator)]
 
 
 class WatchedCall(Struct, eq=False, weakref=True):
@@ -313,7 +312,7 @@ def will_serve(mode: Any, func: Any, rest: Any) -> bool | None:
 
 
 _UNSEEN = "A policy's decisions could not be seen"
-COMPILED = (
+_COMPILED = (
     "Part of the step is compiled: there a policy is asked when code is compiled, and not in a "
     "step."
 )
@@ -340,7 +339,6 @@ class DecisionWatch:
         self._waiting: list[WatchedCall] = []
 
     def begin(self) -> None:
-        """The step begins."""
         caching = getattr(torch_checkpoint, _CACHING, None)
         cached = getattr(torch_checkpoint, _CACHED, None)
         if caching is None or cached is None:  # before torch 2.4
@@ -353,8 +351,7 @@ class DecisionWatch:
             (cached, "__init__", self._made_again),
             (cached, "__torch_dispatch__", self._recompute),
         ):
-            original = getattr(kind, name)
-            self._patches.replace(kind, name, self._guard.around(original, ours))
+            self._patches.wrap(self._guard, kind, name, ours)
 
     def end(self) -> Policies | None:
         """The step has ended: what was decided. Nothing is left in the process.
@@ -369,7 +366,7 @@ class DecisionWatch:
         with self._lock, self._guard.part(_UNSEEN):
             found.extend(self._told(group) for group in self._groups.values())
         self._clear()
-        return Policies(tuple(found), (COMPILED,) if compiled_something() else ())
+        return Policies(tuple(found), (_COMPILED,) if compiled_something() else ())
 
     def _made(self, call: Call, mode: Any, policy_fn: Any, *args: Any, **kwargs: Any) -> Any:
         seen = policy_fn
@@ -405,23 +402,23 @@ class DecisionWatch:
             try:
                 answer = call(*args, **kwargs)
             except BaseException:
-                if (group := self._group(region)) is not None:
-                    with self._lock:
-                        group.raised += 1
+                group = self._group(region)
+                with self._lock:
+                    group.raised += 1
                 raise
             with self._guard.part(_UNSEEN):
                 region.decision = decision_of(answer)
-                operator = args[1] if len(args) > 1 else None
-                if (group := self._group(region)) is not None and not region.again:
+                group = self._group(region)
+                if not region.again:
                     with self._lock:
-                        one = group.of(operator)
+                        one = group.of(args[1] if len(args) > 1 else None)
                         one.met += 1
                         one.decided[region.decision] = one.decided.get(region.decision, 0) + 1
             return answer
 
         return self._guard.around(policy_fn, asked, named=False)
 
-    def _group(self, region: WatchedCall) -> PolicyTally | None:
+    def _group(self, region: WatchedCall) -> PolicyTally:
         """Where its decisions go; known once the region runs."""
         if region.group is None:
             within = self._within()
@@ -509,9 +506,9 @@ class DecisionWatch:
 
     def _told(self, group: PolicyTally) -> WatchedPolicy:
         policy, annotation = group.policy, group.annotation
-        file = policy.code.co_filename if policy.code is not None else ""
-        defined = ""
+        file = defined = ""
         if policy.code is not None:
+            file = policy.code.co_filename
             defined = self._sites.line_of(file, policy.code.co_firstlineno)
         if not file and annotation is not None:
             file = self._sites.file_of(annotation.site)
@@ -528,14 +525,7 @@ class DecisionWatch:
             operators=tuple(
                 DecidedOperator(
                     name=named(func),
-                    met=one.met,
-                    decided=dict(sorted(one.decided.items())),
-                    kept=one.kept,
-                    kept_bytes=one.kept_bytes,
-                    result_bytes=one.result_bytes,
-                    held_bytes=one.held_bytes,
-                    served=one.served,
-                    recomputed=one.recomputed,
+                    **{**asdict(one), "decided": dict(sorted(one.decided.items()))},
                 )
                 for func, one in group.operators.items()
                 if one.met
@@ -545,13 +535,11 @@ class DecisionWatch:
                     name=entry.name,
                     kind=entry.kind,
                     collection=entry.collection,
-                    met=sum(one.met for func, one in group.operators.items() if entry.is_of(func)),
-                    kept=sum(
-                        one.kept for func, one in group.operators.items() if entry.is_of(func)
-                    ),
+                    met=sum(one.met for one in group.under(entry)),
+                    kept=sum(one.kept for one in group.under(entry)),
                     times=entry.times,
-                    site=self._sites.line_of(file, spelled[entry.name])
-                    if entry.name in spelled
+                    site=self._sites.line_of(file, line)
+                    if (line := spelled.get(entry.name))
                     else "",
                 )
                 for entry in policy.entries

@@ -34,7 +34,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import strftime
 from types import FunctionType, ModuleType
@@ -107,31 +107,25 @@ _GRAD = re.compile(r"The \.grad attribute of a Tensor")
 _OURS = re.compile(r"torch(\.|$)|recompute_scan(\.|$)|contextlib$")
 
 
-@contextmanager
-def without_kineto_noise() -> Iterator[None]:
+def without_kineto_noise() -> AbstractContextManager[None]:
     """Run the body with Kineto's log lines left out of standard error."""
-    with without_lines(2, PROFILER_LINE):
-        yield
+    return without_lines(2, PROFILER_LINE)
 
 
-@contextmanager
-def without_grad_warnings() -> Iterator[None]:
+def without_grad_warnings() -> AbstractContextManager[None]:
     """Run the body without torch's warning on ``.grad`` of tensors that are no leaves.
 
     To record stacks, torch reads ``.grad`` of every tensor that a module holds, FSDP's views among
     them.
     """
-    with _ignoring(_GRAD, None):
-        yield
+    return _ignoring(_GRAD, None)
 
 
-@contextmanager
-def without_own_warnings() -> Iterator[None]:
+def without_own_warnings() -> AbstractContextManager[None]:
     """Run the body, calls of ours into torch, without torch's warnings in them: a script may
     make errors of warnings, and would print the others.
     """
-    with _ignoring(None, _OURS):
-        yield
+    return _ignoring(None, _OURS)
 
 
 @contextmanager
@@ -157,12 +151,7 @@ def without_modes() -> Iterator[None]:
 
 
 class Progress:
-    """Says each phase once.
-
-    Args:
-        wanted: Whether this process is the one to say it.
-        logs: Whether it also writes to a log, with the time.
-    """
+    """Says each phase once, where wanted; ``logs`` has it write to a log too, with the time."""
 
     def __init__(self, *, wanted: bool = True, logs: bool = False) -> None:
         self._on = wanted and sys.stderr is not None
@@ -180,7 +169,6 @@ class Progress:
         self._said = text
 
     def say(self, text: str) -> None:
-        """Say it, on a terminal and in a log."""
         if sys.stderr is not None:
             line = f"{fresh_line(sys.stderr)}recompute-scan: {text}"
             with unless_closed():
@@ -296,10 +284,9 @@ class ProfilerWindow:
         return self.completed >= self._steps
 
     def start(self) -> None:
-        """Begin at a step boundary."""
         let_forked_processes_end()
-        if not self._lead:
-            self._begin_idle()
+        if self._on_gpu and not self._lead:
+            wait_for_gpus()
         self._filters.__enter__()
         with without_kineto_noise(), without_modes():
             before = torch.empty(1, device="cpu") if self._memory else None
@@ -314,21 +301,14 @@ class ProfilerWindow:
         self._passed += 1
         if self.full:
             self.stop()
-        elif self._passed == self._lead:
-            self._begin_idle()
-            with without_kineto_noise(), without_modes():
-                self._profiler.step()
-        else:
-            with without_modes():
-                self._profiler.step()
-
-    def _begin_idle(self) -> None:
-        """Recording begins: what the GPU still has to do belongs to the steps before."""
-        if self._on_gpu:
-            wait_for_gpus()
+            return
+        begins = self._passed == self._lead
+        if begins and self._on_gpu:
+            wait_for_gpus()  # what a GPU still has to do belongs to the steps before
+        with without_kineto_noise() if begins else nullcontext(), without_modes():
+            self._profiler.step()
 
     def stop(self) -> None:
-        """Close the recording where it is."""
         if not self._closed:
             self._closed = True
             own = sys.getprofile()  # torch's, or one that the script has put in its place
@@ -408,31 +388,25 @@ class OtherProfilers:
     when it ends are ended, as for ours, since ours may be the next.
     """
 
-    def __init__(self, give_way: Callable[[], None], guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
+    def __init__(self, give_way: Callable[[], None], guard: Guard) -> None:
+        self._guard = guard
         self._give_way = give_way
         self._ours = False
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         self._patches = Patches()
 
     def install(self) -> None:
-        """Begin to watch."""
         for kind, names in _STARTS.items():
             for name in names:
                 if hasattr(kind, name):
                     # Also when the recording has failed: its profiler may run to the step's end.
-                    starts = self._guard.around(getattr(kind, name), self._starts, vital=True)
-                    self._patches.replace(kind, name, starts)
-            ends = self._guard.around(kind.__exit__, self._ends)
-            self._patches.replace(kind, "__exit__", ends)
+                    self._patches.wrap(self._guard, kind, name, self._starts, vital=True)
+            self._patches.wrap(self._guard, kind, "__exit__", self._ends)
         name = "_call_end_callbacks_on_future"
-        later = getattr(autograd_profiler.record_function, name, None)
-        if later is not None:
-            ends = self._guard.around(later, self._ends_later)
-            self._patches.replace(autograd_profiler.record_function, name, ends)
+        if hasattr(record_function, name):
+            self._patches.wrap(self._guard, record_function, name, self._ends_later)
 
     def remove(self) -> None:
-        """Stop watching."""
         self._patches.undo()
 
     @contextmanager
@@ -492,13 +466,7 @@ _MISSING = "The recomputes of compiled code are not known"
 
 
 class CompiledGraphs(logging.Handler):
-    """Takes the graphs of this process.
-
-    Args:
-        folder: Where they go.
-        rank: The rank that they are of, as last known.
-        guard: Separates this from the script.
-    """
+    """Takes the graphs of this process, which is of the rank that ``rank`` knows last."""
 
     def __init__(self, folder: Path, rank: Callable[[], int], guard: Guard) -> None:
         super().__init__()
@@ -510,11 +478,9 @@ class CompiledGraphs(logging.Handler):
         self._written = 0
 
     def install(self) -> None:
-        """Begin to listen."""
         logging.getLogger(_LOGGER).addHandler(self)
 
     def remove(self) -> None:
-        """Listen no more."""
         logging.getLogger(_LOGGER).removeHandler(self)
 
     def handle(self, record: logging.LogRecord) -> bool:

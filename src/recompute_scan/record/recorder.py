@@ -14,7 +14,7 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from msgspec import Struct, field
@@ -24,8 +24,9 @@ from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.execute import StopRecording, as_before
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import Membership, RankFacts
-from recompute_scan.record.measure import PeakMemory
+from recompute_scan.record.measure import Gauges
 from recompute_scan.record.profiler import (
+    CompiledGraphs,
     OtherProfilers,
     ProfilerWindow,
     Progress,
@@ -68,7 +69,6 @@ class Phase(Enum):
 
     @property
     def event(self) -> PhaseName:
-        """Its name in the event stream."""
         return cast("PhaseName", self.name.lower())
 
     def described(self, plan: Plan) -> str | None:
@@ -87,22 +87,12 @@ class Phase(Enum):
 
 
 class RecordedSoFar(Struct):
-    """The recording so far.
+    """The recording so far; the fields are as in the run record.
 
     Attributes:
         folder: Where the traces go.
         phase: The purpose of the steps that pass now.
-        device: ``cpu`` or ``cuda``, known once the warm-up is over.
-        warmup_steps: Steps before the first timed or profiled one.
-        timed_ms: Durations of the timed steps.
-        trace: File name of the trace, once written.
-        stacks: File name of the trace with stacks, once written.
-        profiled: Complete steps in the trace.
-        fidelity: What comparing a step has shown, once it was.
-        policies: What policies of selective checkpoints decided in a step, once it was seen.
-        counted: How often checkpointed blocks ran in the last step in which they were counted.
-        watched: The use of each operator of one step, once two were watched.
-        warnings: What the person should know.
+        device: Known once the warm-up is over.
         failure: Why recording had to be given up.
     """
 
@@ -122,7 +112,6 @@ class RecordedSoFar(Struct):
     failure: str | None = None
 
     def warn(self, text: str) -> None:
-        """Say something to the person, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -137,37 +126,28 @@ _COMPILED = Fidelity(
     untold="Part of the step is compiled, and compiled code runs no operators that could be "
     "compared."
 )
-
-
 _NOT_WATCHED = "Work that is done for nothing was not looked for"
-_COMPILED_WORK = "Part of the step is compiled, and operators of compiled code cannot be watched."
-
-
-def _hidden() -> Fidelity | None:
-    """Why nothing can be compared, where something is compiled."""
-    return _COMPILED if compiled_something() else None
+_COMPILED_WORK = WatchedStep(
+    untold="Part of the step is compiled, and operators of compiled code cannot be watched."
+)
 
 
 class Recorder:
     """Records one rank of a run.
 
     Args:
-        plan: The steps of each phase.
-        folder: Where the traces go.
-        counter: Counts the steps.
-        probe: Annotates checkpoint calls, and compares and counts their runs.
-        guard: Separates the recording from the script.
-        device: The device to record.
-        keep_going: Whether the script goes on after the last recorded step.
         recording_ranks: The ranks to record, as :func:`recompute_scan.record.steps.chosen` reads
             them.
-        memory: Measures memory during the timed steps.
         on_kept: Called when more has been recorded.
-        events: Gets each step, phase and line of progress.
         reports: Whether the progress goes to a log too, with the first count of recomputes.
 
     Attributes:
+        plan: The steps of each phase.
         kept: The recording so far.
+        counter: Counts the steps.
+        probe: Annotates checkpoint calls, and compares and counts their runs.
+        graphs: Takes the compiler's graphs.
+        membership: This process among the other ranks.
         others: Notices profilers of the script.
     """
 
@@ -175,32 +155,33 @@ class Recorder:
         self,
         plan: Plan,
         folder: Path,
-        counter: StepCounter,
-        probe: Probe,
         guard: Guard,
         *,
         device: Literal["auto", "cpu", "cuda"],
         keep_going: bool,
         recording_ranks: str = DEFAULT,
-        memory: PeakMemory | None = None,
+        gauges: Gauges | None = None,
         on_kept: Callable[[], None] = lambda: None,
         events: TrainingEvents | None = None,
         reports: bool = False,
     ) -> None:
         self._events = events or TrainingEvents("")
-        self._first_word = FirstWord(probe.comparison, plan, self._say) if reports else None
         self._guard = guard
+        guard.on_failure, guard.settle = self.give_up, self.settle
+        self.counter = StepCounter()
+        self.probe = Probe(Path.cwd(), guard)
+        self.graphs = CompiledGraphs(folder, lambda: self.ranks.rank, guard)
+        count = self.probe.comparison
+        self._first_word = FirstWord(count, plan, self._say) if reports else None
         self._watch: StepWatch | None = None
         self._thread = threading.get_ident()
-        self._plan = plan
+        self.plan = plan
         self._wanted_device = device
         self._keep_going = keep_going
-        self._counter = counter
-        self._probe = probe
-        self._comparison = probe.comparison if plan.fidelity else None
-        self._memory = memory
+        self._comparison = self.probe.comparison if plan.fidelity else None
+        self._gauges = gauges
         self._on_kept = on_kept
-        self._membership = Membership(plan, recording_ranks)
+        self.membership = Membership(plan, recording_ranks)
         self._logs = reports
         self._progress = Progress(wanted=self.ranks.rank == 0, logs=reports)
         self.kept = RecordedSoFar(folder)
@@ -213,17 +194,7 @@ class Recorder:
     @property
     def ranks(self) -> RankFacts:
         """This process among the others, as last known."""
-        return self._membership.ranks
-
-    @property
-    def store(self) -> Any | None:
-        """The store of the script's process group, once the warm-up is over."""
-        return self._membership.store
-
-    @property
-    def chosen(self) -> bool:
-        """Whether this rank is to record; known once the warm-up is over."""
-        return self._membership.chosen
+        return self.membership.ranks
 
     @property
     def done(self) -> bool:
@@ -245,9 +216,9 @@ class Recorder:
         """Whether the script may stop. One of several ranks stops when the others do, also where
         its recording has failed.
         """
-        if self._membership.alone:
+        if self.membership.alone:
             return self.done and self._guard.failure is None
-        return self._membership.last_step.passed(self._counter.steps)
+        return self.membership.last_step.passed(self.counter.steps)
 
     @property
     def bug(self) -> str | None:
@@ -256,13 +227,12 @@ class Recorder:
 
     @property
     def seen(self) -> Seen:
-        """How far the recording has come."""
         return Seen(
-            made=self._counter.steps,
+            made=self.counter.steps,
             profiled=self.kept.profiled,
             # Or none are wanted any more: a warning says why.
             stacks=self.kept.stacks is not None or self.kept.phase is Phase.DONE,
-            explicit=self._counter.explicit,
+            explicit=self.counter.explicit,
             waited=self._waited,
             held=self._held,
         )
@@ -297,14 +267,13 @@ class Recorder:
             if self._logs and self.ranks.rank == 0:
                 self._logs = False
                 self._progress.say(
-                    f"stopped the script after its step {self._counter.steps} "
+                    f"stopped the script after its step {self.counter.steps} "
                     "(--keep-going lets it run on)"
                 )
             raise StopRecording(0)
 
     @as_before()
     def finish(self) -> None:
-        """The script has ended: keep what an open window holds."""
         with without_own_warnings():
             self._guard.run(partial(self._or_fail, self._keep_window), otherwise=None)
             self._guard.run(self._end_comparison, otherwise=None)
@@ -313,8 +282,8 @@ class Recorder:
             with suppress(RuntimeError):  # a GPU that died with the script
                 self._keep_times()
         if self.kept.phase is Phase.WARMUP:
-            self.kept.warmup_steps = self._counter.steps
-            self._membership.look()
+            self.kept.warmup_steps = self.counter.steps
+            self.membership.look()
 
     def give_up(self) -> None:
         """A bug of ours has shown, or the GPU has failed: what is kept is kept, and no more is."""
@@ -322,7 +291,7 @@ class Recorder:
         self.kept.phase = Phase.DONE
         if self._watch is not None:
             self._watch.on = False  # what it has put into the process goes between two steps
-        self._membership.go_on(self._counter.steps)
+        self.membership.go_on(self.counter.steps)
 
     def forget(self) -> None:
         """In a forked process: look at nothing, and let its operators through."""
@@ -342,7 +311,7 @@ class Recorder:
         if self._has_times and self.kept.device == "cpu":
             self._keep_times()
         if self.kept.phase is Phase.WARMUP:
-            self.kept.warmup_steps = self._counter.steps
+            self.kept.warmup_steps = self.counter.steps
 
     def _or_fail(self, goes_on: Callable[[], object]) -> None:
         try:
@@ -353,7 +322,7 @@ class Recorder:
     def _advance(self) -> None:
         if self.kept.phase is Phase.TIMING and self._timer is not None:
             self._timer.mark()
-            if not self._membership.is_timed(self._counter.steps, self._timer):
+            if not self.membership.is_timed(self.counter.steps, self._timer):
                 self._report()
                 return
         with as_before():
@@ -364,18 +333,19 @@ class Recorder:
             self._after_warmup_step()
         elif self.kept.phase is Phase.TIMING and self._timer is not None:
             self._keep_times()
-            if self._plan.steps:
-                self._open_window(lead=self._plan.lead)
+            if self.plan.steps:
+                self._open_window(lead=self.plan.lead)
             else:
                 self.kept.phase = Phase.DONE
         elif self.kept.phase is Phase.WAITING:
-            self._open_window(lead=self._plan.lead)
+            self._open_window(lead=self.plan.lead)
         elif self.kept.phase is Phase.COUNTING:
-            self._counter.freeze()  # now, as where a window has begun
+            self.counter.freeze()  # now, as where a window has begun
         elif self.kept.phase is Phase.COMPARING:
             self._end_comparison()
         elif self.kept.phase is Phase.WATCHING:
-            self._go_on_watching()
+            if self._watch is not None and self._watch.next_step():
+                self._end_watching()
         else:
             self._step_window()
         if self.kept.phase is Phase.DONE:
@@ -390,16 +360,16 @@ class Recorder:
         Args:
             lead: Steps that warm the profiler up.
         """
-        kept, plan, membership = self.kept, self._plan, self._membership
+        kept, plan, membership = self.kept, self.plan, self.membership
         stacks = kept.trace is not None
         foreign = membership.chosen and self.others.running()
         if not foreign:
             needed = (0 if stacks else lead + plan.steps) + plan.behind_profiled
-            membership.last_step.settle(self._counter.steps, needed)
+            membership.last_step.settle(self.counter.steps, needed)
         if not membership.chosen:
             kept.phase = Phase.COUNTING
             if not lead:
-                self._counter.freeze()
+                self.counter.freeze()
             return
         if foreign:
             self._wait_for_other_profiler()
@@ -408,8 +378,8 @@ class Recorder:
             self._do_without(why)
             return
         if not lead:
-            self._counter.freeze()
-        self._probe.begin()
+            self.counter.freeze()
+        self.probe.begin()
         window = ProfilerWindow(
             lead=0 if stacks else lead,
             steps=1 if stacks else plan.steps,
@@ -421,7 +391,7 @@ class Recorder:
         self._window = window
         kept.phase = Phase.STACKS if stacks else Phase.TRACE
         if stacks:
-            self._probe.policies.begin()
+            self.probe.policies.begin()
 
     def _step_window(self) -> None:
         """A step has ended while a window is open."""
@@ -431,22 +401,21 @@ class Recorder:
         with self.others.ours():
             window.step()
         if window.begun:
-            self._counter.freeze()
+            self.counter.freeze()
         if not window.full:
             return
-        self.kept.policies = self._probe.policies.end() or self.kept.policies
+        self.kept.policies = self.probe.policies.end() or self.kept.policies
         self._window = None
         if not window.holds_trace:
             self._do_without("another profiler has taken its place")
             return
         self._save(window)
-        if self._plan.stacks and self.kept.stacks is None:
+        if self.plan.stacks and self.kept.stacks is None:
             self._open_window(lead=0)
         else:
             self.kept.phase = Phase.DONE
 
     def _keep_window(self) -> None:
-        """The script has ended: keep what an open window holds."""
         window = self._drop_window()
         # Half a step with stacks could name some call sites and not others.
         if window is not None and window.holds_trace and self.kept.trace is None:
@@ -454,7 +423,7 @@ class Recorder:
 
     def _drop_window(self) -> ProfilerWindow | None:
         """The window that was open, which is stopped without being written."""
-        self._probe.policies.end()
+        self.probe.policies.end()
         window, self._window = self._window, None
         if window is not None:
             window.stop()
@@ -481,8 +450,8 @@ class Recorder:
 
     def _wait_for_other_profiler(self) -> None:
         # The other ranks stop at the end: there is nothing to wait for when it is too near.
-        membership = self._membership
-        can_wait = membership.alone or membership.last_step.wait(self._counter.steps)
+        membership = self.membership
+        can_wait = membership.alone or membership.last_step.wait(self.counter.steps)
         self.kept.phase = Phase.WAITING if can_wait else Phase.DONE
         self._waited = True
         self.kept.warn(_OTHER_PROFILER)
@@ -500,40 +469,39 @@ class Recorder:
         kept = self.kept
         if self._comparison is None or kept.fidelity is not None:
             return
-        if kept.trace is None and (not self._plan.only_compares or kept.failure is not None):
+        if kept.trace is None and (not self.plan.only_compares or kept.failure is not None):
             return
-        kept.fidelity = _hidden()
-        if kept.fidelity is None:
-            self._wait()
+        if compiled_something():
+            kept.fidelity = _COMPILED
+        else:
+            if kept.device == "cuda":
+                wait_for_gpus()
             self._comparison.compare()
             kept.phase = Phase.COMPARING
 
     def _end_comparison(self) -> None:
         if self.kept.phase is Phase.COMPARING and self._comparison is not None:
             self.kept.phase = Phase.DONE
-            self._wait()
+            if self.kept.device == "cuda":
+                wait_for_gpus()
             found = self._comparison.compared()
             # Code that is compiled in that very step hides its operators as well.
-            self.kept.fidelity = _hidden() or found
+            self.kept.fidelity = _COMPILED if compiled_something() else found
             self._on_kept()
 
     def _begin_watching(self) -> None:
         """Behind all that is profiled and compared: two more steps are watched, once."""
         kept = self.kept
-        if not self._plan.watched or kept.trace is None or kept.watched is not None:
+        if not self.plan.watched or kept.trace is None or kept.watched is not None:
             return
         if compiled_something():
-            kept.watched = WatchedStep(untold=_COMPILED_WORK)
+            kept.watched = _COMPILED_WORK
             return
         with self._guard.part(_NOT_WATCHED):
-            self._watch = self._probe.watch(kept.device == "cuda")
+            self._watch = self.probe.watch(kept.device == "cuda")
             if self._watch.begin():
                 kept.phase = Phase.WATCHING
         if kept.phase is not Phase.WATCHING:
-            self._end_watching()
-
-    def _go_on_watching(self) -> None:
-        if self._watch is not None and self._watch.next_step():
             self._end_watching()
 
     def _end_watching(self) -> None:
@@ -544,15 +512,8 @@ class Recorder:
             with self._guard.part(_NOT_WATCHED):
                 watch.end()
                 compiled = compiled_something()
-                self.kept.watched = (
-                    WatchedStep(untold=_COMPILED_WORK) if compiled else watched_step(watch)
-                )
+                self.kept.watched = _COMPILED_WORK if compiled else watched_step(watch)
             self._on_kept()
-
-    def _wait(self) -> None:
-        """The compared step takes from an idle GPU to an idle GPU."""
-        if self.kept.device == "cuda":
-            wait_for_gpus()
 
     def _after_warmup_step(self) -> None:
         if len(settling):
@@ -561,22 +522,22 @@ class Recorder:
             if self._first_word is not None:
                 self._first_word.wait()
             return
-        made, plan = self._counter.steps - self._held, self._plan
+        made, plan = self.counter.steps - self._held, self.plan
         took_s = monotonic() - self._began
         is_long = self._timer is not None and took_s > LONG_S
         if self._timer is not None:
             self._timer.mark()
-        self._membership.look()
+        self.membership.look()
         if self._first_word is not None and not self._first_word.over:
             self.kept.counted = self._first_word.boundary(made, took_s) or self.kept.counted
             self._on_kept()  # little, but who is killed has left a word
         if made >= plan.warmup or is_long:
             self._settle_device()
-            self.kept.warmup_steps = self._counter.steps - is_long
+            self.kept.warmup_steps = self.counter.steps - is_long
             self._on_kept()
             if plan.timing:
-                if self._memory is not None:
-                    self._memory.begin(self.kept.device)
+                if self._gauges is not None:
+                    self._gauges.begin_timing(self.kept.device)
                 if not is_long:
                     self._timer = StepTimer(self.kept.device)
                 self.kept.phase = Phase.TIMING
@@ -596,12 +557,12 @@ class Recorder:
 
     def _compare_alone(self) -> None:
         """Nothing is timed or profiled: the next step is compared, on the chosen ranks."""
-        if not self._membership.chosen:
+        if not self.membership.chosen:
             self.kept.phase = Phase.COUNTING
             return
-        self._membership.last_step.settle(self._counter.steps, 1)
-        self._counter.freeze()
-        self._probe.begin()
+        self.membership.last_step.settle(self.counter.steps, 1)
+        self.counter.freeze()
+        self.probe.begin()
         self.kept.phase = Phase.DONE
 
     @property
@@ -612,14 +573,14 @@ class Recorder:
 
     def _keep_times(self) -> None:
         self.kept.timed_ms = self._timer.milliseconds() if self._timer else ()
-        if self._memory is not None:
-            self._memory.end()
+        if self._gauges is not None:
+            self._gauges.end_timing()
         self._on_kept()
 
     def _settle_device(self) -> None:
         # Asked only now, and only whether the script itself has started CUDA: to start it here
         # would break a script that forks later, and would record an unused GPU.
-        if warning := self._membership.settle(self.kept.folder, self._counter.steps):
+        if warning := self.membership.settle(self.kept.folder, self.counter.steps):
             self.kept.warn(warning)
         if self.ranks.rank != 0:
             self._progress.end()
@@ -632,14 +593,14 @@ class Recorder:
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         """The device in use now; ``kept.device`` is known once the warm-up is over."""
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        used = torch.cuda.is_initialized()
         return "cuda" if used and self._wanted_device != "cpu" else "cpu"
 
     def _fail(self, error: Exception) -> None:
         self.kept.failure = f"Recording was given up: {type(error).__name__}: {error}"
         self.kept.phase = Phase.DONE
-        made = self._counter.steps
-        self._membership.last_step.settle(made, self._plan.wanted - made)
+        made = self.counter.steps
+        self.membership.last_step.settle(made, self.plan.wanted - made)
         self._drop_window()
 
     def _say(self, text: str) -> None:
@@ -648,6 +609,6 @@ class Recorder:
             self._progress.say(text)
 
     def _report(self) -> None:
-        self._events.boundary(self.kept.phase.event, self._counter.steps, self.ranks.rank)
-        if self.ranks.rank == 0 and (text := self.kept.phase.described(self._plan)):
-            self._progress.show(text, self._counter.steps)
+        self._events.boundary(self.kept.phase.event, self.counter.steps, self.ranks.rank)
+        if self.ranks.rank == 0 and (text := self.kept.phase.described(self.plan)):
+            self._progress.show(text, self.counter.steps)

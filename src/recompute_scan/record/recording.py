@@ -12,19 +12,17 @@ import sys
 import tempfile
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Literal
 
-from msgspec import Struct
-
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.api import Scan
-from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.errors import RunError, ScanError, UsageError
-from recompute_scan.record.checkpoint_calls import Probe, install_self_test
+from recompute_scan.record.checkpoint_calls import install_self_test
 from recompute_scan.record.execute import as_before
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import wait_for_ranks
@@ -38,12 +36,10 @@ from recompute_scan.record.options import (
     take_place,
     write_report,
 )
-from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.steps import (
     EXPLICIT,
     Plan,
-    StepCounter,
     StepHooks,
     Wording,
     is_capturing,
@@ -126,29 +122,6 @@ _RECORDED = "recompute-scan: recorded; the answer is shown when the cell ends or
 _current: Recording | None = None
 
 
-class _Live(Struct, frozen=True):
-    """The parts of a recording that is under way."""
-
-    plan: Plan
-    home: Home
-    probe: Probe
-    counter: StepCounter
-    recorder: Recorder
-    graphs: CompiledGraphs
-    guard: Guard
-
-    def install(self) -> None:
-        others = self.recorder.others.install
-        for install in (self.graphs.install, lambda: install_self_test(self.probe), others):
-            self.guard.run(install, otherwise=None)
-
-    def remove(self) -> None:
-        others = self.recorder.others.remove
-        for remove in (self.recorder.finish, others, self.probe.remove, self.graphs.remove):
-            self.guard.run(remove, otherwise=None)
-        self.graphs.write()
-
-
 class Recording:
     """A recording of a training loop; made by :func:`record`, and used in a ``with`` statement.
 
@@ -166,7 +139,8 @@ class Recording:
         self._wording = _WORDING
         self._hooks: StepHooks | None = None
         self._home: Home | None = None
-        self._live: _Live | None = None
+        self._guard = Guard()
+        self._live: Recorder | None = None
         self._unwritten: UsageError | None = None
         self._scan: Scan | None = None
         self.info: RunInfo | None = None
@@ -233,9 +207,7 @@ class Recording:
         if _current is not None and _current._gives_way:
             _current.end(RuntimeError("the training did not say that it ended"))
         if _current is not None or is_recorded():
-            who = "another recording"
-            if _current is None:
-                who = "recompute-scan run, or a guard,"
+            who = "another recording" if _current else "recompute-scan run, or a guard,"
             raise UsageError(
                 "E230",
                 "This process is being recorded already.",
@@ -246,21 +218,21 @@ class Recording:
         prepare(home.path)
         self._home, self._scan, self._unwritten, self.info = home, None, None, None
         self._gives_way = gives_way
-        guard = Guard()
-        probe, counter = Probe(Path.cwd(), guard), StepCounter()
-        recorder = Recorder(
-            self._plan, home.path, counter, probe, guard, device=self._device, keep_going=True
-        )
-        guard.on_failure, guard.settle = recorder.give_up, recorder.settle
-        graphs = CompiledGraphs(home.path, lambda: recorder.ranks.rank, guard)
-        self._live = _Live(self._plan, home, probe, counter, recorder, graphs, guard)
-        _current = self
-        self._live.install()
+        guard = self._guard = Guard()
+        recorder = Recorder(self._plan, home.path, guard, device=self._device, keep_going=True)
+        self._live, _current = recorder, self
+        test = partial(install_self_test, recorder.probe)
+        installs: list[Callable[[], object]] = [
+            recorder.graphs.install,
+            test,
+            recorder.others.install,
+        ]
         if in_cell:
             self._wording = _IN_CELL
-            self._hooks = StepHooks(counter, _FoundSteps(self), guard)
-            for install in (self._hooks.install, self._hooks.adopt):
-                guard.run(install, otherwise=None)
+            self._hooks = StepHooks(recorder.counter, _FoundSteps(self), guard)
+            installs += [self._hooks.install, self._hooks.adopt]
+        for install in installs:
+            guard.run(install, otherwise=None)
 
     def step(self) -> None:
         """A training step has ended: call this at the end of each, behind the optimizer's step.
@@ -281,24 +253,24 @@ class Recording:
             return
         self._pass_boundary(live, EXPLICIT)
 
-    def _pass_boundary(self, live: _Live, event: str | None) -> None:
+    def _pass_boundary(self, live: Recorder, event: str | None) -> None:
         """A step has ended, with an event that is not counted yet, or with one that is."""
-        live.guard.run(partial(self._look, live, event), otherwise=None)
-        if live.recorder.idle and self.info is None:
+        self._guard.run(partial(self._look, live, event), otherwise=None)
+        if live.idle and self.info is None:
             self._leave(live)
-            if self._hooks is not None and live.recorder.kept.trace is not None:
-                live.guard.run(partial(print, _RECORDED), otherwise=None)
-        if live.recorder.over or live.guard.failure is not None:
+            if self._hooks is not None and live.kept.trace is not None:
+                self._guard.run(partial(print, _RECORDED), otherwise=None)
+        if live.over or self._guard.failure is not None:
             self._live = None
 
-    def _look(self, live: _Live, event: str | None) -> None:
+    def _look(self, live: Recorder, event: str | None) -> None:
         if is_capturing():
             return
         if event is not None:
             live.counter.saw(event)
         if self.info is None:
             live.probe.look_at_gradients()
-        live.recorder.boundary()
+        live.boundary()
 
     def end(self, error: BaseException | None = None) -> None:
         """End it, as leaving the block does: nothing of ours is left in the process.
@@ -324,37 +296,39 @@ class Recording:
                 warnings.warn(f"recompute-scan: {said}", RuntimeWarning, stacklevel=3)
 
     @as_before()
-    def _leave(self, live: _Live, error: BaseException | None = None) -> None:
+    def _leave(self, live: Recorder, error: BaseException | None = None) -> None:
         """Take everything out of the process, and write the run record."""
         global _current
         try:
-            live.remove()
+            for remove in (
+                live.finish,
+                live.others.remove,
+                live.probe.remove,
+                live.graphs.remove,
+            ):
+                self._guard.run(remove, otherwise=None)
+            live.graphs.write()
         finally:
             _current = None
         end = failure = None
         status = 0
         if isinstance(error, Exception):
-            seen = [NO_INPUT_GRAD] if live.probe.untrained.suspected else []
-            end = end_of(error, live.counter.steps, seen, live.probe.entered)
+            end = end_of(error, live.counter.steps, live.probe)
             failure, status = f"The loop raised {type(error).__name__}: {error}.", 1
         elif isinstance(error, KeyboardInterrupt):
             failure, status = "The loop was interrupted.", _INTERRUPTED
         self.info = make_run_record(
-            live.recorder,
-            live.probe,
-            live.plan,
-            "a notebook's cell"
-            if self._wording is _IN_CELL
-            else (sys.argv[:1] or [""])[0] or "python",
+            live,
+            "a notebook's cell" if self._wording is _IN_CELL else (*sys.argv, "")[0] or "python",
             failure=failure,
             status=status,
             end=end,
             wording=self._wording,
         )
         try:
-            write_run_info(live.home.path, self.info)
+            write_run_info(live.kept.folder, self.info)
         except OSError as unwritten:
-            self._unwritten = cannot_write(live.home.path, unwritten)
+            self._unwritten = cannot_write(live.kept.folder, unwritten)
 
 
 class _FoundSteps:
@@ -366,7 +340,7 @@ class _FoundSteps:
     def restart(self) -> None:
         live = self._recording._live
         if live is not None:
-            live.guard.run(live.recorder.restart, otherwise=None)
+            self._recording._guard.run(live.restart, otherwise=None)
 
     def boundary(self) -> None:
         live = self._recording._live

@@ -12,8 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from msgspec import Struct
@@ -22,7 +21,7 @@ from torch import nn
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
 from recompute_scan.crash import code_of
 from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
-from recompute_scan.fidelity.lost_gradients import Application, hook_classes
+from recompute_scan.fidelity.lost_gradients import hook_classes
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import named_parts
 from recompute_scan.record.isolation import Call, Guard, Patches
@@ -32,8 +31,8 @@ from recompute_scan.record.modules import (
     parameter_names,
     root_modules,
 )
-from recompute_scan.record.origins import Origin, Origins, Variant
-from recompute_scan.record.steps import Plan, current_pass
+from recompute_scan.record.origins import CheckpointCall, Origin, Origins
+from recompute_scan.record.steps import Plan, current_pass, in_backward
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity
 from recompute_scan.result.run_record import Counted
 
@@ -52,63 +51,6 @@ class Within(Struct, frozen=True):
     again: bool
 
 
-class CheckpointCall(Struct, frozen=True):
-    """One call of a checkpoint, as far as its wrapper knows it.
-
-    Attributes:
-        variant: Which kind of checkpoint it is.
-        function: The checkpointed function.
-        args: What that is called with.
-        frame: The innermost frame of the call.
-        options: How the checkpoint is set.
-        own: Name of the autograd function where it is not torch's; else empty.
-        library: Name of a library's function that is no autograd function; else empty.
-        application: The call of the autograd function, where it is not torch's.
-        differentiated: Whether a backward pass can go through it.
-    """
-
-    variant: Variant
-    function: object
-    args: tuple[object, ...]
-    frame: FrameType | None
-    options: Sequence[str] = ()
-    own: str = ""
-    library: str = ""
-    application: Application | None = None
-    differentiated: bool = True
-
-
-class RangedRegion(Protocol):
-    """Wraps the runs of one checkpointed call."""
-
-    def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[Returned | None]:
-        """Around a run in the forward pass; gives a function for its result, if any.
-
-        Args:
-            given: What it is called with, where one call may make several runs.
-        """
-
-    def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[Returned | None]:
-        """Around each run in a backward pass, likewise."""
-
-
-class Regions(Protocol):
-    """Makes the regions that checkpoint calls ask for."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether a call that begins now gets a region."""
-
-    def preparing(self) -> AbstractContextManager[None]:
-        """Around all that a wrapper does before the checkpoint itself runs."""
-
-    def region(self, call: CheckpointCall) -> RangedRegion:
-        """The region of one call."""
-
-    def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
-        """Around a call that runs a module, which cannot be replaced."""
-
-
 def can_annotate() -> bool:
     """Whether this version of torch has what opens, closes and asks for the ranges."""
     return None not in (_open_range, _close_range, _recording)
@@ -125,12 +67,10 @@ class AnnotatedRegions:
 
     @property
     def wanted(self) -> bool:
-        """Whether a profiler records."""
         return bool(_recording())
 
     @property
     def within(self) -> Within | None:
-        """The region that runs in this thread."""
         return getattr(self._thread, "within", None)
 
     @contextmanager
@@ -152,7 +92,7 @@ class AnnotatedRegions:
         number = next(self._calls)
         origin = Origin()
         with self._guard.part(UNNAMED):
-            origin = self._origins.of(call.function, call.args, call.frame, call.options, call.own)
+            origin = self._origins.of(call)
         return RegionAnnotation(
             call=number,
             depth=depth,
@@ -164,10 +104,6 @@ class AnnotatedRegions:
             options=",".join(origin.options),
             function=origin.function,
         )
-
-    def around_module(self, _: CheckpointCall) -> AbstractContextManager[None]:
-        """Nothing: the runs of a module are not distinguished."""
-        return nullcontext()
 
 
 class AnnotatedRegion:
@@ -181,11 +117,9 @@ class AnnotatedRegion:
         self._thread = thread
 
     def forward(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
-        """The range of the region."""
         return self._range(self._forward, again=False)
 
     def recompute(self, given: Sequence[object] = ()) -> AbstractContextManager[None]:
-        """The range of one recompute."""
         return self._range(self._recompute, again=True)
 
     @contextmanager
@@ -231,11 +165,8 @@ class CountedRuns:
         self._thread = threading.local()
 
     def region(self, call: CheckpointCall, ranges: AnnotatedRegion | None) -> CountedRegion:
-        """The region of one call; its runs count for the block that it is around.
-
-        Args:
-            call: The checkpoint's call.
-            ranges: Also opened, for a profiler of the script's.
+        """The region of one call; its runs count for the block that it is around. Its ranges are
+        opened too, for a profiler of the script's.
         """
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
@@ -262,7 +193,6 @@ class CountedRuns:
                 self._runs.setdefault(region.block, _BlockRuns()).add(asked, within is not None)
 
     def in_step(self, step: int) -> Counted:
-        """The counts of this step, which has ended."""
         kinds = {type(module) for module in self._modules.values()}
         alike = {
             id(part)
@@ -307,7 +237,6 @@ class _BlockRuns:
         self.again: Counter[tuple[int, int | None]] = Counter()
 
     def add(self, asked: tuple[int, int | None], again: bool) -> None:
-        """One more."""
         if again:
             self.again[asked] += 1
         else:
@@ -335,17 +264,19 @@ class CountedRegion(Struct, frozen=True):
     @contextmanager
     def forward(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around a run in the forward pass, or in the recompute of a checkpoint around this one."""
-        with self.ranges.forward() if self.ranges else nullcontext(), self._run():
+        with self.ranges.forward() if self.ranges else nullcontext(), self.counts.run(self):
             yield
 
     @contextmanager
     def recompute(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around each run in a backward pass."""
-        with self.ranges.recompute() if self.ranges else nullcontext(), self._run():
+        with self.ranges.recompute() if self.ranges else nullcontext(), self.counts.run(self):
             yield
 
-    def _run(self) -> AbstractContextManager[None]:
-        return self.counts.run(self)
+
+# Wraps the runs of one checkpointed call: `forward` those in the forward pass, `recompute` those in
+# backward passes; both give a function for the result, where it is compared.
+RangedRegion = AnnotatedRegion | CountedRegion | RegionCall
 
 
 class FirstWord:
@@ -354,10 +285,7 @@ class FirstWord:
     The first step of all may compile, and make what others reuse: its count stands only until
     there is another, or where the warm-up has no room for one. Timed steps do nothing but train.
 
-    Args:
-        step: Counts the runs; it begins now.
-        plan: How many steps are to come.
-        say: Gets the count, in a line.
+    It begins to count now.
     """
 
     def __init__(self, step: ComparedRegions, plan: Plan, say: Callable[[str], None]) -> None:
@@ -402,7 +330,6 @@ class ComparedRegions:
         self.functions: list[Any] = []
 
     def count(self) -> None:
-        """Count the runs of the step that begins."""
         self._counting = CountedRuns()
 
     def counted(self, step: int) -> Counted | None:
@@ -411,13 +338,8 @@ class ComparedRegions:
         return counting.in_step(step) if counting is not None else None
 
     def compare(self) -> None:
-        """The step begins."""
-
-        def name_of(module: nn.Module) -> tuple[str, str]:
-            found = self._index.look_up([module])
-            return found.name, found.class_name
-
-        comparing = self._comparing = Comparing(name_of, self._guard.around, parameter_names)
+        name_of, around = self._index.name_of, self._guard.around
+        comparing = self._comparing = Comparing(name_of, around, parameter_names)
         self._watch_what_leaves(comparing)
 
         def entered(call: Call, hooks: Any) -> Any:
@@ -425,14 +347,14 @@ class ComparedRegions:
             return call(hooks)
 
         for kind in hook_classes():
-            self._patches.replace(kind, "__enter__", self._guard.around(kind.__enter__, entered))
+            self._patches.wrap(self._guard, kind, "__enter__", entered)
 
     def _watch_what_leaves(self, comparing: Comparing) -> None:
         """Of reentrant checkpoints, to the backward pass."""
         leaving, thread = comparing.leaving, threading.get_ident()
 
         def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread or torch._C._current_graph_task_id() != -1:
+            if threading.get_ident() != thread or in_backward():
                 return call(*args, **kwargs)
             with leaving.applying(args[1:]):
                 return call(*args, **kwargs)
@@ -453,12 +375,11 @@ class ComparedRegions:
             return switched
 
         for name, by in (("__enter__", 1), ("__exit__", -1)):
-            original = getattr(torch.no_grad, name)
-            self._patches.replace(torch.no_grad, name, self._guard.around(original, switch(by)))
+            self._patches.wrap(self._guard, torch.no_grad, name, switch(by))
 
         def differentiating(name: str) -> Callable[..., Any]:
             def differentiate(call: Call, *args: Any, **kwargs: Any) -> Any:
-                outermost = torch._C._current_graph_task_id() == -1
+                outermost = not in_backward()
                 if outermost and threading.get_ident() == thread:
                     leaving.differentiated(tensors((*args[:1], *kwargs.values())))
                 result = call(*args, **kwargs)
@@ -470,9 +391,7 @@ class ComparedRegions:
             return differentiate
 
         for name in ("backward", "grad"):
-            original = getattr(torch.autograd, name)
-            around = self._guard.around(original, differentiating(name))
-            self._patches.replace(torch.autograd, name, around)
+            self._patches.wrap(self._guard, torch.autograd, name, differentiating(name))
 
     def compared(self) -> Fidelity:
         """The step has ended: what it has shown. Nothing of it is left in the process."""
@@ -496,13 +415,12 @@ class ComparedRegions:
         return self._annotated.preparing() if annotates else nullcontext()
 
     def region(self, call: CheckpointCall) -> RangedRegion:
-        """The region of one call."""
-        if self._comparing is None:
-            if self._counting is None:
-                return self._annotated.region(call)
-            ranges = self._annotated.region(call) if self._annotated.wanted else None
-            return self._counting.region(call, ranges)
-        return self._compared(self._comparing, call)
+        if self._comparing is not None:
+            return self._compared(self._comparing, call)
+        if self._counting is None:
+            return self._annotated.region(call)
+        ranges = self._annotated.region(call) if self._annotated.wanted else None
+        return self._counting.region(call, ranges)
 
     def _compared(self, comparing: Comparing, call: CheckpointCall) -> RegionCall:
         annotation = self._annotated.annotation(call)
@@ -525,7 +443,7 @@ class ComparedRegions:
         """
         module = call.function
         if self._comparing is None or not isinstance(module, nn.Module):
-            return self._annotated.around_module(call)
+            return nullcontext()
         runs = self._modules.get(id(module))
         if runs is None:
             runs = self._modules[id(module)] = _ModuleRuns()

@@ -12,7 +12,7 @@ not lengthen, unless most steps waited for something: input, another rank, other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import thread_time
@@ -112,7 +112,7 @@ class Rehearsing:
                 self._heap.end(self._arm, self._busy[-1])
             self._waits.append(_waits() - waits)
         self._end_look()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             if self._recorder.timed is not None:
                 most = max(self._allocated.get(self._arm, 0), torch.cuda.max_memory_allocated())
@@ -120,7 +120,6 @@ class Rehearsing:
             torch.cuda.reset_peak_memory_stats()
 
     def next(self) -> None:
-        """The recorder has passed the boundary: the next step begins."""
         arranging = self._arranging
         if self._chosen is None:
             chosen, self._remarks = candidates(list(arranging.covered.values()))
@@ -198,28 +197,24 @@ class Rehearsing:
 
     def _arrange(self, arm: ArmWanted) -> None:
         chosen = self._chosen or ()
-        everything = range(len(chosen))
-        whole = {place for place in everything if chosen[place].part_of < 0}
+        parts = frozenset(place for place, one in enumerate(chosen) if one.part_of >= 0)
+        whole = frozenset(range(len(chosen))) - parts
+
+        def named(names: Sequence[str]) -> frozenset[int]:
+            return frozenset(place for place, one in enumerate(chosen) if one.name in names)
+
+        def where(condition: bool) -> frozenset[int]:
+            return whole if condition else frozenset()
+
         if arm.operators:
             self._arranging.heavy = heavy_operators(arm.operators)
-        self._arranging.active = arm.way != "today"
-        self._arranging.recomputed = frozenset(
-            place
-            for place in everything
-            if (arm.way in _TIMED and (place in whole) == (arm.way != "parts"))
-            or chosen[place].name in arm.recomputed
-        )
-        self._arranging.selective = frozenset(
-            place
-            for place in everything
-            if (arm.way == "selective" and place in whole) or chosen[place].name in arm.selective
-        )
-        self._arranging.offloaded = frozenset(
-            place
-            for place in everything
-            if (arm.way == "offload" and self._fits_host and place in whole)
-            or chosen[place].name in arm.offloaded
-        )
+        way = arm.way
+        self._arranging.active = way != "today"
+        recomputed = parts if way == "parts" else where(way in _TIMED)
+        self._arranging.recomputed = recomputed | named(arm.recomputed)
+        self._arranging.selective = where(way == "selective") | named(arm.selective)
+        offloads = way == "offload" and self._fits_host
+        self._arranging.offloaded = where(offloads) | named(arm.offloaded)
 
     def _copied_bytes(self) -> int:
         """About how much the host has to hold where everything is offloaded, bytes."""
@@ -270,7 +265,7 @@ def _most_since() -> int:
     return most
 
 
-def _usual(steps: Sequence[dict[int, float]], place: int) -> float:
+def _usual(steps: Sequence[Mapping[int, float]], place: int) -> float:
     return usual_ms([step.get(place, 0.0) for step in steps])
 
 
@@ -284,10 +279,7 @@ def free_bytes(device: str, today: int) -> int | None:
 
     On a GPU torch keeps what the arrangement that took most has got from the driver, which any
     other can have: all that is free and all that torch has, less what today's takes.
-
-    Args:
-        device: ``cpu`` or ``cuda``.
-        today: Most that torch allocated on the GPU in a step of today's arrangement.
+    ``today`` is most that torch allocated in a step of it.
     """
     if device == "cuda":
         there = int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class SavedTensors:
         current_run: The run of a candidate that goes on in this thread, by its place; -1 outside.
         through: Checkpoints of ours are looked through.
         entering: One begins.
+        now: The number of the last event.
         allocated: Most that was allocated on the device before each event, behind the one before
             it, bytes; empty where it is not measured.
         fullest: Before which events it was most between two runs, or recomputes, and before which
@@ -93,7 +95,7 @@ class SavedTensors:
         self._hooks: Any = None
         self._patches = Patches()
         self._lock = threading.RLock()
-        self._time = 0
+        self.now = 0
         self._holds: list[_OpenCall] = []
         self._sizes: list[int] = []
         self._saves: list[int] = []
@@ -106,25 +108,18 @@ class SavedTensors:
         self.peak = 0
         self.current_run = -1
 
-    @property
-    def now(self) -> int:
-        """The number of the last event."""
-        return self._time
-
     def begin(self) -> None:
         """A step begins, in this thread."""
         for root in root_modules():
             self.see_weights(root, 1)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
-        around = {"_checkpoint_hook": self._through(), "_recomputation_hook": self._again_in()}
-        for name, hooks in around.items():
-            self._patches.replace(torch_checkpoint, name, hooks)
+        self._patches.replace(torch_checkpoint, "_checkpoint_hook", self._through())
+        self._patches.replace(torch_checkpoint, "_recomputation_hook", self._again_in())
         if hasattr(torch_checkpoint, _KEPT):
             self._patches.replace(torch_checkpoint, _KEPT, self._following())
 
     def finish(self) -> None:
-        """It has ended."""
         if self._hooks is not None:
             self._hooks.__exit__()
             self._hooks = None
@@ -139,12 +134,11 @@ class SavedTensors:
         """
         with torch._C.DisableTorchFunction():
             for part in module.modules():
-                for held in (part._parameters, part._buffers, vars(part)):
-                    for value in held.values():
-                        if isinstance(value, torch.Tensor):
-                            storage = _storage_of(value)
-                            if storage is not None:
-                                self._weights[storage._cdata] += count
+                held = (part._parameters, part._buffers, vars(part))
+                for value in chain.from_iterable(one.values() for one in held):
+                    storage = _storage_of(value) if isinstance(value, torch.Tensor) else None
+                    if storage is not None:
+                        self._weights[storage._cdata] += count
 
     @contextmanager
     def running(self, run: int, inputs: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -155,8 +149,8 @@ class SavedTensors:
         with self._lock, torch._C.DisableTorchFunction():
             self._passes(picks=before < 0)
             numbers = [number for number in map(self._number, inputs) if number is not None]
-            held = [_OpenCall(number, run, "input", self._time) for number in numbers]
-            given = [_OpenCall(number, -1, "local", self._time) for number in numbers]
+            held = [_OpenCall(number, run, "input", self.now) for number in numbers]
+            given = [_OpenCall(number, -1, "local", self.now) for number in numbers]
             self._holds += [*held, *(given if self._most_since is not None else ())]
         self.current_run = run
         try:
@@ -165,7 +159,7 @@ class SavedTensors:
             self.current_run = before
             self._passes()
             for one in given:
-                one.end = self._time
+                one.end = self.now
 
     def keep_results(self, results: Any) -> None:
         """An operator of the current run made these; a selective checkpoint would keep them."""
@@ -174,13 +168,13 @@ class SavedTensors:
             for tensor in tree_leaves(results):
                 number = self._number(tensor) if isinstance(tensor, torch.Tensor) else None
                 if number is not None:
-                    self._holds.append(_OpenCall(number, self.current_run, "heavy", self._time))
+                    self._holds.append(_OpenCall(number, self.current_run, "heavy", self.now))
 
     def storages(self) -> tuple[Storage, ...]:
         """All that was held, and by what. Storages that were not released are held to the end."""
         holds: list[list[Hold]] = [[] for _ in self._sizes]
         for one in self._holds:
-            end = one.end if one.end != _OPEN else self._time + 1
+            end = one.end if one.end != _OPEN else self.now + 1
             holds[one.storage].append(Hold(one.run, one.kind, one.begin, end))
         return tuple(
             Storage(size, tuple(held)) for size, held in zip(self._sizes, holds, strict=True)
@@ -203,14 +197,14 @@ class SavedTensors:
         some events a part of the step begins that has its fullest moment apart.
         """
         with self._lock:
-            self._time += 1
+            self.now += 1
             if self._most_since is not None:
                 self.allocated.append(self._most_since())
                 self._kept.append(self.allocated[-1] + sum(self._gone.values()))
             for number, hold in list(self._live.items()):
                 gone = self._weak[number].expired()
                 if gone or self._saves[number]:
-                    hold.end = self._time
+                    hold.end = self.now
                     self._live.pop(number, None)  # a handle may end meanwhile
                 if gone and self._seen[number]:
                     self._gone[number] = self._sizes[number]
@@ -220,7 +214,7 @@ class SavedTensors:
                         max(times, key=each.__getitem__) for each in (self.allocated, self._kept)
                     }
                     self.fullest += [1 + place for place in sorted(most)]
-                self._since = self._time
+                self._since = self.now
 
     def _through(self) -> Any:
         """Torch's hooks inside a checkpoint, which pass what they see on where one is entered."""
@@ -263,7 +257,7 @@ class SavedTensors:
             def __exit__(self, *args: Any) -> Any:
                 saved._again.clear()
                 saved._passes()
-                saved._since = saved._time
+                saved._since = saved.now
                 return super().__exit__(*args)
 
         return Again
@@ -276,7 +270,10 @@ class SavedTensors:
             number = self._known.get(storage._cdata)
             if number is None or not self._saves[number]:
                 self._again[storage._cdata] = storage.nbytes()
-                self.peak = max(self.peak, self._total + sum(self._again.values()))
+                self._see_peak()
+
+    def _see_peak(self) -> None:
+        self.peak = max(self.peak, self._total + sum(self._again.values()))
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         return tensor if is_compiling() else self._handle(tensor, tensor, True)
@@ -291,13 +288,13 @@ class SavedTensors:
             number = self._number(tensor)
             if number is None:
                 return None
-            hold = _OpenCall(number, self.current_run, kind, self._time, counted=counted)
+            hold = _OpenCall(number, self.current_run, kind, self.now, counted=counted)
             self._seen[number] += not counted
             if counted:
                 self._saves[number] += 1
                 if self._saves[number] == 1:
                     self._total += self._sizes[number]
-                    self.peak = max(self.peak, self._total + sum(self._again.values()))
+                    self._see_peak()
             if not self.entering:  # else an input, which is known
                 self._holds.append(hold)
             return hold
@@ -319,13 +316,10 @@ class SavedTensors:
 
         return Followed
 
-    def _unpack(self, handle: Any) -> Any:
-        return handle.held if isinstance(handle, _Handle) else handle
-
     def _let_go(self, hold: _OpenCall) -> None:
         with self._lock:
             self._passes()
-            hold.end, hold.in_backward = self._time, in_backward()
+            hold.end, hold.in_backward = self.now, in_backward()
             if hold.counted:
                 self._saves[hold.storage] -= 1
                 if self._saves[hold.storage] == 0:
@@ -347,13 +341,17 @@ class SavedTensors:
             self._sizes.append(int(storage.nbytes()))
             self._saves.append(0)
             if self._most_since is not None and not in_backward():
-                self._live[number] = _OpenCall(number, -1, "local", self._time)
+                self._live[number] = _OpenCall(number, -1, "local", self.now)
                 self._holds.append(self._live[number])
         return number
 
     def _is_weight(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         base = tensor._base if tensor._is_view() else tensor
         return isinstance(base, nn.Parameter) or self._weights[storage._cdata] > 0
+
+
+def _unpack(handle: Any) -> Any:
+    return handle.held if isinstance(handle, _Handle) else handle
 
 
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

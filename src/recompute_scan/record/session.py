@@ -17,17 +17,21 @@ import torch
 from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
-from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.events import ScriptEnded, TrainingEvents
 from recompute_scan.record.arrange import Arranging
 from recompute_scan.record.bypass import Alternation, Bypass, PlainFunctions
-from recompute_scan.record.checkpoint_calls import Probe, install_self_test
+from recompute_scan.record.checkpoint_calls import install_self_test
 from recompute_scan.record.execute import Exit, StopRecording, as_before
 from recompute_scan.record.isolation import Call, Guard, Patches, in_forked_processes
-from recompute_scan.record.launch import rank_facts, receive, send, wait_for_ranks
+from recompute_scan.record.launch import (
+    has_process_group,
+    rank_facts,
+    receive,
+    send,
+    wait_for_ranks,
+)
 from recompute_scan.record.measure import Gauges
 from recompute_scan.record.options import RunOptions, cannot_write, make_run_record
-from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.record.recorder import Phase, Recorder
 from recompute_scan.record.rehearsal import Rehearsing
 from recompute_scan.record.shutdown import (
@@ -62,12 +66,9 @@ class Unstepped:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Begin to count."""
-        real = torch.autograd.backward
-        self._patches.replace(torch.autograd, "backward", self._guard.around(real, self._backward))
+        self._patches.wrap(self._guard, torch.autograd, "backward", self._backward)
 
     def remove(self) -> None:
-        """Count no more."""
         self._over = True
         self._patches.undo()
 
@@ -102,9 +103,6 @@ class Host:
 
     reports = False
 
-    def hung(self, info: RunInfo) -> None:
-        """This process hangs, and ends after this call."""
-
     def left(self, info: RunInfo) -> None:
         """This process is about to end, and its callers' code does not run any more."""
 
@@ -135,11 +133,7 @@ class Session:
     Traces are written as soon as they are recorded, and with each of them the run record so far,
     which serves as the run record where the process is killed.
 
-    Args:
-        options: How much to record.
-        folder: The run's folder, absolute: the script may change the current directory.
-        host: The program that runs this session.
-        guard: Separates the script from what is installed around it.
+    The folder is absolute: the script may change the current directory.
     """
 
     def __init__(self, options: RunOptions, folder: Path, host: Host, guard: Guard) -> None:
@@ -147,31 +141,26 @@ class Session:
         self._process = os.getpid()
         self._end: RankEnd | None = None
         self._patches = Patches()
-        self._probe = Probe(Path.cwd(), guard)
-        self._counter = StepCounter()
         self._gauges = Gauges(guard) if options.measure else None
         events = guard.run(partial(TrainingEvents, options.events), otherwise=None)
         self._events = events or TrainingEvents("")
-        self._recorder = Recorder(
+        recorder = self._recorder = Recorder(
             options.plan,
             folder,
-            self._counter,
-            self._probe,
             guard,
             device=options.device,
             keep_going=options.keep_going,
             recording_ranks=options.ranks,
-            memory=self._gauges.memory if self._gauges else None,
+            gauges=self._gauges,
             on_kept=self._write_so_far,
             events=self._events,
             reports=not options.is_special,
         )
-        guard.on_failure, guard.settle = self._recorder.give_up, self._recorder.settle
-        self._graphs = CompiledGraphs(folder, lambda: self._recorder.ranks.rank, guard)
+        self._probe, self._counter, self._graphs = recorder.probe, recorder.counter, recorder.graphs
         self._switch_checkpoints()
-        self._stopping = Stopping(lambda: self._recorder.ranks.world_size == 1, self._leave_waiting)
+        self._stopping = Stopping(lambda: recorder.ranks.world_size == 1, self._leave_waiting)
         self._termination = Termination(
-            lambda: self._recorder.kept.phase is Phase.TRACE, self._terminated
+            lambda: recorder.kept.phase is Phase.TRACE, self._terminated
         )
         self._hooks = StepHooks(self._counter, self, guard)
         self._unstepped = Unstepped(self._counter, guard)
@@ -180,7 +169,6 @@ class Session:
         )
 
     def _switch_checkpoints(self) -> None:
-        """Prepare what takes checkpoints out, rearranges them, or alternates, where wanted."""
         options, guard = self._options, self._guard
         everything = options.without_checkpointing
         self._bypassing = bool(options.removals or options.arms) or everything
@@ -188,12 +176,13 @@ class Session:
         self._alternation: Alternation | Rehearsing | None = None
         self._plain: PlainFunctions | None = None
         if options.arms:
-            arranging = Arranging(self._probe, guard)
+            arranging = Arranging(guard)
             self._bypass: Bypass = arranging
             self._rehearsing = Rehearsing(arranging, self._recorder, options.arms)
             self._alternation = self._rehearsing
         else:
-            self._bypass = Bypass(self._probe, options.removals, everything=everything, guard=guard)
+            probe = None if everything else self._probe
+            self._bypass = Bypass(guard, options.removals, probe)
         if everything:
             self._plain = PlainFunctions(self._bypass, guard)
         if options.switching:
@@ -294,7 +283,6 @@ class Session:
     # Step boundaries.
 
     def restart(self) -> None:
-        """Steps were counted wrongly until now."""
         self._guard.run(self._recorder.restart, otherwise=None)
 
     def boundary(self) -> None:
@@ -324,7 +312,7 @@ class Session:
         if not recorder.done:
             self._probe.look_at_gradients()
         if self._gauges is not None:
-            self._gauges.gradients.look()
+            self._gauges.look_at_gradients()
         if self._alternation is not None:
             self._alternation.settle()
         recorder.boundary()
@@ -341,14 +329,10 @@ class Session:
     @as_before()
     def _failed(self, error: BaseException) -> None:
         """The script ends with this error: keep what can be known while its objects live."""
-
-        def keep_end() -> None:
-            seen = [NO_INPUT_GRAD] if self._probe.untrained.suspected else []
-            self._end = end_of(error, self._counter.steps, seen, self._probe.entered)
-
         if os.getpid() == self._process:
             self._watchdog.let_leave()
-            self._guard.run(keep_end, otherwise=None)
+            end = partial(end_of, error, self._counter.steps, self._probe)
+            self._end = self._guard.run(end, otherwise=self._end)
 
     @as_before()
     def _leave_waiting(self) -> None:
@@ -360,7 +344,6 @@ class Session:
 
     @as_before()
     def _terminated(self, at_step: bool) -> None:
-        """SIGTERM ends this process."""
         drop_buffers()  # as the signal does
         if at_step:
             self._close()
@@ -394,7 +377,7 @@ class Session:
             write_run_info(self._folder, info)
             # The first process that ends makes a launcher end the others.
             wait_for_ranks(self._folder, info.world_size, self._watchdog.patience_s)
-            self._host.hung(info)
+            self._host.left(info)
         finally:
             leave_now(HUNG)
 
@@ -426,7 +409,7 @@ class Session:
 
         # All others of `os` call one of these two.
         for name in ("execv", "execve"):
-            self._patches.replace(os, name, self._guard.around(getattr(os, name), replaced))
+            self._patches.wrap(self._guard, os, name, replaced)
 
     # Run records.
 
@@ -435,8 +418,6 @@ class Session:
         options = self._options
         return make_run_record(
             self._recorder,
-            self._probe,
-            options.plan,
             f"-m {options.target}" if options.is_module else options.target,
             failure=how_it_failed(outcome) if outcome.exit_status else None,
             status=outcome.exit_status,
@@ -476,7 +457,7 @@ class Session:
             names = plain.names if plain else ()
             info = replace(info, measured=self._gauges.measurements(self._bypass.calls, names))
             if plain is None or plain.whole:
-                self._gauges.gradients.write(folder, info.rank)
+                self._gauges.write_gradients(folder, info.rank)
         if (rehearsing := self._rehearsing) is not None:
             failed = bool(outcome.exit_status)
             self._guard.run(
@@ -484,11 +465,10 @@ class Session:
             )
         if outcome.ending == "stopped" and not waits:
             gc.collect()  # data-loader workers end with the script's frames, which are gone by now
-            distributed = torch.distributed
-            if distributed.is_available() and distributed.is_initialized():
-                distributed.destroy_process_group()
+            if has_process_group():
+                torch.distributed.destroy_process_group()
             see_that_it_ends()
-        store = self._recorder.store
+        store = self._recorder.membership.store
         if store is not None and outcome.ending in ("stopped", "finished"):
             if info.rank:
                 send(folder, store, info)

@@ -17,15 +17,13 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from os import _exit, close
 from pathlib import Path
 from time import monotonic, process_time, sleep
 from types import FrameType
 from typing import Any
-
-from msgspec import Struct
 
 from recompute_scan.files import content
 from recompute_scan.record.execute import StopRecording
@@ -59,30 +57,17 @@ _DROPPED: list[Any] = []
 _STATUS = [0]
 
 
-class _Moves(Struct, frozen=True):
-    """Signs that a process moves, at one look."""
-
-    place: object
-    cpu_s: float
-    bytes_moved: int
-
-    def works_since(self, before: _Moves) -> bool:
-        moved = self.bytes_moved - before.bytes_moved >= _MOVED_BYTES
-        return moved or self.cpu_s - before.cpu_s > _BUSY * _LOOK_S
-
-
-def _moves(main: int) -> _Moves:
-    return _Moves(place_of(main), process_time(), _bytes_moved())
+def _frames_of(thread: int) -> Iterator[FrameType]:
+    """The calls that a thread is in, the innermost first."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def place_of(thread: int) -> tuple[tuple[int, int], ...]:
     """Where a thread is in its Python code, the innermost call first."""
-    frame = sys._current_frames().get(thread)
-    places = []
-    while frame is not None:
-        places.append((id(frame.f_code), frame.f_lasti))
-        frame = frame.f_back
-    return tuple(places)
+    return tuple((id(frame.f_code), frame.f_lasti) for frame in _frames_of(thread))
 
 
 def _bytes_moved() -> int:
@@ -94,16 +79,16 @@ def _bytes_moved() -> int:
 
 def _wait_until_it_waits(main: int, over: Callable[[], bool], limit_s: Callable[[], float]) -> bool:
     """Return once a thread has not moved for so long, and say so; or once all is over."""
-    last = _moves(main)
+    place, cpu_s, moved_bytes = place_of(main), process_time(), _bytes_moved()
     moved = worked = monotonic()
     while not over():
         sleep(_LOOK_S)
-        now, found = monotonic(), _moves(main)
-        if found.place != last.place:
+        now, before = monotonic(), (place, cpu_s, moved_bytes)
+        place, cpu_s, moved_bytes = place_of(main), process_time(), _bytes_moved()
+        if place != before[0]:
             moved = worked = now
-        elif found.works_since(last):
+        elif cpu_s - before[1] > _BUSY * _LOOK_S or moved_bytes - before[2] >= _MOVED_BYTES:
             worked = now
-        last = found
         if now - worked >= limit_s() or now - moved >= _WORKS_S:
             return not over()
     return False
@@ -144,7 +129,6 @@ class Stopping:
                     return
 
     def remove(self) -> None:
-        """The script is over."""
         self.over = True
         number, self._signal = self._signal, None
         if number is not None and signal.getsignal(number) == self._handler:
@@ -170,13 +154,8 @@ class Stopping:
             return
         self.begun = True
         _thread.start_new_thread(self._see_to_the_end, ())
-        if not self.here:
-            self.stop_main()
-
-    def stop_main(self) -> None:
-        """Stop the main thread, from another."""
         number = self._signal
-        if number is not None and signal.getsignal(number) == self._handler:
+        if not self.here and number is not None and signal.getsignal(number) == self._handler:
             with suppress(OSError, ValueError):
                 signal.pthread_kill(self._main, number)
 
@@ -343,7 +322,6 @@ def drop_buffers() -> None:
 
 
 def flush() -> None:
-    """Write what is printed so far."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -377,11 +355,9 @@ def _see_that_it_ends(process: int) -> None:
 
 def _end_what_waits(main: int) -> None:
     def limit_s() -> float:
-        frame = sys._current_frames().get(main)
-        while frame is not None:
+        for frame in _frames_of(main):
             if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _JOINS:
                 return _JOINS_S
-            frame = frame.f_back
         # Functions that the script has left for its end may wait for others, and be right.
         return _WAITS_FOR_RANKS_S
 

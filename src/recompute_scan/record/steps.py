@@ -85,22 +85,18 @@ class StepTimer:
 
     @property
     def steps(self) -> int:
-        """Steps timed so far."""
         return len(self._events or self._times) - 1
 
     def milliseconds(self, *, wait: bool = True) -> tuple[float, ...]:
         """Duration of each step in ms, in order. Waits for the GPU, or leaves out what it has still
         to do.
         """
+        if self._cuda and wait:
+            self._events[-1].synchronize()
+        events = [event for event in self._events if wait or event.query()]
         if self._cuda:
-            events = self._events
-            if wait:
-                events[-1].synchronize()
-            else:
-                events = [event for event in events if event.query()]
             return tuple(float(begin.elapsed_time(end)) for begin, end in pairwise(events))
-        times = self._times
-        return tuple((end - begin) * 1e3 for begin, end in pairwise(times))
+        return tuple((end - begin) * 1e3 for begin, end in pairwise(self._times))
 
 
 EXPLICIT = "recompute_scan.step()"
@@ -137,7 +133,6 @@ class StepCounter:
 
     @property
     def explicit(self) -> bool:
-        """Whether the script marks its steps itself."""
         return self._ender == EXPLICIT
 
     def freeze(self) -> None:
@@ -218,7 +213,7 @@ class StepHooks:
         self._restart_due = False
         self._boundary_due = False
         self._active = False
-        self._real_backward: Callable[..., Any] | None = None
+        self._waits_for_backward = False
         self._handle: Any = None
         self._patches = Patches()
 
@@ -229,10 +224,10 @@ class StepHooks:
         while _GONE:
             _GONE.pop().remove()
         self._handle = register_optimizer_step_post_hook(self._guard.aside(self._saw_step_of))
-        patch = getattr(Optimizer, "_patch_step_function", None)
-        if patch is not None:
-            guarded = self._guard.around(patch, self._patch_step_function, vital=True)
-            self._patches.replace(Optimizer, "_patch_step_function", guarded)
+        name = "_patch_step_function"
+        if hasattr(Optimizer, name):
+            ours = self._patch_step_function
+            self._patches.wrap(self._guard, Optimizer, name, ours, vital=True)
         saw = self._guard.aside(partial(self._saw, EXPLICIT))
         listeners = _step.listeners
         listeners.append(saw)
@@ -306,15 +301,11 @@ class StepHooks:
             event = self._gone.popleft()
             self._optimizers.pop(event, None)
             self._counter.gone(event)
-        event = id(optimizer)
+        event, gone = id(optimizer), self._gone  # no reference to these hooks
         if event not in self._optimizers:
             with suppress(TypeError):  # without room for weak references
-                self._optimizers[event] = weakref.ref(optimizer, self._forget(event))
+                self._optimizers[event] = weakref.ref(optimizer, lambda _: gone.append(event))
         self._saw(event)
-
-    def _forget(self, event: int) -> Callable[[object], None]:
-        gone = self._gone  # no reference to these hooks
-        return lambda _: gone.append(event)
 
     def _saw(self, event: Hashable) -> None:
         if not self._active or is_capturing():  # what is captured is no step: it has not run
@@ -325,7 +316,7 @@ class StepHooks:
         self._boundary_due = ended or (self._boundary_due and not changed)
         if not (self._restart_due or self._boundary_due):
             return
-        if torch._C._current_graph_task_id() != _NONE:
+        if in_backward():
             self._wrap_backward()
         else:
             self._fire()
@@ -341,9 +332,9 @@ class StepHooks:
     def _wrap_backward(self) -> None:
         # Inside a running backward nothing may be raised and no profiler started or stopped, so
         # the boundary waits for it to return. Only scripts that step there get this wrapper.
-        if self._real_backward is not None:
+        if self._waits_for_backward:
             return
-        real = self._real_backward = torch.autograd.backward
+        self._waits_for_backward = True
 
         def backward(call: Call, *args: Any, **kwargs: Any) -> Any:
             result = call(*args, **kwargs)
@@ -352,8 +343,7 @@ class StepHooks:
                 self._fire()
             return result
 
-        guarded = self._guard.around(real, backward, vital=True)
-        self._patches.replace(torch.autograd, "backward", guarded)
+        self._patches.wrap(self._guard, torch.autograd, "backward", backward, vital=True)
 
 
 def _give_back(alone: Callable[[], Any], own: Callable[..., Any], ours: object) -> None:
@@ -365,8 +355,6 @@ def _give_back(alone: Callable[[], Any], own: Callable[..., Any], ours: object) 
 
 # Asking for the process's number in every step would take longer than all else that is done there.
 _LISTENING: weakref.WeakSet[StepHooks] = weakref.WeakSet()
-
-
 # Fitted models that try their checkpoints now, from step to step: recordings wait for these.
 settling: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -471,7 +459,6 @@ class Plan(Struct, frozen=True):
 
     @property
     def only_compares(self) -> bool:
-        """Whether a step is compared, and none timed or profiled."""
         return self.fidelity and not (self.steps or self.timing)
 
     @property
@@ -481,7 +468,6 @@ class Plan(Struct, frozen=True):
 
     @property
     def after_timing(self) -> int:
-        """Steps behind the timed ones."""
         if not self.steps:
             return int(self.only_compares)
         return self.lead + self.steps + self.behind_profiled
@@ -505,7 +491,6 @@ class Plan(Struct, frozen=True):
         return step_s * max(1, warmup + timing + self.after_timing - made)
 
     def is_timed(self, times_ms: Sequence[float]) -> bool:
-        """Are these timed steps enough?"""
         fewest = self.timing if self.fewest is None else self.fewest[1]
         if not fewest <= len(times_ms) < self.timing:
             return len(times_ms) >= self.timing

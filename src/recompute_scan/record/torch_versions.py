@@ -84,9 +84,7 @@ _FLIGHT_RECORDS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _ABSENT = "recompute_scan: absent"
 
 # Since 2.8; before, these are plain ``RuntimeError``.
-_DEVICE_ERRORS: tuple[type[Exception], ...] = tuple(
-    filter(None, [getattr(torch, "AcceleratorError", None)])
-)
+_DEVICE_ERRORS: Any = getattr(torch, "AcceleratorError", ())
 
 
 def generator_name() -> str | None:

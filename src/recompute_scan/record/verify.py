@@ -71,7 +71,6 @@ from recompute_scan.verification import (
 # script does not bear that, more rounds.
 _ROUNDS, _MOST_ROUNDS = 2, 6
 _MOST_SWITCHING = 4
-_FOLDER = "verify"
 _UNCHANGED, _FIX, _WITHOUT = "unchanged", "with-the-fix", "without-checkpointing"
 _AGAIN, _BARE = "first-step-unchanged", "first-step-without-checkpointing"
 _PART = "first-step-without-some"
@@ -97,12 +96,7 @@ def verify(
     latter, several that have some. The output of the runs goes to ``output.txt`` next to their run
     records, in ``verify/…`` below the run's folder.
 
-    Args:
-        result: What the recorded run showed.
-        options: How it was recorded; ``measure`` was on.
-        nproc_per_node: How many processes it was started in; ``None`` for one.
-        without_checkpointing: Whether to run it without any checkpoint too.
-        on_progress: Called with a line for the person before each run.
+    The options are those of the recorded run, with ``measure`` on.
     """
     removed, planned = to_remove(result), planned_regions(result)
     removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)
@@ -299,7 +293,7 @@ def removal_of(checkpoint: Checkpoint, result: Result) -> RemovalOptions:
 
 
 def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None) -> Trial:
-    folder = _emptied(options.output / _FOLDER / f"{name}-{number}")
+    folder = _emptied(options.output / "verify" / f"{name}-{number}")
     # One trace a way is enough, and only the ways that differ from the first run need one.
     traced = number == 1 and options.steps > 0
     options = replace(
@@ -315,13 +309,11 @@ def _run(name: str, number: int, options: RunOptions, nproc_per_node: int | None
 
 
 def _emptied(folder: Path) -> Path:
-    """The folder of one run, without the files of an earlier one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
-_PLAN_FOLDER = "plan"
 # The arrangements that a plan needs; others are left out where the script fails with them: there
 # may be too little memory, an operator may write into a result that a selective checkpoint keeps,
 # and a part may leave something for the rest of its module.
@@ -346,13 +338,6 @@ def add_plan(
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """The result with the plan, proven where that is wanted.
-
-    Args:
-        result: What the recorded run showed.
-        options: How it was recorded.
-        nproc_per_node: How many processes it was started in; ``None`` for one.
-        asked: What is wanted.
-        on_progress: Called with a line for the person before each run.
 
     Raises:
         RunError: There is nothing to plan (``E331``), or nothing keeps the limit (``E332``).
@@ -462,7 +447,6 @@ class Rehearsals:
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last run ended because memory did not suffice."""
         folder, status = self._last
         return ran_out(Trial(run_records_in(folder), status))
 
@@ -504,7 +488,7 @@ class Rehearsals:
             RunError: One of them left nothing (``E333``).
         """
         self._number += 1
-        folder = _emptied(self._options.output / _PLAN_FOLDER / f"{name}-{self._number}")
+        folder = _emptied(self._options.output / "plan" / f"{name}-{self._number}")
         options = replace(
             self._options,
             output=folder,

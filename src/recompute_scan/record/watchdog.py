@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, process_time, sleep, time
@@ -31,11 +31,13 @@ import torch
 from torch import nn
 
 from recompute_scan.crash import Frame, ModelState, Raised, RankEnd
+from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.diagnose.outcome import read_log
 from recompute_scan.diagnose.tracebacks import user_place
 from recompute_scan.fidelity.state import named_parts, weights
 from recompute_scan.files import append, content, write_whole
 from recompute_scan.frameworks.registry import engines
+from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.execute import is_own
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.launch import RankFacts, rank_facts
@@ -48,11 +50,10 @@ _MOST_FRAMES = 200
 _LONGEST_MESSAGE = 20_000
 _MOST_MODELS = 4
 _PARALLEL = engines()
+_VARIANTS = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}
 
 
-def end_of(
-    error: BaseException, steps: int, notes: Iterable[str], regions: dict[str, int]
-) -> RankEnd:
+def end_of(error: BaseException, steps: int, probe: Probe) -> RankEnd:
     """This rank's end, from the exception while the objects that it refers to are alive."""
     errors = chain_of(error)
     stack = errors[-1].frames if errors else ()
@@ -66,8 +67,8 @@ def end_of(
         steps=steps,
         memory=memory(),
         models=model_states(),
-        notes=tuple(notes),
-        regions=dict(regions),
+        notes=(NO_INPUT_GRAD,) if probe.untrained.suspected else (),
+        regions=dict(probe.entered),
     )
 
 
@@ -125,10 +126,10 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
     frame = sys._current_frames().get(thread)
     found: list[Frame] = []
     for one, line in traceback.walk_stack(frame) if frame is not None else ():
-        if is_own(one) and one.f_code.co_name == "run_program":
-            break  # what is outside is ours and the interpreter's
         if not is_own(one):
             found.append(_frame(one, line))
+        elif one.f_code.co_name == "run_program":
+            break  # what is outside is ours and the interpreter's
     return tuple(reversed(found[:_MOST_FRAMES]))
 
 
@@ -150,7 +151,7 @@ def memory() -> dict[str, int]:
     """Bytes in use now and at most, on the GPU that the process uses and in the process."""
     found: dict[str, int] = {}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        try:
+        with suppress(RuntimeError):  # a GPU that died with the script
             free, total = torch.cuda.mem_get_info()
             found |= {
                 "cuda_allocated": torch.cuda.memory_allocated(),
@@ -159,14 +160,11 @@ def memory() -> dict[str, int]:
                 "cuda_free": free,
                 "cuda_total": total,
             }
-        except RuntimeError:  # a GPU that died with the script
-            pass
-    try:
-        import resource  # noqa: PLC0415 - not on every system
-    except ImportError:
-        return found
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found["host_peak"] = peak * (1 if sys.platform == "darwin" else 1024)
+    with suppress(ImportError):  # not on every system
+        import resource  # noqa: PLC0415
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found["host_peak"] = peak * (1 if sys.platform == "darwin" else 1024)
     return found
 
 
@@ -179,12 +177,12 @@ def model_states() -> tuple[ModelState, ...]:
         return ()
 
 
-def _size(module: nn.Module) -> int:
-    return sum(map(_numel, weights(module)))
-
-
-def _numel(parameter: Any) -> int:
-    return int(getattr(parameter, "numel", lambda: 0)())
+def _size(module: nn.Module, *, trainable: bool = False) -> int:
+    return sum(
+        int(getattr(one, "numel", lambda: 0)())
+        for one in weights(module)
+        if one.requires_grad or not trainable
+    )
 
 
 def _state(root: nn.Module) -> ModelState:
@@ -202,7 +200,9 @@ def _state(root: nn.Module) -> ModelState:
             wrapped = True
             inner = module._modules.get("_checkpoint_wrapped_module")
             name = real_class_name(inner) if inner is not None else "a module"
-            ways[f"checkpoint wrapper around {name}, {_variant(module)}"] += 1
+            way = getattr(vars(module).get("checkpoint_impl"), "name", "")
+            variant = _VARIANTS.get(way, "variant unknown")
+            ways[f"checkpoint wrapper around {name}, {variant}"] += 1
         if vars(module).get("gradient_checkpointing") is True:
             switched = True
             ways[f"gradient_checkpointing on in {real_class_name(module)}"] += 1
@@ -212,7 +212,7 @@ def _state(root: nn.Module) -> ModelState:
     return ModelState(
         name=real_class_name(root),
         parameters=_size(root),
-        trainable=sum(_numel(p) for p in weights(root) if p.requires_grad),
+        trainable=_size(root, trainable=True),
         training=root.training,
         parallel=tuple(f"{number} x {name}" for name, number in parallel.items()),
         checkpoints=tuple(f"{number} x {way}" for way, number in ways.items()),
@@ -220,11 +220,6 @@ def _state(root: nn.Module) -> ModelState:
         switched=switched,
         use_cache=any(caches) if caches else None,
     )
-
-
-def _variant(wrapper: nn.Module) -> str:
-    name = getattr(vars(wrapper).get("checkpoint_impl"), "name", "")
-    return {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}.get(name, "variant unknown")
 
 
 HUNG = 124
@@ -238,7 +233,6 @@ class Watchdog:
     """Watches the thread that makes it.
 
     Args:
-        folder: The run's folder.
         timeout_s: Seconds without progress before the run is ended; 0 for never.
         steps: How many steps were made so far.
         on_hang: Called in the watchdog's thread with this rank's end; must end the process.
@@ -276,7 +270,6 @@ class Watchdog:
         return 2 * self._look_s + 10
 
     def start(self) -> None:
-        """Begin to watch."""
         self._keep_stacks_when_terminated()
         if self._timeout_s > 0:
             # Not a threading.Thread: the script would find it among its own.
@@ -331,14 +324,15 @@ class Watchdog:
 
     def _watch(self) -> None:
         look, timeout = self._look_s, self._timeout_s
-        mark, moved_at = self._mark(), monotonic()
+        mark, moved_at = None, monotonic()
         used = process_time()
         told = False
         while not self._runs.acquire(timeout=look):
             if self._file is None:  # it may be known only now that there are several
                 self._keep_stacks_when_terminated()
             ranks = rank_facts()
-            now, mark_now, used_now = monotonic(), self._mark(), process_time()
+            now, used_now = monotonic(), process_time()
+            mark_now = self._steps(), place_of(self._main)
             computed = ranks.world_size == 1 and used_now - used > _BUSY * look
             if mark_now != mark or computed or self._waits():
                 mark, moved_at, told = mark_now, now, False
@@ -357,9 +351,6 @@ class Watchdog:
                 finally:
                     self._leaving = False
                 return
-
-    def _mark(self) -> object:
-        return self._steps(), place_of(self._main)
 
     def _beat(self, ranks: RankFacts, *, silent: bool) -> None:
         if ranks.world_size == 1:
