@@ -342,13 +342,30 @@ class Anchors:
         A checkpoint function's node stands for all its operators, and what a function or a model
         ran again by design went backward where that did.
         """
-        if self._pairs is None:
+        pairs, table = self._pairs, self._structure.evaluations
+        if pairs is None:
             # No sequence numbers in this trace: all that ran before a backward has one.
             start = self._calls.start
-            last = start[self._structure.evaluations.row].max(initial=-1)
+            last = start[table.row].max(initial=-1)
             backwards = np.asarray(start[self._forward] < last, np.int64)
             return backwards, np.maximum(backwards, 1)
-        return self._counted(self._pairs, self._owners, recomputes)
+        owner, many = self._owners, len(table.row)
+        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
+        extra = []
+        for each in recomputes:
+            place = self._forward.searchsorted(each.original)
+            one = int(table.root_pass[table.row.searchsorted(each.engine)])
+            extra.append(2 * (place * many + one) + each.by_design)
+        if not extra:
+            return backwards, np.maximum(backwards, 1)
+        found = np.unique(np.concatenate(extra))
+        place, by_design = found // 2 // many, found % 2 > 0
+        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
+        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
+        passes = backwards + np.bincount(ran, minlength=len(backwards))
+        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
+        backwards[designed[0]] = designed[1]
+        return backwards, np.maximum(passes, 1)
 
     def find_passes(self) -> Int64:
         """``Alignment.through``."""
@@ -376,41 +393,11 @@ class Anchors:
         root = root[self._made[root] >= 0]
         return np.unique(self._made[root] * np.int64(len(table.row)) + table.root_pass[root])
 
-    def _counted(
-        self, pairs: Int64, owner: Int64, recomputes: Sequence[Recompute]
-    ) -> tuple[Int64, Int64]:
-        """The same, of pairs of an owner's row and a backward pass, ascending."""
-        table = self._structure.evaluations
-        many = len(table.row)
-        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
-        extra = []
-        for each in recomputes:
-            place = self._forward.searchsorted(each.original)
-            one = int(table.root_pass[table.row.searchsorted(each.engine)])
-            extra.append(2 * (place * many + one) + each.by_design)
-        if not extra:
-            return backwards, np.maximum(backwards, 1)
-        found = np.unique(np.concatenate(extra))
-        place, by_design = found // 2 // many, found % 2 > 0
-        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
-        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
-        passes = backwards + np.bincount(ran, minlength=len(backwards))
-        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
-        backwards[designed[0]] = designed[1]
-        return backwards, np.maximum(passes, 1)
-
     @cached_property
     def _owners(self) -> Int64:
         """For each forward operator: its row, or the row of the outermost function around it."""
-        function, parent = self._structure.function, self._calls.parent
-        outermost: Ints = function[self._forward]
-        for _ in range(64):
-            parents = np.where(outermost >= 0, parent[outermost], -1)
-            above = np.where(parents >= 0, function[parents], -1)
-            if not (above >= 0).any():
-                break
-            outermost = np.where(above >= 0, above, outermost)
-        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
+        outer = self._structure.outer_function[self._forward]
+        return np.where(outer >= 0, outer, self._forward).astype(np.int64)
 
 
 class NodeSequence(Struct, frozen=True):

@@ -186,7 +186,7 @@ def rows_of(found: Sequence[DesignedRun]) -> Int64:
 def _functions(structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
     calls = structure.calls
-    names = (calls.names[code] for code in structure.functions.called.values())
+    names = (calls.names[code] for code in structure.functions.written.tolist())
     return frozenset(
         name
         for name in names
@@ -359,7 +359,7 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     It has the name of the record of the collective itself, which is inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
-    bare = calls.names_where(vocabulary.RECORD.match)[calls.name[rows]]
+    bare = calls.where(vocabulary.RECORD.match)[rows]
     if not bare.any():
         return bare
     ranges = np.flatnonzero(calls.where(vocabulary.BACKEND.match))

@@ -47,6 +47,7 @@ from recompute_scan.trace.columns import (
     refuse,
 )
 from recompute_scan.trace.database import TEXT_CHARS, UNKNOWN, UNREADABLE, Database, open_database
+from recompute_scan.trace.health import count
 
 _OPERATORS = ("aten::", "autograd::engine::", "torch::autograd::", "prims::")
 _SIZES = re.compile(r"\[[\[\], 0-9]*\]")
@@ -112,11 +113,7 @@ class Texts:
     """Distinct names and shapes, numbered as they come.
 
     A name is decoded once per distinct text, not once per event, except for NVTX ranges, which
-    mostly have different texts.
-
-    Args:
-        most_chars: Longer names are cut and counted as ``names_shortened``.
-        health: Counters to add to.
+    mostly have different texts. One longer than ``most_chars`` is cut and counted.
     """
 
     def __init__(self, most_chars: int, health: dict[str, int]) -> None:
@@ -143,7 +140,7 @@ class Texts:
         if len(name) > self._most_chars:
             name = name[: self._most_chars]
             if name not in self._codes:
-                self._count("names_shortened")
+                count(self._health, "names_shortened")
         return self._codes.setdefault(name, len(self._codes))
 
     def kernel(self, text: bytes) -> Said:
@@ -166,11 +163,8 @@ class Texts:
         try:
             return text.decode()
         except UnicodeDecodeError:
-            self._count("text_repaired")
+            count(self._health, "text_repaired")
             return text.decode(errors="replace")
-
-    def _count(self, counter: str) -> None:
-        self._health[counter] = self._health.get(counter, 0) + 1
 
 
 class Wanted:
@@ -260,12 +254,6 @@ class EventRows(Struct, frozen=True):
 class TableReader:
     """Reads the tables of one file.
 
-    Args:
-        database: The open file.
-        source: Its name, for messages.
-        limits: Bounds on events, distinct names and the length of names.
-        health: Counters to add to.
-
     Attributes:
         names: Distinct names, and shapes.
         left_out: Rows that are sound but no events: marks, domains, ranges that do not nest.
@@ -345,7 +333,7 @@ class TableReader:
             pushed = np.isin(numbers[:, 3], _PUSH_POP) if typed else np.full(len(numbers), True)
             closed = numbers[:, 1] != UNKNOWN
             self.left_out += int((~pushed).sum())
-            self._add("ranges_without_end", int((pushed & ~closed).sum()))
+            count(self._health, "ranges_without_end", int((pushed & ~closed).sum()))
             kept = np.flatnonzero(pushed & closed)
             said = [
                 (NAMELESS, Kind.ANNOTATION, -1, 0)
@@ -371,7 +359,7 @@ class TableReader:
             missing = said[:, 0] == NAMELESS
             if missing.any():
                 said[missing, 0] = self.names.code("")
-                self._add("events_without_name", int(missing.sum()))
+                count(self._health, "events_without_name", int(missing.sum()))
         self._check_names()
 
     def devices(self) -> list[str]:
@@ -396,8 +384,8 @@ class TableReader:
         """Events with usable times; with ``reading`` names are looked up later in ``strings``."""
         start, end = columns["start"], columns["end"]
         timed = (start > -_LATEST) & (start < _LATEST) & (end > -_LATEST) & (end < _LATEST)
-        self._add("events_without_time", int((~timed).sum()))
-        self._add("negative_durations", int((timed & (end < start)).sum()))
+        count(self._health, "events_without_time", int((~timed).sum()))
+        count(self._health, "negative_durations", int((timed & (end < start)).sum()))
         none = np.full(len(start), -1, np.int64)
         events = EventRows(
             start=start,
@@ -426,7 +414,7 @@ class TableReader:
         try:
             yield from blocks
         except UNREADABLE:
-            self._add("tables_damaged", 1)
+            count(self._health, "tables_damaged")
 
     def _count_rows(self, number: int) -> None:
         self._number += number
@@ -436,10 +424,6 @@ class TableReader:
     def _check_names(self) -> None:
         if len(self.names) > self._limits.distinct:
             raise refuse("E314", self._source, self._limits.distinct, "names")
-
-    def _add(self, counter: str, number: int) -> None:
-        if number:
-            self._health[counter] = self._health.get(counter, 0) + number
 
 
 def _copy_name(kind: int) -> str:

@@ -85,20 +85,8 @@ class _Names(Codes):
         self.convolutions = {code for code in self.convolutions if code < number}
 
 
-class _KindCodes(dict[Any, int]):
-    __slots__ = ()
-
-    def __missing__(self, key: Hashable) -> int:
-        return int(Kind.OTHER)
-
-
 class Packer:
     """Packs events, and numbers their names, threads and shapes.
-
-    Args:
-        python: Whether to keep ``python_function`` events.
-        health: Counters to add to.
-        within: Keep only what overlaps this span of time, ns.
 
     Attributes:
         names: Code of each distinct name so far; threads and signatures are the same.
@@ -125,7 +113,6 @@ class Packer:
         self._python = python
         self._within = within
         self._health = health
-        self._kinds = _KindCodes({name: int(kind) for name, kind in KINDS.items()})
 
     def pack(self, events: Sequence[Event]) -> Packed | None:
         """The columns of the events that have an interval; ``None`` where there are none."""
@@ -149,14 +136,14 @@ class Packer:
         self.left_out += len(events) - len(kept)
         self.numbering.add([event.args.number if event.args else -1 for event in events])
         if timed:
-            self.after_python = self._kinds[timed[-1].cat] == Kind.PYTHON
+            self.after_python = KINDS.get(timed[-1].cat) == Kind.PYTHON
         return packed
 
     def _chosen(self, events: list[Event]) -> tuple[bytes, list[Event]]:
         """Those of the events that are kept, and their kinds."""
         if self._within is not None:
             events = self._overlapping(events, *self._within)
-        kinds = bytes([self._kinds[event.cat] for event in events])
+        kinds = bytes([KINDS.get(event.cat, Kind.OTHER) for event in events])
         if self._python or Kind.PYTHON not in kinds:
             return kinds, events
         kept = [event for event, kind in zip(events, kinds, strict=True) if kind != Kind.PYTHON]
@@ -392,14 +379,7 @@ _MOST_ROWS = 2**31 - 1
 
 
 class Builder:
-    """Columns under way. Events go in by :meth:`add`, the trace comes out of :meth:`finish`.
-
-    Args:
-        source: The file's name, for messages.
-        limits: Bounds on events and names.
-        packer: Numbers names, threads and shapes.
-        health: Counters to add to.
-    """
+    """Columns under way. Events go in by :meth:`add`, the trace comes out of :meth:`finish`."""
 
     def __init__(self, source: str, limits: Limits, packer: Packer, health: dict[str, int]) -> None:
         self.rows = 0
@@ -448,10 +428,7 @@ class Builder:
     def finish(self, metadata: dict[str, Any], rank: int | None, cut: bool) -> Trace:
         """The trace of all events taken in; the builder is spent.
 
-        Args:
-            metadata: What the file says about itself.
-            rank: Its rank.
-            cut: Whether the file was cut among its events.
+        ``cut``: the file was cut among its events.
         """
         packer, health = self.packer, self._health
         name, codes, dims = (
@@ -566,11 +543,7 @@ def _rows(trace: Trace, kept: Bool) -> Trace:
 class Window:
     """The bytes from ``FIRST`` to ``end`` of ``data``; the byte before them is kept free.
 
-    Args:
-        stream: Where the bytes come from.
-        size: Bytes to hold; grows while a single event does not fit.
-        source: The file's name, for messages.
-        limits: Bounds the growth.
+    It holds ``size`` bytes, and grows while a single event does not fit.
     """
 
     FIRST = 1

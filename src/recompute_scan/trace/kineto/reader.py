@@ -23,6 +23,7 @@ from recompute_scan.trace.health import count
 from recompute_scan.trace.kineto.decode import Builder, Packer, Window
 from recompute_scan.trace.kineto.schema import (
     BETWEEN_EVENTS,
+    LONGEST,
     UNREADABLE,
     Decode,
     Document,
@@ -45,8 +46,6 @@ EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[[\s,]*(?=\{)')
 _ARRAY_BEGIN = re.compile(rb"\s*\[[\s,]*(?=\{)")
 _ARRAY = re.compile(rb"\s*\[")
 _GAP = re.compile(rb"\s*,\s*\{\s*\"(?:\w+\"\s*:\s*)?")
-# A first event that does not end within this is broken, and shows nothing of the layout.
-_FIRST_EVENT = 1 << 20
 BOM = b"\xef\xbb\xbf"
 
 
@@ -130,9 +129,9 @@ def find_separator(window: Window) -> Separator:
     line break in it, or a bare quote, it cannot be part of a sound string.
     """
     while True:
-        end = object_end(bytes(memoryview(window.data)[: window.end]), window.FIRST, _FIRST_EVENT)
+        end = object_end(bytes(memoryview(window.data)[: window.end]), window.FIRST)
         known = end >= 0 and window.end - end > 256
-        if known or window.ended or window.end > _FIRST_EVENT:
+        if known or window.ended or window.end > LONGEST:
             break
         window.grow()
     gap = _GAP.match(window.data, end, window.end) if end >= 0 else None
@@ -219,11 +218,7 @@ def python_frames(data: bytearray, first: int, comma: int, separator: Separator)
 
 
 class About:
-    """Collects a file's metadata, in any place of it.
-
-    Args:
-        health: Counters to add to.
-    """
+    """Collects a file's metadata, in any place of it."""
 
     def __init__(self, health: dict[str, int]) -> None:
         self.metadata: dict[str, Any] = {}
@@ -240,7 +235,7 @@ class About:
         try:
             self.add(decode_document(text))
         except UNREADABLE:
-            mended = mend(text, decode_document, UNREADABLE)
+            mended = mend(text, decode_document)
             count(self._health, "metadata_repaired" if mended else "metadata_unreadable")
             if mended:
                 self.add(mended[0])
@@ -261,11 +256,6 @@ _CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
 
 class FileEnd:
     """Takes in what is behind the last sound chunk of events.
-
-    Args:
-        about: Takes what the file says about itself.
-        mender: Takes events apart.
-        health: Counters to add to.
 
     Attributes:
         bare: Whether the file is a bare array of events.
@@ -360,17 +350,7 @@ _FINISHED = -1
 
 
 class Reader:
-    """Reads one stream into a :class:`Builder`.
-
-    Args:
-        stream: The uncompressed bytes.
-        source: The file's name, for messages.
-        limits: What is refused.
-        python: Whether ``python_function`` events are kept.
-        health: Counters to add to.
-        within: Only what overlaps this span of time is kept, ns.
-        chunk: Bytes to decode at once; larger ones cost more in page faults.
-    """
+    """Reads one stream of uncompressed bytes; see :func:`recompute_scan.trace.sources.read`."""
 
     def __init__(
         self,
