@@ -178,11 +178,6 @@ def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[De
     return replace(alignment, recomputes=rest), tuple(found)
 
 
-def rows_of(found: Sequence[DesignedRun]) -> Int64:
-    """Rows of all their calls."""
-    return np.array([row for each in found for row in each.rows], np.int64)
-
-
 def _functions(structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
     calls = structure.calls
@@ -280,8 +275,7 @@ def functions_around(structure: Structure, row: int) -> list[int]:
 
     In a recompute, those inside the node that runs it.
     """
-    found = []
-    call = int(structure.function[row])
+    found, call = [], int(structure.function[row])
     while call >= 0:
         found.append(call)
         above = int(structure.calls.parent[call])
@@ -340,10 +334,7 @@ def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
 def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     """For each piece of device work: was it launched inside one of these calls?
 
-    Args:
-        calls: The trace's calls.
-        kernels: Its device work.
-        rows: Calls, ascending, each outside the others.
+    ``rows`` are ascending, each outside the others.
     """
     launch = kernels.launch
     at = rows.searchsorted(launch, side="right") - 1

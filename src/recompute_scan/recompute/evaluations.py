@@ -131,7 +131,7 @@ def find_evaluations(calls: Calls) -> Evaluations:
         maker=maker,
         made_in=made_in,
         engine_pass=passes,
-        root_pass=passes[_outermost(parent)],
+        root_pass=passes[np.maximum.accumulate(np.where(parent < 0, np.arange(len(row)), 0))],
         nested_at=nested_at,
         by_hook=by_hook,
         of=of,
@@ -254,17 +254,6 @@ def _find_fates(
     return fate, through
 
 
-def _outermost(parent: Int64) -> Int64:
-    """Of each evaluation the outermost around it, or itself."""
-    top = np.where(parent >= 0, parent, np.arange(len(parent)))
-    while len(top):
-        further = top[top]
-        if (further == top).all():
-            break
-        top = further
-    return top
-
-
 def _find_passes(
     calls: Calls, row: Int64, number: Int64, parent: Int64, of: Int32, maker: Int64, plain: Bool
 ) -> Int64:
@@ -311,13 +300,8 @@ def _find_passes(
 def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple[Ints, Int64]:
     """The sequence number of each call, -1 for none; and rows of those that got their node's.
 
-    An operator without one (TorchScript) has the lowest inside it, an engine range
-    its node's.
-
-    Args:
-        calls: The calls.
-        operators: For each: is it an outermost operator?
-        evaluations: The evaluations of nodes.
+    An outermost operator without one (TorchScript) has the lowest inside it, an engine range its
+    node's.
     """
     own = calls.sequence.copy()
     nodes = evaluations.node[evaluations.node >= 0]

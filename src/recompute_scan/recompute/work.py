@@ -52,12 +52,7 @@ class Ran:
     """Tells whether an operator of a recompute did the work of its first run.
 
     Early stop interrupts the last operator of a recompute; selective checkpointing returns saved
-    results.
-
-    Args:
-        calls: The trace's calls.
-        work: Their work on the device.
-        neutral: Per call, bookkeeping that costs nothing.
+    results. ``neutral`` calls are bookkeeping that costs nothing.
     """
 
     def __init__(self, calls: Calls, work: Work, neutral: Bool) -> None:
@@ -122,10 +117,9 @@ class Ran:
 
         A recompute detaches, inside its operators, what it recomputed: that does not count.
         """
-        counted = (
-            row + 1 + np.flatnonzero(~self._neutral[row + 1 : row + 1 + self._calls.size[row]])
-        )
-        following = np.append(counted[1:], row + 1 + self._calls.size[row])
+        stop = row + 1 + self._calls.size[row]
+        counted = row + 1 + np.flatnonzero(~self._neutral[row + 1 : stop])
+        following = np.append(counted[1:], stop)
         return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
 
@@ -140,5 +134,4 @@ def twins_of(calls: Calls) -> Bool:
     above = np.maximum(calls.parent, 0)
     beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
     above[beyond] = calls.parent[above[beyond]]
-    twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
-    return np.asarray(twin)
+    return (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)

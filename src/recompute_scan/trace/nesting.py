@@ -361,10 +361,8 @@ def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int
 def _decided(calls: _Calls, certain: Int32, parent: Int32) -> tuple[Int32, Bool]:
     """The parent of each call, and whether it is a guess.
 
-    Args:
-        calls: The calls.
-        certain: The innermost call that holds each for certain; -1 for none.
-        parent: The parents as far as they are known.
+    ``certain`` is the innermost call that holds each for certain, -1 for none; ``parent`` what is
+    known so far.
     """
     habits = _Habits(calls, parent)
     parent = parent.copy()
