@@ -4,9 +4,9 @@ An autograd function may save less than its gradient needs and run *another* fun
 again in its own backward: DeepSeek's attention function runs the norms before it again, which saves
 their outputs. Nobody left a switch on, so it is no finding; but it is forward work that runs again.
 
-The operators of a function *itself* in its backward are its formula (chunked losses, fused
-activations, ring exchanges), and is not listed. Nor is a function that merely is part of another
-one's gradient, as scattering is of gathering:
+A function's *own* operators in its backward are its formula (chunked losses, fused activations,
+ring exchanges) and are not listed. Nor is a function that is merely part of another one's gradient,
+as scattering is of gathering:
 
 * it shows nothing of the forward pass alone: all kernels of its call, or all operators where it
   launches none, are in its own gradient too (a rotation, turned back by the same kernel);

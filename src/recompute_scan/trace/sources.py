@@ -40,6 +40,7 @@ from recompute_scan.trace.streams import (
     open_remote,
     shown,
     split_member,
+    take,
 )
 
 _LOOKED_AT = 2000
@@ -118,12 +119,8 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
             archive, name = inside
             if name not in members(archive, limits):
                 return None
-            buffer = memoryview(bytearray(most + 1))
-            filled = 0
             with open_member(archive, name, str(path), limits, {}) as stream:
-                while filled <= most and (number := stream.readinto(buffer[filled:])):
-                    filled += number
-            data = bytes(buffer[:filled])
+                data = take(stream, most + 1)
         elif is_file(path):
             _refuse_links(path.parent, [path.name])
             with opened(path) as file:

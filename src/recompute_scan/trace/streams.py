@@ -58,6 +58,15 @@ class Stream(Protocol):
         """Fill the front of the buffer; the number of bytes, 0 at the end."""
 
 
+def take(stream: Stream, most: int) -> bytes:
+    """Up to so many bytes from the front of a stream."""
+    data, filled = bytearray(most), 0
+    with memoryview(data) as view:
+        while filled < most and (number := stream.readinto(view[filled:]) or 0):
+            filled += number
+    return bytes(data[:filled])
+
+
 def inflate(
     raw: Stream, source: str, limits: Limits, health: dict[str, int]
 ) -> tuple[Stream, bool]:
@@ -121,13 +130,7 @@ class _Front:
     """A stream with known first bytes: ``first``."""
 
     def __init__(self, stream: Stream) -> None:
-        first = bytearray(len(ZSTANDARD))
-        filled = 0
-        with memoryview(first) as view:
-            while filled < len(first) and (number := stream.readinto(view[filled:]) or 0):
-                filled += number
-        self.first = bytes(first[:filled])
-        self._left = self.first
+        self.first = self._left = take(stream, len(ZSTANDARD))
         self._stream = stream
 
     def readinto(self, buffer: memoryview, /) -> int:

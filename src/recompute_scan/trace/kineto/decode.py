@@ -37,7 +37,7 @@ from recompute_scan.trace.kineto.schema import (
     Event,
     nanoseconds,
 )
-from recompute_scan.trace.streams import Stream
+from recompute_scan.trace.streams import Stream, take
 
 # A convolution's work depends on its stride, padding and the like, not on shapes alone.
 _CONVOLUTION = "convolution"
@@ -251,15 +251,12 @@ def _tame(event: Event, health: dict[str, int]) -> Event:
         dur=_time(event.dur),
         args=NO_ARGS
         if args is NO_ARGS
-        else Args(
+        else replace(
+            args,
             correlation=_integer(args.correlation, 2**62, health),
             stream=_integer(args.stream, 2**31, health),
             made_by=_integer(args.made_by, 2**31, health),
-            input_type=args.input_type,
-            input_dims=args.input_dims,
-            old_input_dims=args.old_input_dims,
             sequence=_integer(args.sequence, 2**62, health),
-            values=args.values,
         ),
     )
 
@@ -598,13 +595,9 @@ class Window:
 
     def behind(self, most: int) -> bytes:
         """Up to ``most`` bytes that follow those that are held."""
-        data = bytearray()
-        piece = memoryview(bytearray(min(most, 1 << 16)))
-        while len(data) < most and not self.ended:
-            number = self._stream.readinto(piece[: most - len(data)]) or 0
-            data += piece[:number]
-            self.ended = number == 0
-        return bytes(data)
+        data = take(self._stream, most)
+        self.ended |= len(data) < most
+        return data
 
     def drain(self) -> int:
         """Read the stream to its end and forget it; the number of bytes not held before."""
