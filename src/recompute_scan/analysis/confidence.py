@@ -29,25 +29,15 @@ _SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 def confidence(facts: RecomputeFacts, *, one_count: bool = False) -> Level:
     """How sure the counts are, by written rules (``docs/design.md``).
 
-    ``low``: no verdict; over 30 % of the kernels without a record of their launch; over 2 % of
-    the calls in a place that is a guess; annotations that disagree with more operators than were
-    recomputed; or attention's kernels alone, and no launching thread separates recomputes,
-    nothing marks the steps, or steps differ. ``medium``: a count by annotations; attention's
-    kernels alone; only one complete step; steps that differ; annotations that disagree with the
-    operators; a plain count that disagrees, or is of nothing, or no second one (``one_count``);
-    over 0.2 % of the calls in a place that is a guess; part of the trace lost. Else ``high``.
+    ``one_count``: the plain count saw nothing of what is counted.
     """
     attention = facts.attention if facts.level == "kernels" else None
+    guessed, marks = guesses_places(facts, _MANY_GUESSED), facts.annotations
     if facts.judgement.by_marks:
-        return "low" if guesses_places(facts, _MANY_GUESSED) else "medium"
-    unsure = facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
-    unsure |= guesses_places(facts, _MANY_GUESSED)
-    annotations = facts.annotations
-    unsure |= (
-        annotations is not None
-        and annotations_disagree(facts)
-        and annotations.disagreeing > annotations.recomputed
-    )
+        return "low" if guessed else "medium"
+    unlaunched = facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
+    apart = annotations_disagree(facts) and marks and marks.disagreeing > marks.recomputed
+    unsure = guessed or unlaunched or apart
     if facts.judgement.verdict == "inconclusive" or unsure:
         return "low"
     if attention is not None:
@@ -66,11 +56,10 @@ def guesses_places(facts: RecomputeFacts, most: float = _SOME_GUESSED) -> bool:
 
 def annotations_disagree(facts: RecomputeFacts) -> bool:
     """Do the run wrapper's annotations and the operators differ by more than a stray few?"""
-    annotations = facts.annotations
-    if annotations is None:
-        return False
-    allowed = max(_DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * annotations.recomputed)
-    return annotations.disagreeing > allowed
+    marks = facts.annotations
+    return marks is not None and marks.disagreeing > max(
+        _DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * marks.recomputed
+    )
 
 
 def doubts(facts: RecomputeFacts) -> tuple[str, ...]:

@@ -60,11 +60,7 @@ def load_each(
 ) -> Iterator[Loaded]:
     """The traces one after the other, so that one at a time is held.
 
-    Args:
-        addresses: Files, folders of one trace a rank, globs, archives; remote addresses as text.
-        failures: What could not be read is added here.
-        on_progress: Called with a line for the person before each is read.
-        limits: What is refused as too large.
+    What cannot be read is added to ``failures``.
 
     Raises:
         InputError: An address stands for nothing (see :func:`recompute_scan.trace.find`).
@@ -80,16 +76,12 @@ def load_each(
 def load_one(
     address: Address,
     number: int,
-    on_progress: Callable[[str], None] = lambda _: None,
-    limits: Limits = DEFAULT_LIMITS,
+    on_progress: Callable[[str], None],
+    limits: Limits,
 ) -> Loaded:
     """One trace file with its run record.
 
-    Args:
-        address: The file, a member of an archive, or a remote address.
-        number: Its place among the traces of the run: its rank, where no record has it.
-        on_progress: Called with a line for the person.
-        limits: What is refused as too large.
+    ``number`` is its place among the traces of the run: its rank, where no record has it.
 
     Raises:
         InputError: It cannot be read (see :func:`recompute_scan.trace.load`), or its run record is
@@ -163,25 +155,17 @@ def with_stacks(
 ) -> RecomputeFacts:
     """The facts, with call sites and mechanisms from Python frames where those are needed.
 
-    Args:
-        facts: What was found in the trace without its frames.
-        address: Where the trace is; a remote trace is not fetched a second time.
-        info: The run record of its run.
-        limits: Bounds on what is read.
-        on_progress: Called with a line for the person.
+    A remote trace is not fetched a second time.
     """
     if facts.annotations is not None or not facts.alignment.recomputes or isinstance(address, str):
         return facts
     if has_frames(facts.trace):
         return facts
-    beside = stacks_beside(address, info)
-    source = address if facts.trace.metadata.get("with_stack") else beside
-    if source is None:
-        return facts
-    if not (whole := facts.whole_steps):
+    again, whole = bool(facts.trace.metadata.get("with_stack")), facts.whole_steps
+    source = address if again else _stacks_beside(address, info)
+    if source is None or not whole:
         return facts
     # One step shows as much as all, and all steps of a long trace would not fit into memory.
-    again = source == address
     moved = facts.trace.moved
     within = (whole[0].start - moved, whole[0].end - moved) if again else None
     outline = facts.trace.outline if again else None
@@ -223,7 +207,7 @@ def _carried_over(facts: RecomputeFacts, framed: RecomputeFacts) -> RecomputeFac
     return replace(facts, blocks=tuple(blocks), framed=True)
 
 
-def stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:
+def _stacks_beside(trace: Path, info: RunInfo | None) -> Path | None:
     """The trace with stacks that `run` wrote next to this one, if there is one."""
     path = trace.with_name(info.stacks) if info and info.stacks else None
     # A link could lead out of the folder.

@@ -112,15 +112,7 @@ def result_from(
     footprint: Footprint | None = None,
     graphs: Graphs | None = None,
 ) -> Result:
-    """The result for what was found in one trace.
-
-    Args:
-        facts: What ran again.
-        info: The run record of its run.
-        machine: The device as the user gives it.
-        footprint: The memory of a step of the same run.
-        graphs: The compiler's graphs of the same run, where they are known.
-    """
+    """The result for what was found in one trace, and for what else is known of its run."""
     facts, opened, compiled = _answered(facts, graphs)
     info, known = info or _NO_RECORD, info is not None
     # No step takes no time: a record that says so has not timed it.

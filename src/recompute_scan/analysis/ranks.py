@@ -131,14 +131,8 @@ def _end(folder: Path, rank: int, info: RunInfo | None, files: Collection[str]) 
     return replace(end, place=frame.place if frame is not None else None, stack=stack)
 
 
-# Which rank's answer stands for the run when they differ: the worst.
-_SEVERITY: dict[Verdict, int] = {
-    "doubled": 4,
-    "full": 3,
-    "partial": 2,
-    "none": 1,
-    "inconclusive": 0,
-}
+# Which rank's answer stands for the run when they differ: the worst, the last of these.
+_SEVERITY: tuple[Verdict, ...] = ("inconclusive", "none", "partial", "full", "doubled")
 
 
 class Piece(Struct, frozen=True):
@@ -178,7 +172,7 @@ def worst(pieces: Sequence[Piece]) -> Piece:
 
     def badness(piece: Piece) -> tuple[int, bool, int]:
         wrong = any(finding.wrong_gradients for finding in piece.result.findings)
-        return _SEVERITY[piece.result.verdict], wrong, -piece.rank
+        return _SEVERITY.index(piece.result.verdict), wrong, -piece.rank
 
     return max(pieces, key=badness)
 

@@ -68,13 +68,6 @@ def write_tracks(
 ) -> None:
     """Write the trace with what was found in it; in gzip where the name ends in ``.gz``.
 
-    Args:
-        path: The trace, JSON of torch's profiler, plain or compressed.
-        facts: What was found in it.
-        target: The file to write.
-        force: Whether it may be there already.
-        limits: What is refused while reading.
-
     Raises:
         UsageError: The trace is no JSON (``E229``), or the file cannot be written (``E208``,
             ``E209``).

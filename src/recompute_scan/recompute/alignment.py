@@ -140,10 +140,7 @@ class Alignment(Struct, frozen=True, dict=True):
 def align(structure: Structure, work: Work, starts: Int64) -> Alignment:
     """Match every candidate sequence with the forward pass.
 
-    Args:
-        structure: Their roles.
-        work: Their work on the device; shows operators that were entered but did nothing.
-        starts: Start of each step in ns, ascending; a recompute repeats work of the same step.
+    ``starts`` has the start of each step in ns, ascending: a recompute repeats work of its step.
     """
     calls = structure.calls
     neutral = calls.where(vocabulary.NEUTRAL.match)
@@ -342,13 +339,30 @@ class Anchors:
         A checkpoint function's node stands for all its operators, and what a function or a model
         ran again by design went backward where that did.
         """
-        if self._pairs is None:
+        pairs, table = self._pairs, self._structure.evaluations
+        if pairs is None:
             # No sequence numbers in this trace: all that ran before a backward has one.
             start = self._calls.start
-            last = start[self._structure.evaluations.row].max(initial=-1)
+            last = start[table.row].max(initial=-1)
             backwards = np.asarray(start[self._forward] < last, np.int64)
             return backwards, np.maximum(backwards, 1)
-        return self._counted(self._pairs, self._owners, recomputes)
+        owner, many = self._owners, len(table.row)
+        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
+        extra = []
+        for each in recomputes:
+            place = self._forward.searchsorted(each.original)
+            one = int(table.root_pass[table.row.searchsorted(each.engine)])
+            extra.append(2 * (place * many + one) + each.by_design)
+        if not extra:
+            return backwards, np.maximum(backwards, 1)
+        found = np.unique(np.concatenate(extra))
+        place, by_design = found // 2 // many, found % 2 > 0
+        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
+        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
+        passes = backwards + np.bincount(ran, minlength=len(backwards))
+        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
+        backwards[designed[0]] = designed[1]
+        return backwards, np.maximum(passes, 1)
 
     def find_passes(self) -> Int64:
         """``Alignment.through``."""
@@ -376,41 +390,11 @@ class Anchors:
         root = root[self._made[root] >= 0]
         return np.unique(self._made[root] * np.int64(len(table.row)) + table.root_pass[root])
 
-    def _counted(
-        self, pairs: Int64, owner: Int64, recomputes: Sequence[Recompute]
-    ) -> tuple[Int64, Int64]:
-        """The same, of pairs of an owner's row and a backward pass, ascending."""
-        table = self._structure.evaluations
-        many = len(table.row)
-        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
-        extra = []
-        for each in recomputes:
-            place = self._forward.searchsorted(each.original)
-            one = int(table.root_pass[table.row.searchsorted(each.engine)])
-            extra.append(2 * (place * many + one) + each.by_design)
-        if not extra:
-            return backwards, np.maximum(backwards, 1)
-        found = np.unique(np.concatenate(extra))
-        place, by_design = found // 2 // many, found % 2 > 0
-        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
-        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
-        passes = backwards + np.bincount(ran, minlength=len(backwards))
-        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
-        backwards[designed[0]] = designed[1]
-        return backwards, np.maximum(passes, 1)
-
     @cached_property
     def _owners(self) -> Int64:
         """For each forward operator: its row, or the row of the outermost function around it."""
-        function, parent = self._structure.function, self._calls.parent
-        outermost: Ints = function[self._forward]
-        for _ in range(64):
-            parents = np.where(outermost >= 0, parent[outermost], -1)
-            above = np.where(parents >= 0, function[parents], -1)
-            if not (above >= 0).any():
-                break
-            outermost = np.where(above >= 0, above, outermost)
-        return np.where(outermost >= 0, outermost, self._forward).astype(np.int64)
+        outer = self._structure.outer_function[self._forward]
+        return np.where(outer >= 0, outer, self._forward).astype(np.int64)
 
 
 class NodeSequence(Struct, frozen=True):
@@ -438,16 +422,10 @@ class NodeSequence(Struct, frozen=True):
 class Matcher:
     """Matches the sequences of one trace with its forward pass.
 
-    Args:
+    Attributes:
         structure: The roles of all calls.
         forward: Rows of the operators of the forward pass.
-        candidates: Rows of the operators that could be recomputes.
-        starts: Start of each step in ns, ascending.
-
-    Attributes:
-        structure: The roles.
-        forward: Those rows.
-        sequences: The candidates of each node, in order of time.
+        sequences: The operators that could be recomputes of each node, in order of time.
         anchors: Where each of them is expected.
     """
 
@@ -457,13 +435,13 @@ class Matcher:
         self.forward = forward
         self._calls = calls = structure.calls
         self.structure = structure
-        code = self._code = OperatorCodes(calls)
-        self._sequence = ForwardSequence(code[forward])
+        self._code = OperatorCodes(calls)
+        self._sequence = ForwardSequence(self._code[forward])
         self._one_thread = len(np.unique(calls.thread[forward])) <= 1
         numbers = structure.number[forward]
         # A node with a lower number was made before the trace begins.
         self._first_number = int(numbers[numbers >= 0].min(initial=2**31 - 1))
-        self.sequences = self._list_sequences(candidates, starts, code)
+        self.sequences = self._list_sequences(candidates, starts)
         engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
         self.anchors = Anchors(structure, forward, engines)
         self._following = self._find_following(engines)
@@ -479,9 +457,7 @@ class Matcher:
         following[asked[:-1][same]] = asked[1:][same]
         return following
 
-    def _list_sequences(
-        self, candidates: Int64, starts: Int64, code: OperatorCodes
-    ) -> list[NodeSequence]:
+    def _list_sequences(self, candidates: Int64, starts: Int64) -> list[NodeSequence]:
         """Candidates by the engine range they ran in, in order of time."""
         if not len(candidates):
             return []
@@ -493,7 +469,7 @@ class Matcher:
         begins = np.flatnonzero(changes(engine, role))
         engines = engine[begins]
         lowest, highest = self._bounds(engines, starts)
-        codes, function = code[rows], structure.function[rows]
+        codes, function = self._code[rows], structure.function[rows]
         ends = np.append(begins[1:], len(rows))
         return [
             NodeSequence(
@@ -523,11 +499,9 @@ class Matcher:
         return times.searchsorted(begin), times.searchsorted(own)
 
     def match(self, place: int, heights: Mapping[bytes, int]) -> list[Recompute]:
-        """The recomputes that one sequence consists of, in order of time.
+        """The recomputes that the sequence at a place consists of, in order of time.
 
-        Args:
-            place: Position of the sequence.
-            heights: By the operators of a sequence: how far below its end it may begin.
+        ``heights`` has, by the operators of a sequence, how far below its end it may begin.
         """
         node = self.sequences[place]
         engine, lowest = node.engine, node.lowest
@@ -601,13 +575,9 @@ class Matcher:
     def _walks(
         self, node: NodeSequence, anchor: Anchor | None, lowest: int, *, within: bool
     ) -> list[Walk]:
-        """The recomputes of a sequence, in order of time.
+        """The recomputes of a sequence, in order of time; the last is expected at the anchor.
 
-        Args:
-            node: The sequence.
-            anchor: Where the last one is expected.
-            lowest: First place of all.
-            within: Whether the last one lies within the anchor, and others go to its end.
+        ``within``: the last one lies within the anchor, and others go to its end.
         """
         wanted, end = node.codes, len(node.codes)
         last = anchor.last if anchor is not None else node.highest - 1

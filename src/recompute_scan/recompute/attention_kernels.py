@@ -270,11 +270,6 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
 
     Kernels belong to the step that launched them. Those without a record of their launch are
     left out, unless no kernel has one: then the whole recording is one step.
-
-    Args:
-        trace: The trace.
-        calls: Its host calls; may be empty.
-        kernels: Its device work.
     """
     roles = _roles(trace, kernels.event)
     code = trace.name[kernels.event]
@@ -331,7 +326,7 @@ def hides_backward(trace: Trace, structure: Structure, kernels: Kernels) -> bool
     launched = kernels.launch >= 0
     launch, event = kernels.launch[launched], kernels.event[launched]
     time = kernels.time[launched]
-    graph = calls.names_where(GRAPH_LAUNCH.match)[calls.name[launch]]
+    graph = calls.where(GRAPH_LAUNCH.match)[launch]
     if not graph.any():
         return False
     in_backward = structure.engine[launch] >= 0

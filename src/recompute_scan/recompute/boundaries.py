@@ -59,7 +59,6 @@ class Annotations(Struct, frozen=True):
     Attributes:
         calls: Checkpointed calls that hold an operator of the forward pass, outermost first; those
             that only a recompute has come last.
-        forward: The rows that their positions count: ``Alignment.forward``.
         disagreeing: Recomputed operators outside every annotated recompute, and operators inside
             one that the forward pass does not explain. 0 when both views agree.
         recomputed: Recomputed operators found by structure and alignment, for comparison.
@@ -69,7 +68,6 @@ class Annotations(Struct, frozen=True):
     """
 
     calls: tuple[AnnotatedCall, ...]
-    forward: Int64
     disagreeing: int
     recomputed: int
     mechanisms: frozenset[str] = frozenset()
@@ -115,7 +113,6 @@ def read_annotations(alignment: Alignment) -> Annotations | None:
     unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
     return Annotations(
         calls=tuple(marked),
-        forward=alignment.forward,
         disagreeing=int((~inside[matched] & ~beside & ~elsewhere & ~alignment.by_design).sum())
         + len(unexplained),
         recomputed=len(matched),
@@ -391,15 +388,14 @@ class Node(Struct, frozen=True):
     children: tuple[Node, ...]
 
 
-def spans_from_annotations(structure: Structure, annotations: Annotations) -> list[Span]:
+def spans_from_annotations(alignment: Alignment, annotations: Annotations) -> list[Span]:
     """One span per annotated boundary, and per call of a function without one, in forward order."""
-    calls = structure.calls
+    calls, structure = alignment.structure.calls, alignment.structure
     in_parts = structure.functions.in_parts
     spans = [(call.row, _marked(call, in_parts)) for call in annotations.calls]
     for row in unmarked_functions(structure, annotations):
-        first, last = np.searchsorted(
-            annotations.forward, (row, row + int(calls.size[row]) + 1)
-        ).tolist()
+        bounds = row, row + int(calls.size[row]) + 1
+        first, last = alignment.forward.searchsorted(bounds).tolist()
         if last > first:
             name = calls.called(row)
             own = of_function(Checkpoint(0, "reentrant"), name, in_parts)
@@ -503,16 +499,9 @@ def _of_blocks(alignment: Alignment) -> list[Recompute]:
     if not len(own):
         return list(alignment.recomputes)
     found = []
-    for recompute in alignment.recomputes:
-        block = ~np.isin(recompute.original, own)
-        found.append(
-            replace(
-                recompute,
-                original=recompute.original[block],
-                again=recompute.again[block],
-                ran=recompute.ran[block],
-            )
-            if block.any()
-            else recompute
-        )
+    for one in alignment.recomputes:
+        block = ~np.isin(one.original, own)
+        block |= not block.any()
+        original, again, ran = one.original[block], one.again[block], one.ran[block]
+        found.append(replace(one, original=original, again=again, ran=ran))
     return found

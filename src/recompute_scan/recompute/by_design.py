@@ -4,9 +4,9 @@ An autograd function may save less than its gradient needs and run *another* fun
 again in its own backward: DeepSeek's attention function runs the norms before it again, which saves
 their outputs. Nobody left a switch on, so it is no finding; but it is forward work that runs again.
 
-The operators of a function *itself* in its backward are its formula (chunked losses, fused
-activations, ring exchanges), and is not listed. Nor is a function that merely is part of another
-one's gradient, as scattering is of gathering:
+A function's *own* operators in its backward are its formula (chunked losses, fused activations,
+ring exchanges) and are not listed. Nor is a function that is merely part of another one's gradient,
+as scattering is of gathering:
 
 * it shows nothing of the forward pass alone: all kernels of its call, or all operators where it
   launches none, are in its own gradient too (a rotation, turned back by the same kernel);
@@ -178,15 +178,10 @@ def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[De
     return replace(alignment, recomputes=rest), tuple(found)
 
 
-def rows_of(found: Sequence[DesignedRun]) -> Int64:
-    """Rows of all their calls."""
-    return np.array([row for each in found for row in each.rows], np.int64)
-
-
 def _functions(structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
     calls = structure.calls
-    names = (calls.names[code] for code in structure.functions.called.values())
+    names = (calls.names[code] for code in structure.functions.written.tolist())
     return frozenset(
         name
         for name in names
@@ -280,8 +275,7 @@ def functions_around(structure: Structure, row: int) -> list[int]:
 
     In a recompute, those inside the node that runs it.
     """
-    found = []
-    call = int(structure.function[row])
+    found, call = [], int(structure.function[row])
     while call >= 0:
         found.append(call)
         above = int(structure.calls.parent[call])
@@ -340,10 +334,7 @@ def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
 def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     """For each piece of device work: was it launched inside one of these calls?
 
-    Args:
-        calls: The trace's calls.
-        kernels: Its device work.
-        rows: Calls, ascending, each outside the others.
+    ``rows`` are ascending, each outside the others.
     """
     launch = kernels.launch
     at = rows.searchsorted(launch, side="right") - 1
@@ -359,7 +350,7 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     It has the name of the record of the collective itself, which is inside the call of c10d
     or, where a library asks NCCL without c10d, holds NCCL's own range and its launches.
     """
-    bare = calls.names_where(vocabulary.RECORD.match)[calls.name[rows]]
+    bare = calls.where(vocabulary.RECORD.match)[rows]
     if not bare.any():
         return bare
     ranges = np.flatnonzero(calls.where(vocabulary.BACKEND.match))

@@ -39,6 +39,7 @@ from recompute_scan.numpy_tools import changes, places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.evaluations import nodes_of_ranges
 from recompute_scan.recompute.roles import LOOKED_THROUGH, Role, Structure
 from recompute_scan.recompute.work import twins_of
 from recompute_scan.trace.calls import Calls
@@ -236,18 +237,11 @@ def _nodes_apart(structure: Structure) -> tuple[int, int]:
     """Engine ranges without their node in them, and nodes in no such range; of how many."""
     calls = structure.calls
     operator = calls.kind == Kind.OP
-    ranges = calls.names_where(lambda name: name.startswith(vocabulary.ENGINE))
-    engines = np.flatnonzero(ranges[calls.name] & operator & ~_unasked(structure))
+    ranges = calls.where(lambda name: name.startswith(vocabulary.ENGINE))
+    engines = np.flatnonzero(ranges & operator & ~_unasked(structure))
     if not len(engines):
         return 0, 0  # torch 1.8 to 1.10 opened none
-    codes = {name: code for code, name in enumerate(calls.names)}
-    node_of = np.array(
-        [
-            codes.get(name[len(vocabulary.ENGINE) :], -1) if of_engine else -2
-            for name, of_engine in zip(calls.names, ranges, strict=True)
-        ],
-        np.int64,
-    )
+    node_of = nodes_of_ranges(calls)
     is_node = calls.names_where(_NAMED.match)
     is_node[node_of[node_of >= 0]] = True
     nodes = np.flatnonzero(is_node[calls.name] & operator)

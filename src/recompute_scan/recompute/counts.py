@@ -170,11 +170,8 @@ def join_steps(structure: Structure, steps: list[StepSpan]) -> list[StepSpan]:
 def complete_steps(alignment: Alignment, steps: list[StepSpan], cut_at: int | None = None) -> Bool:
     """For each step: does it hold a forward pass with its backward, and was it read to its end?
 
-    Args:
-        alignment: What ran backward.
-        steps: The steps.
-        cut_at: Where a trace that was cut short ends, ns. A step's own range can be in the
-            file before all that ran in it.
+    A trace that was cut short ends at ``cut_at``, ns. A step's own range can be in the file before
+    all that ran in it.
     """
     calls = alignment.structure.calls
     step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])

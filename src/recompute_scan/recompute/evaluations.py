@@ -131,7 +131,7 @@ def find_evaluations(calls: Calls) -> Evaluations:
         maker=maker,
         made_in=made_in,
         engine_pass=passes,
-        root_pass=passes[_outermost(parent)],
+        root_pass=passes[np.maximum.accumulate(np.where(parent < 0, np.arange(len(row)), 0))],
         nested_at=nested_at,
         by_hook=by_hook,
         of=of,
@@ -142,14 +142,18 @@ def find_evaluations(calls: Calls) -> Evaluations:
     )
 
 
+def nodes_of_ranges(calls: Calls) -> Int64:
+    """By the code of an engine range's name: its node's, or -1; -1 for all other names."""
+    codes, engine = {name: code for code, name in enumerate(calls.names)}, vocabulary.ENGINE
+    nodes = (name[len(engine) :] if name.startswith(engine) else "" for name in calls.names)
+    return np.array([codes.get(node, -1) if node else -1 for node in nodes], np.int64)
+
+
 def _find_places(
     calls: Calls, row: Int64, is_op: Bool, bare: bool
 ) -> tuple[Int64, Int64, Int32, Bool]:
     """Of each evaluation the node and the one around it; of each call where it is among them."""
-    codes = {name: code for code, name in enumerate(calls.names)}
-    node_of = np.full(len(calls.names), -1, np.int64)
-    for code in np.unique(calls.name[row]).tolist() if not bare else ():
-        node_of[code] = codes.get(calls.names[code][len(vocabulary.ENGINE) :], -1)
+    node_of = nodes_of_ranges(calls)
     index = np.full(len(calls), -1, np.int32)
     index[row] = np.arange(len(row))
     # A call in no other has row -1 for its parent: what is behind the last.
@@ -250,17 +254,6 @@ def _find_fates(
     return fate, through
 
 
-def _outermost(parent: Int64) -> Int64:
-    """Of each evaluation the outermost around it, or itself."""
-    top = np.where(parent >= 0, parent, np.arange(len(parent)))
-    while len(top):
-        further = top[top]
-        if (further == top).all():
-            break
-        top = further
-    return top
-
-
 def _find_passes(
     calls: Calls, row: Int64, number: Int64, parent: Int64, of: Int32, maker: Int64, plain: Bool
 ) -> Int64:
@@ -307,13 +300,8 @@ def _find_passes(
 def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple[Ints, Int64]:
     """The sequence number of each call, -1 for none; and rows of those that got their node's.
 
-    An operator without one (TorchScript) has the lowest inside it, an engine range
-    its node's.
-
-    Args:
-        calls: The calls.
-        operators: For each: is it an outermost operator?
-        evaluations: The evaluations of nodes.
+    An outermost operator without one (TorchScript) has the lowest inside it, an engine range its
+    node's.
     """
     own = calls.sequence.copy()
     nodes = evaluations.node[evaluations.node >= 0]
@@ -335,7 +323,7 @@ def under_a_mode(calls: Calls, rows: Int64) -> Bool:
     A dispatch mode sees an operator, and calls it again.
     """
     echo = (calls.parent >= 0) & (calls.kind == Kind.OP) & (calls.name == calls.name[calls.parent])
-    return np.asarray(calls.sums(echo, rows) > echo[rows])
+    return calls.holding(echo, rows) > 0
 
 
 def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64) -> Int64:
@@ -405,21 +393,29 @@ class CheckpointFunctions(Struct, frozen=True):
         losses: Functions that do so and end the forward pass, such as a head with its loss in
             chunks. They run again their formula: they are no checkpoints, and not
             among ``names``.
-        called: The code of each function by the code of its node's name, except checkpoints
-            that are known by name.
+        called: By the code of the name of a node, or of the engine's range around one: the code of
+            its function, except checkpoints that are known by name; or -1.
     """
 
     names: frozenset[str]
     in_parts: frozenset[str]
     losses: frozenset[str]
-    called: dict[int, int]
+    called: Int64
+
+    @property
+    def written(self) -> Int64:
+        """The codes of all functions in ``called``."""
+        return np.unique(self.called[self.called >= 0])
 
 
 def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> CheckpointFunctions:
     """The checkpoint functions of a trace."""
     known = frozenset(vocabulary.CHECKPOINT_FUNCTIONS)
     functions = _called_functions(calls)
-    going = _own_nodes(calls, evaluations, functions)
+    # For each evaluation: the function that made its node.
+    going = functions[calls.name[evaluations.row]]
+    own = (evaluations.maker >= 0) & (calls.name[evaluations.maker] == going)
+    going = np.where(own, going, -1)
     rows = np.flatnonzero(evaluations.through >= 0)
     goes = evaluations.through[rows]
     rows, goes = rows[going[goes] >= 0], goes[going[goes] >= 0]
@@ -486,33 +482,17 @@ def _last_work(calls: Calls, own: int) -> int | None:
     return None
 
 
-def _called_functions(calls: Calls) -> dict[int, int]:
-    """Codes of the autograd functions that are no known checkpoints, by their node's name.
-
-    Compiled code is no function that somebody wrote.
-    """
+def _called_functions(calls: Calls) -> Int64:
+    """``CheckpointFunctions.called``; compiled code is no function that somebody wrote."""
     codes = {name: code for code, name in enumerate(calls.names)}
-    return {
-        codes[f"{name}{_NODE}"]: code
-        for name, code in codes.items()
-        if name not in vocabulary.CHECKPOINT_FUNCTIONS
-        and f"{name}{_NODE}" in codes
-        and not vocabulary.COMPILED_CALL.match(name)
-    }
-
-
-def _own_nodes(calls: Calls, evaluations: Evaluations, functions: dict[int, int]) -> Int64:
-    """For each evaluation the code of the function that made its node; -1 for none."""
-    of_name = np.full(len(calls.names), -1, np.int64)
-    codes = {name: code for code, name in enumerate(calls.names)}
-    for node, function in functions.items():
-        of_name[node] = function
-        if (engine := codes.get(f"{vocabulary.ENGINE}{calls.names[node]}")) is not None:
-            of_name[engine] = function
-    found = of_name[calls.name[evaluations.row]]
-    maker = evaluations.maker
-    own = (maker >= 0) & (calls.name[np.maximum(maker, 0)] == found)
-    return np.where(own, found, -1)
+    found = np.full(len(codes), -1, np.int64)
+    for name, code in codes.items():
+        node = f"{name}{_NODE}"
+        known = name in vocabulary.CHECKPOINT_FUNCTIONS or vocabulary.COMPILED_CALL.match(name)
+        if node in codes and not known:
+            found[codes[node]] = code
+            found[codes.get(f"{vocabulary.ENGINE}{node}", codes[node])] = code
+    return found
 
 
 def _are_losses(calls: Calls, evaluations: Evaluations, nodes: Int64) -> bool:

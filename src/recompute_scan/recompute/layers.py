@@ -56,12 +56,8 @@ def lookalikes(
 ) -> list[Span]:
     """Sequences of one forward pass that look like a block, lie in none and have a backward.
 
-    Args:
-        patterns: What blocks look like.
-        known: The blocks of this forward pass.
-        code: One number per operator of all forward passes.
-        counted: Which of these have a backward.
-        here: Places of this forward pass's.
+    ``code`` and ``counted`` are of the operators of all forward passes, ``here`` the places of this
+    one's.
     """
     taken = np.zeros(len(code), np.bool_)
     for span in known:
@@ -177,14 +173,8 @@ def with_lookalikes(
 ) -> list[Block]:
     """The blocks under checkpoints, with those that look like them, in forward order.
 
-    Without any, the layers are what repeats.
-
-    Args:
-        checkpointed: The blocks under checkpoints, of all forward passes.
-        counts: The operators of all forward passes.
-        code: One number per operator, equal for operators that are alike.
-        around: What checkpoints around several of them enclose, outer ones first: they are around
-            what looks like a block there, too.
+    Without any, the layers are what repeats. What checkpoints around several of them enclose is
+    in ``around``, outer ones first: they are around what looks like a block there, too.
     """
     patterns = patterns_of([block.span for block in checkpointed], code)
     alike: list[Block] = []

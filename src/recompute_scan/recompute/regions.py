@@ -21,11 +21,8 @@ from recompute_scan.trace.columns import Bool, Int64
 def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, ...]:
     """Families of the forward operators that have a backward, per complete step.
 
-    The longest recomputes come first. ``backward_per_step`` counts autograd nodes.
-
-    Args:
-        facts: What ran again.
-        scale: Factor from recorded to unprofiled times.
+    The longest recomputes come first. ``backward_per_step`` counts autograd nodes. ``scale`` is the
+    factor from recorded to unprofiled times.
     """
     steps = max(1, facts.complete_count)
     counts, mine = facts.counts, facts.counts.counted
@@ -105,14 +102,11 @@ _SHOWN_OPERATORS = 4
 
 
 def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...]:
-    """One row per layer, averaged over the complete steps, in forward order.
-
-    Args:
-        facts: What ran again.
-        scale: Factor from recorded to unprofiled times.
+    """One row per layer, averaged over the complete steps, in forward order; see
+    :func:`count_families`.
     """
-    per_step_ms = scale / 1e6 / max(1, facts.complete_count)
     steps = max(1, facts.complete_count)
+    per_step_ms = scale / 1e6 / steps
     counts = facts.counts
     regions = []
     for ordinal, blocks in enumerate(facts.layers):

@@ -72,6 +72,7 @@ class Structure(Struct, frozen=True):
         top: Row of the outermost operator with a role that holds the call, or -1.
         function: Row of the innermost checkpoint function *inside the same engine range* that
             holds the call, or -1.
+        outer_function: Row of the outermost such function.
         checkpoint_node: For engine ranges: is its node a checkpoint function's?
         functions: The checkpoint functions in the trace, by name.
         number: Autograd's sequence number of the call; for an outermost operator without one
@@ -86,6 +87,7 @@ class Structure(Struct, frozen=True):
     engine: Int32
     top: Int32
     function: Int32
+    outer_function: Int32
     checkpoint_node: Bool
     functions: CheckpointFunctions
     number: Ints
@@ -132,14 +134,14 @@ class Operators:
         self.fate = table.fate[np.where(call[rows] >= 0, call[rows], rows)]
         self.graded = self.fate > Fate.NONE
         # With gradients on, what makes no node bears the number of the next that does.
-        written = np.array([*functions.called.values()], calls.name.dtype)
-        self.numbered = (calls.sequence[rows] >= 0) & ~np.isin(calls.name[rows], written)
+        written = np.isin(calls.name[rows], functions.written)
+        self.numbered = (calls.sequence[rows] >= 0) & ~written
         self.in_backward = self.home >= 0
 
     @cached_property
     def plumbing(self) -> Bool:
         """Is it communication or resharding?"""
-        return self.calls.names_where(vocabulary.PLUMBING.match)[self.calls.name[self.rows]]
+        return self.calls.where(vocabulary.PLUMBING.match)[self.rows]
 
     @cached_property
     def beside(self) -> Bool:
@@ -195,9 +197,8 @@ class Operators:
         table = self.table
         later = table.of[(table.fate == Fate.LATER) & (table.of >= 0)]
         keeping = np.isin(table.engine_pass, np.unique(table.engine_pass[later]))
-        asked &= ~np.append(keeping, False)[self.home] | _holds(
-            self.calls, vocabulary.DETACH, self.rows
-        )
+        detached = self.calls.holding(self.calls.where(vocabulary.DETACH.__eq__), self.rows) > 0
+        asked &= ~np.append(keeping, False)[self.home] | detached
         asked &= (self.fate == Fate.HELD) | ~self._of_gradient()
         return np.asarray(self.begin <= self.last((asked | self.moded) & ~self.beside))
 
@@ -210,15 +211,9 @@ class Operators:
         for work that its call does not hold.
         """
         calls, table = self.calls, self.table
-        codes = {name: code for code, name in enumerate(calls.names)}
-        own = np.full(len(calls.names), -1, np.int64)
-        for node, called in self._functions.called.items():
-            own[node] = own[codes.get(f"{vocabulary.ENGINE}{calls.names[node]}", node)] = called
-        written = np.unique(own[own >= 0])
-        functions = np.flatnonzero(
-            np.isin(calls.name.astype(np.int64), written) & (calls.kind == Kind.OP)
-        )
-        own[~np.isin(own, np.unique(calls.name[functions].astype(np.int64)))] = -1
+        own, written = self._functions.called, self._functions.written
+        functions = np.flatnonzero(np.isin(calls.name, written) & (calls.kind == Kind.OP))
+        own = np.where(np.isin(own, np.unique(calls.name[functions])), own, -1)
         function = np.append(own[calls.name[table.row]], -1)
         last = np.full(len(function), -1, np.int64)
         inside = functions[table.of[functions] >= 0]
@@ -231,7 +226,7 @@ class Operators:
         own_call[few[self.home] & (calls.start[own_call] >= ends)] = -1
         found: Bool = (function[self.home] >= 0) & (own_call < 0)
         behind = np.flatnonzero((own_call >= 0) & (self.rows > own_call + calls.size[own_call]))
-        behind = behind[np.isin(calls.name[self.rows[behind]].astype(np.int64), written)]
+        behind = behind[np.isin(calls.name[self.rows[behind]], written)]
         for place in behind.tolist():
             call = int(own_call[place])
             held = calls.name[call + 1 : call + 1 + calls.size[call]]
@@ -245,8 +240,8 @@ class Operators:
 
     def in_node_of(self, functions: Collection[str]) -> Bool:
         """Is it in an evaluation of a node of these functions?"""
-        known = self.calls.names_where(lambda name: vocabulary.function_of(name) in functions)
-        return np.append(known[self.calls.name[self.table.row]], False)[self.home]
+        known = _of_functions(self.calls, self.table, functions)
+        return np.append(known, False)[self.home]
 
     def last(self, holds: Bool) -> Int64:
         """For each: when the last operator of its evaluation began for which this holds; or -1."""
@@ -324,32 +319,32 @@ def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
     evaluations = find_evaluations(calls)
     functions = find_checkpoint_functions(calls, evaluations)
     closures, optimizer = _optimizers(calls)
-    forest = _find_outermost(calls, evaluations, functions, closures, optimizer)
+    role, function, outer = _find_outermost(calls, evaluations, functions, closures, optimizer)
     _add_updates(calls, evaluations, closures, optimizer)
-    operator = forest.top & (calls.kind == Kind.OP) & ~optimizer
+    operator = (role == Role.FORWARD) & (calls.kind == Kind.OP) & ~optimizer
     number, filled = numbers_of(calls, operator, evaluations)
-    rows = np.flatnonzero(forest.top)
+    rows = np.flatnonzero(role == Role.FORWARD)
     moded = np.zeros(len(calls), np.bool_)
     if len(filled):
         asking = np.append(np.isin(evaluations.number, number[filled].astype(np.int64)), False)
         some = rows[asking[evaluations.of[rows]] & (calls.sequence[rows] < 0)]
         moded[some] = under_a_mode(calls, some)
-    operators = Operators(
-        calls, evaluations, functions, rows, forest.outer_function, optimizer, moded
-    )
+    operators = Operators(calls, evaluations, functions, rows, outer, optimizer, moded)
     decided = np.full(len(rows), Role.INNER, np.int8)
     for rule in rules:
         decided[(decided == Role.INNER) & rule.holds(operators)] = rule.role
-    role = forest.role
     role[rows] = decided
     engine = np.append(evaluations.row, -1)[evaluations.of].astype(np.int32)
+    checkpoint_node = np.zeros(len(calls), np.bool_)
+    checkpoint_node[evaluations.row] = _of_functions(calls, evaluations, functions.names)
     return Structure(
         calls=calls,
         role=role,
         engine=engine,
         top=_tops(calls, role),
-        function=forest.function,
-        checkpoint_node=_checkpoint_nodes(calls, evaluations, functions),
+        function=function,
+        outer_function=outer,
+        checkpoint_node=checkpoint_node,
         functions=functions,
         number=number,
         roots=evaluations.row[evaluations.parent < 0],
@@ -358,23 +353,17 @@ def classify(calls: Calls, rules: Sequence[Rule] = RULES) -> Structure:
     )
 
 
-class _Forest(Struct, frozen=True):
-    """Per call: its role by place; whether it is outermost; functions' calls around it."""
-
-    role: Int8
-    top: Bool
-    function: Int32
-    outer_function: Int32
-
-
 def _find_outermost(
     calls: Calls,
     evaluations: Evaluations,
     functions: CheckpointFunctions,
     closures: Int64,
     optimizer: Bool,
-) -> _Forest:
-    """Which operators are in nothing but what is looked through."""
+) -> tuple[Int8, Int32, Int32]:
+    """Per call: its role by its place, and functions' calls around it; see :class:`Structure`.
+
+    An operator in nothing but what is looked through has the role ``FORWARD``.
+    """
     size = len(calls)
     is_op = calls.kind == Kind.OP
     begins = np.zeros(size, np.bool_)
@@ -387,8 +376,8 @@ def _find_outermost(
     through[closures] = True
     through |= evaluations.special
     counts = is_op | optimizer | plumbing
-    checkpoint_node = _checkpoint_nodes(calls, evaluations, functions)
-    of_checkpoint = np.append(checkpoint_node[evaluations.row], False)[evaluations.of]
+    checkpoints = _of_functions(calls, evaluations, functions.names)
+    of_checkpoint = np.append(checkpoints, False)[evaluations.of]
     # A call in no other has row -1 for its parent: what is behind the last.
     role = np.full(size + 1, Role.INNER, np.int8)
     opened = np.ones(size + 1, np.bool_)
@@ -413,7 +402,7 @@ def _find_outermost(
         role[free[begins[free]]] = Role.BACKWARD
         role[free[~looked & counts[free]]] = Role.FORWARD
         opened[free] = looked
-    return _Forest(role[:-1], role[:-1] == Role.FORWARD, function[:-1], outer[:-1])
+    return role[:-1], function[:-1], outer[:-1]
 
 
 def _optimizers(calls: Calls) -> tuple[Int64, Bool]:
@@ -509,17 +498,6 @@ def _tops(calls: Calls, role: Int8) -> Int32:
     return top[:-1]
 
 
-def _checkpoint_nodes(
-    calls: Calls, evaluations: Evaluations, functions: CheckpointFunctions
-) -> Bool:
-    """For engine ranges: is its node a checkpoint function's?"""
-    known = calls.names_where(lambda name: vocabulary.function_of(name) in functions.names)
-    found = np.zeros(len(calls), np.bool_)
-    found[evaluations.row] = known[calls.name[evaluations.row]]
-    return found
-
-
-def _holds(calls: Calls, name: str, rows: Int64) -> Bool:
-    """For each row: does the call hold one of that name?"""
-    named = calls.where(name.__eq__)
-    return np.asarray(calls.sums(named, rows) > named[rows])
+def _of_functions(calls: Calls, evaluations: Evaluations, functions: Collection[str]) -> Bool:
+    """For each evaluation: is its node one of these functions'?"""
+    return calls.where(lambda name: vocabulary.function_of(name) in functions)[evaluations.row]

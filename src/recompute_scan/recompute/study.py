@@ -27,7 +27,6 @@ from recompute_scan.recompute.by_design import (
     find_by_design,
     find_collectives,
     part_own_runs,
-    rows_of,
     without_gradients,
 )
 from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
@@ -120,7 +119,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     @cached_property
     def designed(self) -> Int64:
         """Rows of all calls that run again by design."""
-        return rows_of(self.by_design)
+        return np.array([row for each in self.by_design for row in each.rows], np.int64)
 
     @property
     def complete_count(self) -> int:
@@ -168,10 +167,8 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
 def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     """Find the recomputes of a trace and judge them.
 
-    Args:
-        trace: The trace.
-        recognise: Names the mechanism that asks from a place in code; with it, Python frames in
-            a trace without annotations give each checkpoint's call site.
+    ``recognise`` names the mechanism that asks from a place in code. With it, Python frames in a
+    trace without annotations give each checkpoint's call site.
     """
     calls = nest(trace)
     structure = classify(calls)
@@ -188,7 +185,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     trace = replace(trace, health=trace.health | check_steps(calls, counts))
     annotations = read_annotations(alignment)
     if annotations is not None:
-        spans = spans_from_annotations(structure, annotations)
+        spans = spans_from_annotations(alignment, annotations)
     else:
         spans = spans_from_recomputes(alignment)
     framed = []

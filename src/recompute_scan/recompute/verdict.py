@@ -96,8 +96,7 @@ class Judgement(Struct, frozen=True):
         share: Share of their time that ran again at least once, 0..1.
         by_design: Whether nothing ran again but by design, which the numbers then count.
         by_marks: Whether the annotations of the recorded checkpoints gave the count, which the
-            operators
-            alone could not.
+            operators alone could not.
         differing: Names of operators of recomputes that the forward pass has not, as far as they
             are what kept the operators from giving the count.
     """
@@ -113,12 +112,7 @@ class Judgement(Struct, frozen=True):
 
 
 def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgement:
-    """The verdict on a whole trace by its operators, or by annotations where these decide.
-
-    Args:
-        facts: What ran again; the verdict in it does not count.
-        marked: The counts of recorded checkpoints' annotations, where they show them.
-    """
+    """The verdict on a whole trace by its operators, or by annotations where these decide."""
     counts, counted, alignment = facts.counts, facts.counts.counted, facts.alignment
     names = counts.names(facts.calls, slice(None))
     recomputed = bool((counts.runs[counted] > 0).any())

@@ -126,39 +126,29 @@ COMPILED_FUNCTION = re.compile(r".*CompiledFunction$")
 COMPILED_NODE = re.compile(r".*CompiledFunctionBackward")
 
 # First match wins; matched on operator names below `aten::` and on custom functions.
-_FAMILIES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
+_FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "flash_attention",
-        "attention",
         re.compile(r".*(scaled_dot_product_flash|flash_attn|flash_attention|FlashAttn)", re.I),
     ),
+    ("efficient_attention", re.compile(r".*(efficient_attention|fmha|xformers)", re.I)),
+    ("cudnn_attention", re.compile(r".*cudnn_attention", re.I)),
+    ("attention", re.compile(r".*(scaled_dot_product|flex_attention|attention)", re.I)),
+    ("conv", re.compile(r"aten::.*conv(olution|\d|_)")),
+    ("gemm", re.compile(r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|einsum|_scaled_mm)$")),
+    ("norm", re.compile(r"aten::.*(_norm|rms_norm|norm)$")),
+    ("embedding", re.compile(r"aten::embedding")),
+    ("loss", re.compile(r"aten::.*(_loss$|cross_entropy)")),
+    ("dropout", re.compile(r"aten::.*dropout")),
+    ("softmax", re.compile(r"aten::.*softmax")),
     (
-        "efficient_attention",
-        "attention",
-        re.compile(r".*(efficient_attention|fmha|xformers)", re.I),
-    ),
-    ("cudnn_attention", "attention", re.compile(r".*cudnn_attention", re.I)),
-    (
-        "attention",
-        "attention",
-        re.compile(r".*(scaled_dot_product|flex_attention|attention)", re.I),
-    ),
-    ("conv", "conv", re.compile(r"aten::.*conv(olution|\d|_)")),
-    ("gemm", "gemm", re.compile(r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|einsum|_scaled_mm)$")),
-    ("norm", "norm", re.compile(r"aten::.*(_norm|rms_norm|norm)$")),
-    ("embedding", "embedding", re.compile(r"aten::embedding")),
-    ("loss", "loss", re.compile(r"aten::.*(_loss$|cross_entropy)")),
-    ("dropout", "dropout", re.compile(r"aten::.*dropout")),
-    ("softmax", "softmax", re.compile(r"aten::.*softmax")),
-    (
-        "activation",
         "activation",
         re.compile(
             r"aten::(relu|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|clamp_min|mish)_?$"
         ),
     ),
-    ("pooling", "pooling", re.compile(r"aten::.*pool")),
-    ("copy", "copy", re.compile(r"aten::(copy_|to|_to_copy|contiguous|clone|cat|stack)$")),
+    ("pooling", re.compile(r"aten::.*pool")),
+    ("copy", re.compile(r"aten::(copy_|to|_to_copy|contiguous|clone|cat|stack)$")),
 )
 # `flash_attn_3::bwd` is a backward operator as much as `aten::convolution_backward`.
 _BACKWARD = re.compile(r"bwd|backward", re.I)
@@ -182,9 +172,9 @@ def _without_version(name: str) -> str:
 @_remembered
 def family_of(name: str) -> tuple[str, str]:
     """Family and kind of an operator by its name; ``("other", "other")`` where none fits."""
-    for family, kind, pattern in _FAMILIES:
+    for family, pattern in _FAMILIES:
         if pattern.match(name):
-            return family, kind
+            return family, "attention" if family.endswith("attention") else family
     return OTHER_FAMILY
 
 

@@ -52,12 +52,7 @@ class Ran:
     """Tells whether an operator of a recompute did the work of its first run.
 
     Early stop interrupts the last operator of a recompute; selective checkpointing returns saved
-    results.
-
-    Args:
-        calls: The trace's calls.
-        work: Their work on the device.
-        neutral: Per call, bookkeeping that costs nothing.
+    results. ``neutral`` calls are bookkeeping that costs nothing.
     """
 
     def __init__(self, calls: Calls, work: Work, neutral: Bool) -> None:
@@ -76,7 +71,7 @@ class Ran:
         """
         both = np.concatenate((original, again))
         twin = twins_of(self._calls)
-        first_twins, twins = np.split(_inside(self._calls, twin & ~self._neutral, both), 2)
+        first_twins, twins = np.split(self._calls.holding(twin & ~self._neutral, both), 2)
         ran = np.asarray(twins >= first_twins)
         if not ran.all():  # selective checkpoints alone have twins
             ran |= self._without_mode(twin, both, ends)
@@ -96,11 +91,11 @@ class Ran:
         Some operator has to show it: a saved one without operators inside looks the same.
         """
         calls = self._calls
-        first_twins, twins = np.split(_inside(calls, twin, both), 2)
+        first_twins, twins = np.split(calls.holding(twin, both), 2)
         # The mode detaches what it keeps, and so do the hooks of saved tensors.
         operator = (calls.kind == Kind.OP) & ~calls.where(vocabulary.DISPATCH_MODE.__eq__)
         operator &= ~self._neutral
-        first, again = np.split(_inside(calls, operator, both), 2)
+        first, again = np.split(calls.holding(operator, both), 2)
         lengths = np.diff(ends, prepend=-1)
         whole = again >= first - first_twins
         whole[ends[lengths > 1]] = True  # early stop may have cut it
@@ -122,10 +117,9 @@ class Ran:
 
         A recompute detaches, inside its operators, what it recomputed: that does not count.
         """
-        counted = (
-            row + 1 + np.flatnonzero(~self._neutral[row + 1 : row + 1 + self._calls.size[row]])
-        )
-        following = np.append(counted[1:], row + 1 + self._calls.size[row])
+        stop = row + 1 + self._calls.size[row]
+        counted = row + 1 + np.flatnonzero(~self._neutral[row + 1 : stop])
+        following = np.append(counted[1:], stop)
         return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
 
@@ -140,10 +134,4 @@ def twins_of(calls: Calls) -> Bool:
     above = np.maximum(calls.parent, 0)
     beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
     above[beyond] = calls.parent[above[beyond]]
-    twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
-    return np.asarray(twin)
-
-
-def _inside(calls: Calls, marked: Bool, rows: Int64) -> Int64:
-    """For each of these calls: how many of the marked ones are inside it."""
-    return np.asarray(calls.sums(marked, rows) - marked[rows])
+    return (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)

@@ -92,12 +92,9 @@ _decode = msgspec.json.Decoder(_Event, float_hook=exact_time).decode
 def read_allocations(
     path: Path, trace: Trace, limits: Limits = DEFAULT_LIMITS
 ) -> Allocations | None:
-    """The allocations in a trace's file; ``None`` where it has none, or is no plain file.
+    """The allocations in the file of a loaded trace; ``None`` where it has none.
 
-    Args:
-        path: The file, plain or compressed; archives and remote addresses are not looked into.
-        trace: What was loaded from it.
-        limits: What is refused.
+    Archives and remote addresses are not looked into.
 
     Raises:
         InputError: More events than allowed (``E313``), or beyond another limit.
@@ -191,12 +188,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_plain(data: bytes, source: str, limits: Limits) -> Any:
-    """The value in a pickle.
-
-    Args:
-        data: The file.
-        source: Its name, for messages.
-        limits: ``events`` bounds the opcodes, ten for each event.
+    """The value in a pickle; ``limits.events`` bounds the opcodes, ten for each event.
 
     Raises:
         InputError: It asks for code to be run (``E341``), is no pickle of plain values

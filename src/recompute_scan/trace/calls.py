@@ -122,6 +122,10 @@ class Calls(Struct, frozen=True):
         np.cumsum(values, out=before[1:])
         return np.asarray(before[rows + 1 + self.size[rows]] - before[rows])
 
+    def holding(self, marked: Bool, rows: Ints) -> Int64:
+        """For each of these calls: how many of the marked ones are inside it."""
+        return np.asarray(self.sums(marked, rows) - marked[rows])
+
     def called(self, row: int | np.integer[Any]) -> str:
         """Name of a call."""
         return self.names[int(self.name[row])]
@@ -177,9 +181,7 @@ def nest(trace: Trace, kinds: Sequence[int] = _HOST) -> Calls:
     cut = guessed = 0
     events: slice | Int32
     if are_whole(trace, rows):
-        apart = tell_apart(trace, rows)
-        events, start, end = apart.events, apart.start, apart.end
-        cut, guessed = apart.overruns, apart.guessed
+        events, start, end, cut, guessed = tell_apart(trace, rows)
         duration = end - start
     else:
         events = _events(trace, rows)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from msgspec import Struct
+
 from recompute_scan.trace.columns import Trace
 
 # Kineto writes times since this one, in ns since 1970; older ones had no such field.
@@ -142,10 +144,10 @@ def count(health: dict[str, int], name: str, number: int = 1) -> None:
         health[name] = health.get(name, 0) + number
 
 
-MOST_NUMBERS = 2**31
+_MOST_NUMBERS = 2**31
 
 
-class Numbering:
+class Numbering(Struct):
     """Counts events that have a number.
 
     Attributes:
@@ -153,9 +155,8 @@ class Numbering:
         numbers: How many numbers were given out at least: one more than the highest.
     """
 
-    def __init__(self, events: int = 0, numbers: int = 0) -> None:
-        self.events = events
-        self.numbers = numbers
+    events: int = 0
+    numbers: int = 0
 
     def add(self, values: Sequence[Any]) -> None:
         """Take in the numbers of some events, -1 or anything else where there is none."""
@@ -164,11 +165,11 @@ class Numbering:
             return
         try:
             highest = max(values)
-            odd = min(values) < -1 or highest >= MOST_NUMBERS
+            odd = min(values) < -1 or highest >= _MOST_NUMBERS
         except TypeError:
             odd = True
         if odd:
-            values = [n for n in values if isinstance(n, int) and -1 <= n < MOST_NUMBERS]
+            values = [n for n in values if isinstance(n, int) and -1 <= n < _MOST_NUMBERS]
             absent = values.count(-1)
             highest = max(values, default=-1)
         self.join(len(values) - absent, int(highest) + 1)

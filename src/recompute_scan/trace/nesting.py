@@ -20,7 +20,6 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from msgspec import Struct
 
 from recompute_scan.trace.columns import Bool, Int16, Int32, Int64, Ints, Kind, Trace
 
@@ -223,12 +222,7 @@ def some_of(rows: Int64) -> Int64:
 
 
 class Votes:
-    """How often each of some keys came with yes, and how often with no.
-
-    Args:
-        keys: Numbers, each as often as it came.
-        yes: What came with it.
-    """
+    """How often each of some keys came with yes, and how often with no."""
 
     def __init__(self, keys: Int64, yes: Bool) -> None:
         known, at = np.unique(keys, return_inverse=True)
@@ -260,26 +254,14 @@ def are_whole(trace: Trace, rows: Int32) -> bool:
     )
 
 
-class Apart(Struct, frozen=True):
-    """Calls with times that show how they nest.
+def tell_apart(trace: Trace, rows: Int32) -> tuple[Int32, Int64, Int64, int, int]:
+    """The calls of these events, with times by which they nest as they ran.
 
-    Attributes:
-        events: Row of each call's event in the trace, in order of (thread, start).
-        start: When each begins, ns, moved by less than a microsecond.
-        end: When each ends.
-        overruns: How many had to be cut because they crossed another.
-        guessed: How many stand where they do by a guess.
+    Returns:
+        Row of each call's event in the trace, in order of (thread, start); when each begins and
+        ends, ns, moved by less than a microsecond; how many had to be cut because they crossed
+        another; and how many stand where they do by a guess.
     """
-
-    events: Int32
-    start: Int64
-    end: Int64
-    overruns: int
-    guessed: int
-
-
-def tell_apart(trace: Trace, rows: Int32) -> Apart:
-    """The calls of these events, with times by which they nest as they ran."""
     events, backwards, known = in_order(trace, rows)
     name, thread = trace.name[events], trace.thread[events]
     start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
@@ -297,7 +279,7 @@ def tell_apart(trace: Trace, rows: Int32) -> Apart:
         start, end = -end, -start
         order = np.lexsort((-end, start, thread))
         events, start, end = events[order], start[order], end[order]
-    return Apart(events, start, end, overruns, int(guessed.sum()))
+    return events, start, end, overruns, int(guessed.sum())
 
 
 class _Calls:
@@ -379,10 +361,8 @@ def _seen(calls: _Calls, parent: Int32, nothing: int) -> tuple[Int64, Int64, Int
 def _decided(calls: _Calls, certain: Int32, parent: Int32) -> tuple[Int32, Bool]:
     """The parent of each call, and whether it is a guess.
 
-    Args:
-        calls: The calls.
-        certain: The innermost call that holds each for certain; -1 for none.
-        parent: The parents as far as they are known.
+    ``certain`` is the innermost call that holds each for certain, -1 for none; ``parent`` what is
+    known so far.
     """
     habits = _Habits(calls, parent)
     parent = parent.copy()

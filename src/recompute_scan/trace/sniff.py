@@ -249,13 +249,7 @@ _WRITER = "torch.profiler's export_chrome_trace"
 
 
 def no_json(source: str, data: bytes, why: str) -> InputError:
-    """``E302``: the file is no JSON at all.
-
-    Args:
-        source: The file's name.
-        data: Its first bytes.
-        why: The decoder's reason; used where the bytes show nothing better.
-    """
+    """``E302``: the file is no JSON at all; ``why``, where its first bytes show nothing better."""
     hint = f"give a trace that {_WRITER} wrote (.json, .json.gz, .json.zst or .zip)"
     look = look_at_bytes(data) or Look(why)
     return InputError("E302", f"{source} is not JSON.", why=look.what, hint=look.hint or hint)
@@ -312,12 +306,7 @@ def without_events(
 ) -> InputError:
     """Why there is nothing to read in a file without a first event.
 
-    Args:
-        source: The file's name.
-        data: Its beginning.
-        whole: Whether that is all of it.
-        limits: Bounds the nesting.
-        health: Counters of the file.
+    ``whole``: its beginning in ``data`` is all of it.
     """
     if health.get("archive_damaged"):
         return broken_archive(source)

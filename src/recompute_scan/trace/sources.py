@@ -30,7 +30,6 @@ from recompute_scan.trace.sniff import (
 )
 from recompute_scan.trace.streams import (
     Excerpt,
-    Front,
     Stream,
     inflate,
     is_remote,
@@ -41,9 +40,9 @@ from recompute_scan.trace.streams import (
     open_remote,
     shown,
     split_member,
+    take,
 )
 
-_FORMATS_HEAD = 64
 _LOOKED_AT = 2000
 
 
@@ -62,7 +61,7 @@ def read(
     Args:
         raw: The bytes.
         source: Their name, for messages.
-        python: Whether Python frames are kept.
+        python: Whether ``python_function`` events are kept.
         within: Only what overlaps this span of time is kept, ns on the trace's clock.
         limits: What is refused.
         health: Counters that the raw stream adds to while it is read.
@@ -76,10 +75,9 @@ def read(
     """
     health = {} if health is None else health
     stream, compressed = inflate(raw, source, limits, health)
-    front = Front(stream, _FORMATS_HEAD)
     # Every event is garbage by the end of its chunk, and none is part of a cycle.
     with paused():
-        trace = Reader(front, source, limits, python, health, within, CHUNK).read()
+        trace = Reader(stream, source, limits, python, health, within, CHUNK).read()
     if compressed or not again:
         trace = replace(trace, outline=None)
     if within is None and (trace.kind == Kind.OTHER).all():
@@ -121,12 +119,8 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
             archive, name = inside
             if name not in members(archive, limits):
                 return None
-            buffer = memoryview(bytearray(most + 1))
-            filled = 0
             with open_member(archive, name, str(path), limits, {}) as stream:
-                while filled <= most and (number := stream.readinto(buffer[filled:])):
-                    filled += number
-            data = bytes(buffer[:filled])
+                data = take(stream, most + 1)
         elif is_file(path):
             _refuse_links(path.parent, [path.name])
             with opened(path) as file:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import operator
 import os
 import re
 import stat
@@ -26,7 +25,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Iterator, KeysView
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol, cast
@@ -37,11 +36,7 @@ from isal import igzip_lib
 
 from recompute_scan.errors import InputError, MissingExtra
 from recompute_scan.files import is_file, is_there, opened
-from recompute_scan.trace.columns import (
-    DEFAULT_LIMITS,
-    Limits,
-    refuse,
-)
+from recompute_scan.trace.columns import DEFAULT_LIMITS, Limits, refuse
 from recompute_scan.trace.health import count
 from recompute_scan.trace.sniff import broken_archive
 
@@ -63,6 +58,15 @@ class Stream(Protocol):
         """Fill the front of the buffer; the number of bytes, 0 at the end."""
 
 
+def take(stream: Stream, most: int) -> bytes:
+    """Up to so many bytes from the front of a stream."""
+    data, filled = bytearray(most), 0
+    with memoryview(data) as view:
+        while filled < most and (number := stream.readinto(view[filled:]) or 0):
+            filled += number
+    return bytes(data[:filled])
+
+
 def inflate(
     raw: Stream, source: str, limits: Limits, health: dict[str, int]
 ) -> tuple[Stream, bool]:
@@ -76,8 +80,7 @@ def inflate(
     stream: Stream = raw
     compressed = False
     for _ in range(_LAYERS):
-        front = Front(stream)
-        stream = front
+        stream = front = _Front(stream)
         inflated: _Gzip | _Zstandard
         if front.first.startswith(GZIP):
             inflated = _Gzip(front, health)
@@ -85,26 +88,16 @@ def inflate(
             inflated = _Zstandard(front, health)
         else:
             break
-        stream = Bounded(inflated, operator.attrgetter("consumed"), source, limits)
+        stream = Bounded(inflated, source, limits)
         compressed = True
     return stream, compressed
 
 
 class Bounded:
-    """A stream of inflated bytes that refuses to hand out more than ``limits`` allow.
+    """A stream of inflated bytes that refuses to hand out more than ``limits`` allow."""
 
-    Args:
-        stream: The inflated bytes.
-        consumed: How many compressed bytes the stream took so far.
-        source: Its name, for messages.
-        limits: The bounds.
-    """
-
-    def __init__(
-        self, stream: Stream, consumed: Callable[[Any], int], source: str, limits: Limits
-    ) -> None:
+    def __init__(self, stream: _Gzip | _Zstandard | _Member, source: str, limits: Limits) -> None:
         self._stream = stream
-        self._consumed = consumed
         self._source = source
         self._limits = limits
         self._given = 0
@@ -115,9 +108,9 @@ class Bounded:
         Raises:
             InputError: A bound was met (``E310``, ``E311``).
         """
-        number = self._stream.readinto(buffer) or 0
+        number = self._stream.readinto(buffer)
         self._given += number
-        check_inflation(self._given, self._consumed(self._stream), self._source, self._limits)
+        check_inflation(self._given, self._stream.consumed, self._source, self._limits)
         return number
 
 
@@ -133,17 +126,11 @@ def check_inflation(given: int, consumed: int, source: str, limits: Limits) -> N
         raise refuse("E311", source, limits.ratio)
 
 
-class Front:
+class _Front:
     """A stream with known first bytes: ``first``."""
 
-    def __init__(self, stream: Stream, number: int = 4) -> None:
-        first = bytearray(number)
-        filled = 0
-        with memoryview(first) as view:
-            while filled < len(first) and (number := stream.readinto(view[filled:]) or 0):
-                filled += number
-        self.first = bytes(first[:filled])
-        self._left = self.first
+    def __init__(self, stream: Stream) -> None:
+        self.first = self._left = take(stream, len(ZSTANDARD))
         self._stream = stream
 
     def readinto(self, buffer: memoryview, /) -> int:
@@ -226,7 +213,7 @@ class _Zstandard:
     """Zstandard frames one after the other."""
 
     def __init__(self, stream: Stream, health: dict[str, int]) -> None:
-        self._input = _RawReader(stream)
+        self._input = _Compressed(stream)
         self._reader = zstandard.ZstdDecompressor().stream_reader(
             cast("IO[bytes]", self._input), read_size=_INPUT, read_across_frames=True
         )
@@ -248,29 +235,24 @@ class _Zstandard:
         return number
 
 
-class _RawReader(io.RawIOBase):
+class _Compressed:
     """A stream as the kind of file that zstandard wants."""
 
     def __init__(self, stream: Stream) -> None:
-        super().__init__()
         self._stream = stream
         self.consumed = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        number = self._stream.readinto(buffer) or 0
+    def read(self, size: int) -> bytes:
+        data = bytearray(size)
+        number = self._stream.readinto(memoryview(data)) or 0
         self.consumed += number
-        return number
+        return bytes(data[:number])
 
 
 class Excerpt:
     """Parts of a file as one stream; each begins with an event, so that they read as a trace.
 
-    Args:
-        file: The file.
-        parts: Begin and end of each, in order; ``None`` for the end of the file.
+    ``parts`` has begin and end of each, in order; ``None`` for the end of the file.
     """
 
     def __init__(self, file: io.RawIOBase, parts: Iterator[tuple[int, int | None]]) -> None:
@@ -284,7 +266,6 @@ class Excerpt:
             begin, end = next(self._parts, (None, None))
             if begin is None:
                 return 0
-            self._file.seek(begin)
             size = self._file.seek(0, io.SEEK_END) if end is None else end
             self._file.seek(begin)
             self._left = max(0, size - begin)
@@ -385,13 +366,14 @@ def open_member(
         with opened.archive.open(info) as file:
             # The directory's sizes first; the inflated bytes are bounded all the same.
             check_inflation(info.file_size, info.compress_size, source, limits)
-            yield Bounded(_Member(file, health), lambda _: info.compress_size, source, limits)
+            yield Bounded(_Member(file, info.compress_size, health), source, limits)
     except _BROKEN as error:
         raise broken_archive(source, str(error)) from None
 
 
 class _Member:
-    def __init__(self, file: IO[bytes], health: dict[str, int]) -> None:
+    def __init__(self, file: IO[bytes], consumed: int, health: dict[str, int]) -> None:
+        self.consumed = consumed
         self._file = file
         self._health = health
 

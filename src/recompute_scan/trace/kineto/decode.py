@@ -37,7 +37,7 @@ from recompute_scan.trace.kineto.schema import (
     Event,
     nanoseconds,
 )
-from recompute_scan.trace.streams import Stream
+from recompute_scan.trace.streams import Stream, take
 
 # A convolution's work depends on its stride, padding and the like, not on shapes alone.
 _CONVOLUTION = "convolution"
@@ -85,20 +85,8 @@ class _Names(Codes):
         self.convolutions = {code for code in self.convolutions if code < number}
 
 
-class _KindCodes(dict[Any, int]):
-    __slots__ = ()
-
-    def __missing__(self, key: Hashable) -> int:
-        return int(Kind.OTHER)
-
-
 class Packer:
     """Packs events, and numbers their names, threads and shapes.
-
-    Args:
-        python: Whether to keep ``python_function`` events.
-        health: Counters to add to.
-        within: Keep only what overlaps this span of time, ns.
 
     Attributes:
         names: Code of each distinct name so far; threads and signatures are the same.
@@ -125,7 +113,6 @@ class Packer:
         self._python = python
         self._within = within
         self._health = health
-        self._kinds = _KindCodes({name: int(kind) for name, kind in KINDS.items()})
 
     def pack(self, events: Sequence[Event]) -> Packed | None:
         """The columns of the events that have an interval; ``None`` where there are none."""
@@ -149,14 +136,14 @@ class Packer:
         self.left_out += len(events) - len(kept)
         self.numbering.add([event.args.number if event.args else -1 for event in events])
         if timed:
-            self.after_python = self._kinds[timed[-1].cat] == Kind.PYTHON
+            self.after_python = KINDS.get(timed[-1].cat) == Kind.PYTHON
         return packed
 
     def _chosen(self, events: list[Event]) -> tuple[bytes, list[Event]]:
         """Those of the events that are kept, and their kinds."""
         if self._within is not None:
             events = self._overlapping(events, *self._within)
-        kinds = bytes([self._kinds[event.cat] for event in events])
+        kinds = bytes([KINDS.get(event.cat, Kind.OTHER) for event in events])
         if self._python or Kind.PYTHON not in kinds:
             return kinds, events
         kept = [event for event, kind in zip(events, kinds, strict=True) if kind != Kind.PYTHON]
@@ -264,15 +251,12 @@ def _tame(event: Event, health: dict[str, int]) -> Event:
         dur=_time(event.dur),
         args=NO_ARGS
         if args is NO_ARGS
-        else Args(
+        else replace(
+            args,
             correlation=_integer(args.correlation, 2**62, health),
             stream=_integer(args.stream, 2**31, health),
             made_by=_integer(args.made_by, 2**31, health),
-            input_type=args.input_type,
-            input_dims=args.input_dims,
-            old_input_dims=args.old_input_dims,
             sequence=_integer(args.sequence, 2**62, health),
-            values=args.values,
         ),
     )
 
@@ -392,14 +376,7 @@ _MOST_ROWS = 2**31 - 1
 
 
 class Builder:
-    """Columns under way. Events go in by :meth:`add`, the trace comes out of :meth:`finish`.
-
-    Args:
-        source: The file's name, for messages.
-        limits: Bounds on events and names.
-        packer: Numbers names, threads and shapes.
-        health: Counters to add to.
-    """
+    """Columns under way. Events go in by :meth:`add`, the trace comes out of :meth:`finish`."""
 
     def __init__(self, source: str, limits: Limits, packer: Packer, health: dict[str, int]) -> None:
         self.rows = 0
@@ -448,10 +425,7 @@ class Builder:
     def finish(self, metadata: dict[str, Any], rank: int | None, cut: bool) -> Trace:
         """The trace of all events taken in; the builder is spent.
 
-        Args:
-            metadata: What the file says about itself.
-            rank: Its rank.
-            cut: Whether the file was cut among its events.
+        ``cut``: the file was cut among its events.
         """
         packer, health = self.packer, self._health
         name, codes, dims = (
@@ -566,11 +540,7 @@ def _rows(trace: Trace, kept: Bool) -> Trace:
 class Window:
     """The bytes from ``FIRST`` to ``end`` of ``data``; the byte before them is kept free.
 
-    Args:
-        stream: Where the bytes come from.
-        size: Bytes to hold; grows while a single event does not fit.
-        source: The file's name, for messages.
-        limits: Bounds the growth.
+    It holds ``size`` bytes, and grows while a single event does not fit.
     """
 
     FIRST = 1
@@ -625,13 +595,9 @@ class Window:
 
     def behind(self, most: int) -> bytes:
         """Up to ``most`` bytes that follow those that are held."""
-        data = bytearray()
-        piece = memoryview(bytearray(min(most, 1 << 16)))
-        while len(data) < most and not self.ended:
-            number = self._stream.readinto(piece[: most - len(data)]) or 0
-            data += piece[:number]
-            self.ended = number == 0
-        return bytes(data)
+        data = take(self._stream, most)
+        self.ended |= len(data) < most
+        return data
 
     def drain(self) -> int:
         """Read the stream to its end and forget it; the number of bytes not held before."""

@@ -23,6 +23,7 @@ from recompute_scan.trace.health import count
 from recompute_scan.trace.kineto.decode import Builder, Packer, Window
 from recompute_scan.trace.kineto.schema import (
     BETWEEN_EVENTS,
+    LONGEST,
     UNREADABLE,
     Decode,
     Document,
@@ -45,8 +46,6 @@ EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[[\s,]*(?=\{)')
 _ARRAY_BEGIN = re.compile(rb"\s*\[[\s,]*(?=\{)")
 _ARRAY = re.compile(rb"\s*\[")
 _GAP = re.compile(rb"\s*,\s*\{\s*\"(?:\w+\"\s*:\s*)?")
-# A first event that does not end within this is broken, and shows nothing of the layout.
-_FIRST_EVENT = 1 << 20
 BOM = b"\xef\xbb\xbf"
 
 
@@ -130,9 +129,9 @@ def find_separator(window: Window) -> Separator:
     line break in it, or a bare quote, it cannot be part of a sound string.
     """
     while True:
-        end = object_end(bytes(memoryview(window.data)[: window.end]), window.FIRST, _FIRST_EVENT)
+        end = object_end(bytes(memoryview(window.data)[: window.end]), window.FIRST)
         known = end >= 0 and window.end - end > 256
-        if known or window.ended or window.end > _FIRST_EVENT:
+        if known or window.ended or window.end > LONGEST:
             break
         window.grow()
     gap = _GAP.match(window.data, end, window.end) if end >= 0 else None
@@ -219,11 +218,7 @@ def python_frames(data: bytearray, first: int, comma: int, separator: Separator)
 
 
 class About:
-    """Collects a file's metadata, in any place of it.
-
-    Args:
-        health: Counters to add to.
-    """
+    """Collects a file's metadata, in any place of it."""
 
     def __init__(self, health: dict[str, int]) -> None:
         self.metadata: dict[str, Any] = {}
@@ -240,7 +235,7 @@ class About:
         try:
             self.add(decode_document(text))
         except UNREADABLE:
-            mended = mend(text, decode_document, UNREADABLE)
+            mended = mend(text, decode_document)
             count(self._health, "metadata_repaired" if mended else "metadata_unreadable")
             if mended:
                 self.add(mended[0])
@@ -259,118 +254,13 @@ _CLOSES = re.compile(rb"\s*(?:,\s*)*\]")
 _CLOSED = re.compile(rb"\}\s*(?:,\s*)*\]")
 
 
-class FileEnd:
-    """Takes in what is behind the last sound chunk of events.
-
-    Args:
-        about: Takes what the file says about itself.
-        mender: Takes events apart.
-        health: Counters to add to.
-
-    Attributes:
-        bare: Whether the file is a bare array of events.
-        cut: Whether the file was cut among its events.
-    """
-
-    def __init__(self, about: About, mender: Mender, health: dict[str, int]) -> None:
-        self.bare = False
-        self.cut = False
-        self._about = about
-        self._mender = mender
-        self._health = health
-
-    def inside(self, window: Window, piece: bytes, behind: int) -> list[Event] | None:
-        """The last events of a trace that ends inside a piece, though the file goes on.
-
-        Args:
-            window: What is held of the file.
-            piece: What seems to be one event.
-            behind: How many bytes of the window are before it.
-
-        Returns:
-            ``None`` where the trace does not end here.
-        """
-        end = object_end(piece) if _CLOSED.search(piece) else -1
-        closed = _CLOSES.match(piece, end) if end > 0 else None
-        event = self._mender.decoded(piece[:end]) if closed else None
-        if closed and event:
-            self._read_tail(window, window.rest()[behind + closed.end() :])
-            return [event]
-        if EVENTS_BEGIN.search(piece):
-            # The next trace begins where this one was cut.
-            self.cut = True
-            count(self._health, "cut_short")
-            self._pass_over(window, window.rest()[behind:])
-            return []
-        return None
-
-    def salvaged(self, window: Window, rest: bytes) -> list[Event]:
-        """The last events one by one, to where the file is cut or its events end."""
-        taken: list[Event] = []
-        position = 0
-        closed = None
-        rest = rest.rstrip()
-        within = EventSpans(rest)
-        while position < len(rest) and (found := self._mender.event_at(within, position, cut=True)):
-            taken += found[0]
-            position = found[1]
-            if closed := _CLOSES.match(rest, position):
-                break
-            position = self._mender.next(rest, position)
-        if closed:
-            count(self._health, "commas_dropped", closed[0].count(b","))
-            self._read_tail(window, rest[closed.end() :])
-            return taken
-        left = rest[position:].strip(b" \t\r\n,")
-        # An array of events needs no closing bracket: the format says so.
-        if left or not self.bare:
-            self.cut = True
-            count(self._health, "cut_short")
-        if EVENTS_BEGIN.search(left):
-            self._pass_over(window, left)
-        return taken
-
-    def _read_tail(self, window: Window, after: bytes) -> None:
-        """Read what the file says about itself behind its events."""
-        after += window.behind(_TAIL)
-        if self.bare:
-            self._pass_over(window, after)
-            return
-        text = b'{"_":0' + after
-        end = object_end(text, most=_TAIL)
-        if end > 0:
-            self._about.read(text[:end])
-            self._pass_over(window, text[end:])
-            return
-        count(self._health, "cut_short")
-        if after.strip():
-            count(self._health, "metadata_unreadable")
-
-    def _pass_over(self, window: Window, beyond: bytes) -> None:
-        """Count what follows the trace's end."""
-        beyond = beyond.strip()
-        count(self._health, "bytes_after_end", len(beyond) + window.drain())
-        if EVENTS_BEGIN.search(beyond):
-            count(self._health, "documents_after_first")
-
-
 # A cut at a false separator makes pieces that only decode together.
 _JOINED = 4
 _FINISHED = -1
 
 
 class Reader:
-    """Reads one stream into a :class:`Builder`.
-
-    Args:
-        stream: The uncompressed bytes.
-        source: The file's name, for messages.
-        limits: What is refused.
-        python: Whether ``python_function`` events are kept.
-        health: Counters to add to.
-        within: Only what overlaps this span of time is kept, ns.
-        chunk: Bytes to decode at once; larger ones cost more in page faults.
-    """
+    """Reads one stream of uncompressed bytes; see :func:`recompute_scan.trace.sources.read`."""
 
     def __init__(
         self,
@@ -394,7 +284,8 @@ class Reader:
         self._mender = Mender(source, limits, health)
         self._decode_document = decode_document
         self._about = About(health)
-        self._ending = FileEnd(self._about, self._mender, health)
+        # Is the file a bare array of events, and was it cut among them?
+        self._bare = self._cut = False
         self._outline = Outline()
         # Where the last decoding stopped for want of bytes: it must not stop there twice.
         self._waiting = 0
@@ -411,8 +302,7 @@ class Reader:
             raise nothing_kept(self._source, self._health)
         if self._within is None:
             self._packer.numbering.report(self._health)
-        about, cut = self._about, self._ending.cut
-        trace = self._builder.finish(about.metadata, about.rank, cut)
+        trace = self._builder.finish(self._about.metadata, self._about.rank, self._cut)
         return replace(trace, outline=self._outline if self._within is None else None)
 
     def _read_head(self) -> Separator:
@@ -428,7 +318,7 @@ class Reader:
                 self._source, window.rest(), window.ended, self._limits, self._health
             )
         count(self._health, "commas_dropped", head.commas)
-        self._ending.bare = head.bare
+        self._bare = head.bare
         if not head.bare:
             self._about.read(head.text + b"]}")
         window.drop(head.first)
@@ -545,7 +435,7 @@ class Reader:
                 position = last + 1
                 continue
             piece = chunk[start : ends[position]]
-            last_ones = self._ending.inside(window, piece, start - window.FIRST)
+            last_ones = self._end_inside(piece, start - window.FIRST)
             if last_ones is not None:
                 taken += last_ones
                 undone = _FINISHED
@@ -560,7 +450,7 @@ class Reader:
     def _finish(self, rest: bytes) -> None:
         """Take in the last event and what is behind the events."""
         try:
-            if self._ending.bare:
+            if self._bare:
                 events = self._decode(b"[" + rest)
                 if self._needs_text(events):
                     events = self._decode(b"[" + rest)
@@ -571,10 +461,81 @@ class Reader:
             if self._needs_text(document.traceEvents or ()):
                 document = self._decode_document(text)
         except UNREADABLE:
-            self._builder.add(self._ending.salvaged(self._window, rest))
+            self._builder.add(self._salvaged(rest))
         else:
             self._about.add(document)
             self._builder.add(document.traceEvents or ())
+
+    def _end_inside(self, piece: bytes, behind: int) -> list[Event] | None:
+        """The last events of a trace that ends inside a piece, though the file goes on.
+
+        ``behind`` bytes of the window are before the piece, which seems to be one event.
+
+        Returns:
+            ``None`` where the trace does not end here.
+        """
+        end = object_end(piece) if _CLOSED.search(piece) else -1
+        closed = _CLOSES.match(piece, end) if end > 0 else None
+        event = self._mender.decoded(piece[:end]) if closed else None
+        if closed and event:
+            self._read_tail(self._window.rest()[behind + closed.end() :])
+            return [event]
+        if EVENTS_BEGIN.search(piece):
+            # The next trace begins where this one was cut.
+            self._cut = True
+            count(self._health, "cut_short")
+            self._pass_over(self._window.rest()[behind:])
+            return []
+        return None
+
+    def _salvaged(self, rest: bytes) -> list[Event]:
+        """The last events one by one, to where the file is cut or its events end."""
+        taken: list[Event] = []
+        position = 0
+        closed = None
+        rest = rest.rstrip()
+        within = EventSpans(rest)
+        while position < len(rest) and (found := self._mender.event_at(within, position, cut=True)):
+            taken += found[0]
+            position = found[1]
+            if closed := _CLOSES.match(rest, position):
+                break
+            position = self._mender.next(rest, position)
+        if closed:
+            count(self._health, "commas_dropped", closed[0].count(b","))
+            self._read_tail(rest[closed.end() :])
+            return taken
+        left = rest[position:].strip(b" \t\r\n,")
+        # An array of events needs no closing bracket: the format says so.
+        if left or not self._bare:
+            self._cut = True
+            count(self._health, "cut_short")
+        if EVENTS_BEGIN.search(left):
+            self._pass_over(left)
+        return taken
+
+    def _read_tail(self, after: bytes) -> None:
+        """Read what the file says about itself behind its events."""
+        after += self._window.behind(_TAIL)
+        if self._bare:
+            self._pass_over(after)
+            return
+        text = b'{"_":0' + after
+        end = object_end(text, most=_TAIL)
+        if end > 0:
+            self._about.read(text[:end])
+            self._pass_over(text[end:])
+            return
+        count(self._health, "cut_short")
+        if after.strip():
+            count(self._health, "metadata_unreadable")
+
+    def _pass_over(self, beyond: bytes) -> None:
+        """Count what follows the trace's end."""
+        beyond = beyond.strip()
+        count(self._health, "bytes_after_end", len(beyond) + self._window.drain())
+        if EVENTS_BEGIN.search(beyond):
+            count(self._health, "documents_after_first")
 
 
 def _starts(chunk: bytes, separator: Separator, first: int) -> Iterator[int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Any, TypeVar
@@ -36,8 +37,8 @@ _TOKEN = re.compile(STRING + rb"|[{}\[\]]", re.DOTALL)
 _MAY_END = re.compile(rb"\}(?=\s*(?:,\s*)*(?:[\]{]|\Z))")
 # How many ends of a broken event are likely enough.
 _ENDS = 8
-# A longer event is none.
-_LONGEST = 1 << 20
+# A longer piece is no event of any profiler; to repair it would cost more than it holds.
+LONGEST = 1 << 20
 _WINDOW, _WINDOW_GROWS = 256, 16
 # How often each byte is looked at in the mean, for an end and as part of a possible event, before
 # only the nearest end is taken. Sound events take a little over 1.
@@ -48,9 +49,6 @@ class EventSpans:
     """Bytes that hold events, some of them damaged, and where each seems to end.
 
     To look for the ends of all takes time in proportion to the bytes, whatever they are.
-
-    Attributes:
-        data: The bytes.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -73,7 +71,7 @@ class EventSpans:
             stop = border.start() + 1 if border else min(start + window, len(self.data))
             end = object_end(self.data, start, stop - start)
             self._looks -= (end if end > 0 else stop) - start
-            if end > 0 or border or window >= _LONGEST or stop == len(self.data):
+            if end > 0 or border or window >= LONGEST or stop == len(self.data):
                 return end
             window *= _WINDOW_GROWS
         return next(self.likely_ends(start), -1)
@@ -87,7 +85,7 @@ class EventSpans:
             yield found.end()
 
 
-def object_end(data: bytes, start: int = 0, most: int = 1 << 20) -> int:
+def object_end(data: bytes, start: int = 0, most: int = LONGEST) -> int:
     """Where the value that opens with a bracket at ``start`` ends.
 
     Returns:
@@ -292,8 +290,6 @@ _LOOSE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|(["\\])')
 _RAW = re.compile(rb'\\["\\]|(["\\])')
 _NO_ESCAPE = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ARGS = re.compile(rb',\s*"args"\s*:')
-# Longer pieces are no event of any profiler; repairing them would cost more than they hold.
-_LONGEST = 1 << 20
 # A block that was never written: it is unknown how many events it held.
 _HOLE = b"\0" * 16
 
@@ -310,13 +306,7 @@ def mend_text(data: bytes) -> bytes:
     return _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], data)
 
 
-def mend(
-    data: bytes,
-    decode: Callable[[bytes], T],
-    errors: tuple[type[Exception], ...],
-    *,
-    whole: bool = False,
-) -> tuple[T, str] | None:
+def mend(data: bytes, decode: Callable[[bytes], T], *, whole: bool = False) -> tuple[T, str] | None:
     """One damaged object, repaired and decoded, and the counter for the repair.
 
     Repairs are tried from the mildest on: text, values and commas, quotes and backslashes, and
@@ -324,24 +314,20 @@ def mend(
 
     Args:
         data: The object's bytes.
-        decode: Decodes an object.
-        errors: What ``decode`` raises on bytes it cannot take.
+        decode: Decodes an object, or raises one of :data:`UNREADABLE`.
         whole: Whether to stop short of dropping the ``args``.
 
     Returns:
         ``None`` where nothing helped, ``data`` is longer than 1 MB, or has a hole.
     """
-    if len(data) > _LONGEST or _HOLE in data:
+    if len(data) > LONGEST or _HOLE in data:
         return None
     tried = data
     for attempt, counter in _attempts(data, whole):
-        if attempt == tried:
-            continue
-        tried = attempt
-        try:
-            return decode(attempt), counter
-        except errors:
-            continue
+        if attempt != tried:
+            tried = attempt
+            with suppress(*UNREADABLE):
+                return decode(attempt), counter
     return None
 
 
@@ -402,13 +388,7 @@ _SAMPLE = 50
 class Mender:
     """Takes damaged runs of events apart; whatever is lost or repaired is counted.
 
-    Args:
-        source: The file's name, for messages.
-        limits: Bounds the nesting.
-        health: Counters to add to.
-
-    Attributes:
-        decode: Decodes an array of events.
+    ``decode`` decodes an array of events.
     """
 
     def __init__(self, source: str, limits: Limits, health: dict[str, int]) -> None:
@@ -497,8 +477,7 @@ class Mender:
         # Bytes that inflate behind damage are garbage without end: there only samples are tried.
         if self._hopeless > _HOPELESS and self._hopeless % _SAMPLE:
             return None
-        mended = mend(piece, self._decode_one, UNREADABLE, whole=whole)
-        if not mended:
+        if not (mended := mend(piece, self._decode_one, whole=whole)):
             return None
         count(self._health, mended[1])
         self._hopeless = 0
