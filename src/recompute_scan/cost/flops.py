@@ -121,25 +121,28 @@ def _shape(dims: Any) -> Shape:
     return ()
 
 
+def _require(fits: bool) -> None:
+    """No operation has such inputs, where they do not fit: the trace is damaged."""
+    if not fits:
+        raise ValueError
+
+
 def _product(a: Shape, b: Shape) -> int:
     m, k = a
     inner, n = b
-    if inner != k:
-        raise ValueError(a, b)
+    _require(inner == k)
     return 2 * m * k * n
 
 
 def _batched(a: Shape, b: Shape) -> int:
-    if a[0] != b[0]:
-        raise ValueError(a, b)
+    _require(a[0] == b[0])
     return a[0] * _product(a[1:], b[1:])
 
 
 def _linear(inputs: Inputs) -> int:
     x, weight = inputs.shapes[:2]
     out, features = weight
-    if x[-1] != features:
-        raise ValueError(x, weight)
+    _require(x[-1] == features)
     return 2 * prod(x) * out
 
 
@@ -148,8 +151,7 @@ def _grouped(inputs: Inputs) -> int:
     a, b = inputs.shapes[:2]
     if len(a) == len(b) == 3:
         return _batched(a, b)
-    if a[-1] != b[-2]:
-        raise ValueError(a, b)
+    _require(a[-1] == b[-2])
     return 2 * a[-2] * a[-1] * b[-1]
 
 
@@ -162,36 +164,28 @@ def _convolution_forward(inputs: Inputs) -> int:
     x, weight = inputs.shapes[:2]
     if len(x) == len(weight) - 1:
         x = (1, *x)
-    _check_convolution(x, weight)
+    _require(3 <= len(x) == len(weight))
     stride, padding, dilation = (_numbers(text, len(x) - 2) for text in inputs.values[3:6])
     transposed = inputs.values[6] == "True"
     sizes = zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     out = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
-    if not transposed and min(out, default=0) < 0:
-        raise ValueError(out)
+    _require(transposed or min(out, default=0) >= 0)
     return _convolution(x, weight, (*x[:1], weight[0], *out), transposed)
 
 
 def _convolution_backward(inputs: Inputs) -> int:
     gradient, x, weight = inputs.shapes[:3]
-    _check_convolution(x, weight)
+    _require(3 <= len(x) == len(weight))
     mask = json.loads(inputs.values[10].lower())
-    if not isinstance(mask, list):
-        raise ValueError(mask)  # noqa: TRY004
+    _require(isinstance(mask, list))
     transposed = inputs.values[7] == "True"
     return sum(map(bool, mask[:2])) * _convolution(x, weight, gradient, transposed)
-
-
-def _check_convolution(x: Shape, weight: Shape) -> None:
-    if len(x) < 3 or len(x) != len(weight):
-        raise ValueError(x, weight)
 
 
 def _attention(q: Shape, k: Shape, v: Shape) -> tuple[int, int]:
     """Operations of the product with q and k's width, and of the one with v's; b, h, s, d."""
     batch, heads, queries, width = q
-    if (k[0], k[3], k[2]) != (batch, width, v[2]):
-        raise ValueError(q, k, v)
+    _require((k[0], k[3], k[2]) == (batch, width, v[2]))
     scores = 2 * batch * heads * queries * k[2]
     return scores * width, scores * v[3]
 
@@ -208,16 +202,12 @@ def _attention_backward(inputs: Inputs) -> int:
 
 
 def _sequence_first(formula: Callable[[Inputs], int], lengths: int) -> Callable[[Inputs], int]:
-    """The same for inputs b, s, h, d. Lengths of packed sequences are in no trace.
-
-    Args:
-        formula: For b, h, s, d.
-        lengths: Place of the input that says where packed sequences begin.
+    """The same for inputs b, s, h, d. Lengths of packed sequences, which begin where the input in
+    place ``lengths`` says, are in no trace.
     """
 
     def counted(inputs: Inputs) -> int:
-        if any(inputs.shapes[lengths]):
-            raise ValueError(inputs.shapes)
+        _require(not any(inputs.shapes[lengths]))
         turned = tuple(
             (s[0], s[2], s[1], s[3]) if len(s) == 4 else s for s in inputs.shapes[:lengths]
         )

@@ -456,8 +456,7 @@ def _copies(facts: RecomputeFacts, again: Int64, copies: Int64) -> Int64:
     size = _size(facts, int(again[begin + (same or len(number)) - 1]))
     before = copies[copies < again[begin]]
     wanted = [bool(size) and _size(facts, row) == size for row in before.tolist()]
-    found: Int64 = before[np.array(wanted, np.bool_)]
-    return found
+    return np.asarray(before[np.array(wanted, np.bool_)])
 
 
 def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:

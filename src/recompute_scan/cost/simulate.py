@@ -104,11 +104,6 @@ class Clock(Struct, frozen=True):
         return np.asarray(np.interp(times - first, self.old - first, self.new), np.float64)
 
 
-def keep_clock(thread: HostThread) -> Clock:
-    """The clock that shows the trace's own times."""
-    return Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
-
-
 def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
     """The clock of one thread.
 
@@ -152,7 +147,10 @@ _NEVER = -np.inf
 
 def simulate_unchanged(graph: Graph) -> Float64:
     """How long each step takes as recorded, ns: to be held against ``Graph.measured``."""
-    clocks = [keep_clock(thread) for thread in graph.threads]
+    clocks = [
+        Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
+        for thread in graph.threads
+    ]
     return _steps(graph, _with_host_time(graph, graph.edges.delay.copy(), clocks))
 
 

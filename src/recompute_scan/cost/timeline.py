@@ -28,7 +28,7 @@ from msgspec.structs import astuple
 
 from recompute_scan.cost.device import Device, Waits, find_device, find_waits
 from recompute_scan.cost.phases import Float64
-from recompute_scan.numpy_tools import changes, split
+from recompute_scan.numpy_tools import changes, places_of, split
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
@@ -266,9 +266,8 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
 def _typical(name: Int32, duration: Int64, names: int) -> Int64:
     """The median duration of each call's kind."""
     median = np.zeros(names, np.int64)
-    order = np.lexsort((duration, name))
-    for part in split(order, np.flatnonzero(changes(name[order]))):
-        median[name[part[0]]] = duration[part[len(part) // 2]]
+    for code, places in places_of(name).items():
+        median[code] = np.sort(duration[places])[len(places) // 2]
     return median[name]
 
 

@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal
 
 import msgspec
-import torch.utils.checkpoint as torch_checkpoint
 from msgspec import Struct
 from torch import nn
 
@@ -30,9 +29,6 @@ from recompute_scan.files import content, decoded, write_whole
 from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.modules import covered_modules, unwrapped
 from recompute_scan.record.origins import Variant
-
-_TORCHS_OWN = {torch_checkpoint.__file__: True}
-_PASSED_ON = ("torch.utils.checkpoint", "torch._dynamo", "torch._compile", "torch.autograd")
 
 
 class TalliedRegion(Struct, eq=False):
@@ -99,7 +95,6 @@ class Tallies:
     def __init__(self, sites: CallSites) -> None:
         self._sites = sites
         self._known: dict[Variant, dict[Any, TalliedRegion]] = {}
-        self._passed_on = dict(_TORCHS_OWN)
         # By address, since a code's hash is slow; so the code is kept.
         self._cells: dict[int, tuple[int, CodeType]] = {}
         self.regions: list[TalliedRegion] = []
@@ -165,20 +160,6 @@ class Tallies:
                     return held
         return covered[0]
 
-    def _caller(self, frame: FrameType | None) -> FrameType | None:
-        """The innermost frame that is not torch's way to its checkpoint."""
-        known = self._passed_on
-        while frame is not None:
-            file = frame.f_code.co_filename
-            passes = known.get(file)
-            if passes is None:
-                name = str(frame.f_globals.get("__name__") or "")
-                passes = known[file] = name.startswith((*_PASSED_ON, "recompute_scan"))
-            if not passes:
-                return frame
-            frame = frame.f_back
-        return None
-
     def _new(
         self,
         regions: dict[Any, TalliedRegion],
@@ -193,7 +174,7 @@ class Tallies:
             code = held if isinstance(held, CodeType) else None
             kind = held if isinstance(held, type) else type(held)
             named = code.co_name if code is not None else kind.__name__
-        site = self._sites.called_at(self._caller(sys._getframe(2)))
+        site = self._sites.called_at(sys._getframe(2))
         covered = None if module is None else weakref.ref(module)
         region = TalliedRegion(variant, covered, named, site)
         # Another object may get the address next. Code is kept, and objects that cannot be watched.
