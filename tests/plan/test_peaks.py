@@ -111,7 +111,7 @@ def _rehearsed(
     model: Switched, step: Step, device: Device, folder: Path, patch: pytest.MonkeyPatch
 ) -> Arrangements:
     """What a rehearsal on such a device shows; of recomputes only that they take something."""
-    patch.setattr(rehearsing_module, "_most_since", device.most)
+    patch.setattr(rehearsing_module, "most_since", device.most)
     patch.setattr(rehearsing_module, "free_bytes", lambda *_: None)
     # Whatever other tests of this process have compiled.
     patch.setattr(arranging_module, "compiled_something", lambda: False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -221,7 +222,7 @@ def advise_removal(
     lost = any(switch_of(one) in alone for one in (dropped, *others))
     fix = take_out(dropped, mechanism, sources, others, lost=lost, run=run)
     alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
-    if alike and (fix.diff is None or _together(kept, dropped)):
+    if alike and (fix.diff is None or kept.call_site == dropped.call_site):
         fix = _applied_once(kept, dropped, mechanism, run)
         fix = _with_risk(fix, _go_as_well(others)) if others else fix
         return _with_memory(fix, kept, dropped, run.levels)
@@ -345,13 +346,8 @@ def take_out(
 ) -> Fix:
     """The fix that takes one checkpoint out.
 
-    Args:
-        dropped: The checkpoint.
-        mechanism: What switched it on.
-        sources: Source statements by call site.
-        others: Checkpoints of the same block that it takes out as well, where one diff can.
-        lost: Whether other blocks have only this checkpoint.
-        run: What else is known of the run.
+    Others of the same block go as well, where one diff can. It is ``lost`` to blocks that have only
+    this checkpoint.
     """
     gone = [(dropped, mechanism), *((one, mechanism_of(one) or mechanism) for one in others)]
     changes = [change for one, how in gone if (change := _changed(one, how, sources)) is not None]
@@ -431,15 +427,12 @@ def _fits_fsdp(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], sharde
     return sharded and made_for_it and (innermost or checkpoint.variant == "non-reentrant")
 
 
-def _together(kept: Checkpoint, dropped: Checkpoint) -> bool:
-    return kept.call_site == dropped.call_site
-
-
 def _applied_once(
     kept: Checkpoint, dropped: Checkpoint, mechanism: Mechanism, run: RunFacts
 ) -> Fix:
     """The fix for one mechanism that is applied twice: to switch it off would take out both."""
-    name, site, together = title_of(dropped), dropped.call_site, _together(kept, dropped)
+    name, site = title_of(dropped), dropped.call_site
+    together = kept.call_site == site
     remove = f"the second application of {name}{place(site)}"
     reason = "The line may also do other work that must stay."
     if dropped.module_class and mechanism.fewer != FEWER:
@@ -577,13 +570,10 @@ class _Statement:
         # A block around it makes an indented statement one that can be parsed alone.
         opening = "if 1:\n" if self._indent else ""
         self._offset = 2 if opening else 1
-        try:
-            tree = ast.parse(opening + "\n".join(lines))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            self._tree: ast.stmt | None = None
-            return
-        body = tree.body
-        if opening and isinstance(body[0], ast.If):
+        body: list[ast.stmt] = []
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            body = ast.parse(opening + "\n".join(lines)).body
+        if opening and body and isinstance(body[0], ast.If):
             body = body[0].body
         self._tree = body[0] if len(body) == 1 else None
 

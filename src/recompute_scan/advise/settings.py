@@ -11,6 +11,7 @@ from recompute_scan.advise.choice import (
     leave_out,
     mechanism_of,
     place,
+    switch_of,
     title_of,
     worded,
 )
@@ -49,13 +50,8 @@ selective = functools.partial(checkpoint_wrapper, context_fn=contexts)"""
 def advise_fewer(
     checkpoints: Sequence[Checkpoint], layers: str, whole: bool, run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
-    """The change that stops checkpointing these layers.
-
-    Args:
-        checkpoints: Those around each of the layers.
-        layers: The layers, in words.
-        whole: Whether no other layer is checkpointed.
-        run: What else is known of the run.
+    """The change that stops checkpointing these layers, which may be the whole of the checkpointed
+    ones.
     """
     checkpoint = kept(checkpoints, sharded=run.sharded)
     title = title_of(checkpoint)
@@ -78,13 +74,7 @@ def advise_fewer(
 def advise_selective(
     checkpoints: Sequence[Checkpoint], operators: Sequence[str], run: RunFacts = UNKNOWN_RUN
 ) -> Fix:
-    """The change that keeps the results of these operators.
-
-    Args:
-        checkpoints: Those around each layer.
-        operators: Names as the profiler has them, ``aten::_flash_attention_forward``.
-        run: What else is known of the run.
-    """
+    """The change that keeps the results of these operators, named as the profiler does."""
     checkpoint = kept(checkpoints, sharded=run.sharded)
     listed = ", ".join(f"torch.ops.{name.replace('::', '.')}.default" for name in operators)
     context = f"functools.partial(create_selective_checkpoint_contexts, [{listed}])"
@@ -111,23 +101,19 @@ def setting_for(
 ) -> tuple[tuple[str, ...], str]:
     """The change in words, and the code to add after the model is made, if any.
 
-    Args:
-        modules: The arrangement.
-        regions: What the recorded run checkpointed.
-        run: What else is known of it.
-        operators: Whose results selective checkpoints keep, ``aten.mm.default``.
+    Selective checkpoints keep the results of these operators, ``aten.mm.default``.
     """
     partly = any(one.selective or one.offloaded or one.parts for one in modules)
     on = {one.module for one in modules if one.recompute}
     before = {one.module for one in modules if one.checkpointed}
     parts_before = {name for one in modules for name in one.names_of_parts(one.parts_today)}
-    today = list(dict.fromkeys(c for region in regions for c in region.checkpoints))
+    today = [*dict.fromkeys(c for region in regions for c in region.checkpoints)]
     nested = any(len(region.checkpoints) > 1 for region in regions)
     around = {region.module for region in regions if region.checkpoints}
     as_today = all(one.stays for one in modules) and not nested
     if as_today and (not today or around == before | parts_before):
         return ("The script already does this, so there is nothing to change.",), ""
-    off = [_off(checkpoint, run) for checkpoint in _each_switch(today)]
+    off = [_off(one, run) for one in {switch_of(one): one for one in today}.values()]
     if not on and not partly:
         return tuple(off), ""
     code = _code(modules, operators)
@@ -226,11 +212,6 @@ def _counted(places: Sequence[int]) -> str:
     if step > 0 and list(places) == list(range(places[0], places[-1] + 1, step)):
         return f"range({places[0]}, {places[-1] + 1}{f', {step}' if step > 1 else ''})"
     return repr(tuple(places))
-
-
-def _each_switch(today: Sequence[Checkpoint]) -> list[Checkpoint]:
-    found = {(one.mechanism, one.call_site): one for one in today}
-    return list(found.values())
 
 
 def _off(checkpoint: Checkpoint, run: RunFacts) -> str:

@@ -24,7 +24,6 @@ from recompute_scan.compiled.graphs import (
     PRODUCTS,
     CompiledSite,
     Partition,
-    Repeats,
     graph_breaks,
     read_partitions,
 )
@@ -202,10 +201,7 @@ def _opened_blocks(
 def around(block: Block, inside: Sequence[Span], weight: Float64) -> list[Block]:
     """The blocks that a checkpoint makes with those inside it: one where both are around the same.
 
-    Args:
-        block: What the outer checkpoint is around.
-        inside: The checkpoints in it.
-        weight: Time of each operator.
+    Operators are weighed by their time.
     """
     own = weight[block.places].sum()
     held = sum(weight[one.first : one.last + 1].sum() for one in inside)
@@ -327,11 +323,6 @@ def with_call_sites(
     The graphs name the line that calls torch's checkpoint, by its whole path. A recorded run has
     shorter names for the lines of the user's code, and knows where a library's checkpoints were
     switched on.
-
-    Args:
-        regions: The blocks.
-        known: Call sites that the run record knows.
-        switched_on: What was switched on, and where.
     """
 
     def sited(checkpoint: Checkpoint) -> Checkpoint:
@@ -428,14 +419,17 @@ def answer_compiled(facts: RecomputeFacts, graphs: Graphs) -> Answered | None:
     return Answered(answered, whole, code, seen=seen, priced=not asked)
 
 
+def _unknown(names: tuple[str, ...]) -> Judgement:
+    return Judgement("inconclusive", UNKNOWN.format(names=", ".join(names[:3])))
+
+
 def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
     """The facts where graphs are missing: no verdict, unless the trace alone shows doubling."""
     judgement = facts.judgement
     elsewhere = judgement.verdict == "inconclusive" and facts.compiled is None
     if elsewhere or judgement.verdict == "doubled" or facts.level == "kernels":
         return facts
-    names = ", ".join(unknown[:3])
-    return replace(facts, judgement=Judgement("inconclusive", UNKNOWN.format(names=names)))
+    return replace(facts, judgement=_unknown(unknown))
 
 
 def with_own(judgement: Judgement, counts: Counts, own: Int64) -> Judgement:
@@ -473,23 +467,21 @@ def code_of(graph: Partition, calls: float | None, budget: float | None) -> Comp
     """One graph as the result shows it, with its calls per step."""
     repeats = graph.repeats
     budget = graph.budget if graph.budget is not None else budget
-    free = [t > 0 and not a for t, a in zip(repeats.times, graph.asked, strict=True)]
     return CompiledGraph(
         name=graph.compile_id,
         calls_per_step=calls,
         operators=len(repeats.nodes),
         recomputed=sum(times > 0 for times in repeats.times),
-        free=sum(free),
+        free=sum(t > 0 and not a for t, a in zip(repeats.times, graph.asked, strict=True)),
         saved_bytes=repeats.saved_bytes,
         memory_budget=budget,
         checkpoints=tuple(site.line for site in graph.sites),
-        recomputes=_recomputes(graph, repeats, budget),
+        recomputes=_recomputes(graph, budget),
     )
 
 
-def _recomputes(
-    graph: Partition, repeats: Repeats, budget: float | None
-) -> tuple[CompiledRecompute, ...]:
+def _recomputes(graph: Partition, budget: float | None) -> tuple[CompiledRecompute, ...]:
+    repeats = graph.repeats
     own = "budget" if budget is not None and budget < 1 else "compiler"
     kinds: Counter[CompiledRecompute] = Counter()
     for node, module, times, asked in zip(
@@ -588,8 +580,8 @@ def answer_alone(graphs: Graphs) -> Alone:
     code = CompiledCode(readable, unknown, graphs.breaks)
     surrounded = all(part.compile_id in graphs.around for part in parts)
     if not parts or unknown:
-        reason = UNKNOWN.format(names=", ".join(unknown[:3])) if parts else _NOTHING
-        return Alone(Judgement("inconclusive", reason), code, surrounded)
+        judgement = _unknown(unknown) if parts else Judgement("inconclusive", _NOTHING)
+        return Alone(judgement, code, surrounded)
     entries = _Entries(parts, [reruns(graphs.around.get(one.compile_id, ())) for one in parts])
     if not entries.counts.counted.any():
         return Alone(Judgement("inconclusive", _EMPTY), code, surrounded)

@@ -113,11 +113,6 @@ def wanted_name(fields: dict[str, Any]) -> str | None:
     return next((name for name in fields if name in WANTED), None)
 
 
-def is_structured(line: str) -> bool:
-    """Is it a line of a structured trace that begins a record?"""
-    return _LINE.match(line) is not None
-
-
 def read_records(lines: Iterable[str]) -> Iterator[Record]:
     """The needed records of a structured trace, in order; lines that are none are passed over."""
     files: dict[int, str] = {}
@@ -298,7 +293,7 @@ def _read(path: Path, limits: Limits) -> dict[int, list[Record]]:
         with opened(path) as file:
             head = list(islice(_lines(file), _HEAD_LINES))
             file.seek(0)
-            if any(map(is_structured, head)):
+            if any(map(_LINE.match, head)):
                 return {0: _bounded(path, read_records(_lines(file)), limits)}
             every = read_text_log(line for line in _lines(file) if MARK in line)
             return {rank: _bounded(path, iter(some), limits) for rank, some in every.items()}

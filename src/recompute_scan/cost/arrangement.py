@@ -404,17 +404,12 @@ class Arrangements(Struct, frozen=True):
     ) -> Choices | None:
         """The fastest arrangement within a budget, or the smallest within a step time.
 
-        Args:
-            budget: Bytes.
-            step_ms: The step time.
-            limit_s: Seconds after which the best one so far is taken.
-
-        Returns:
-            One entry per module; ``None`` where nothing fits.
+        That is the best one so far after the limit in seconds; ``None`` where nothing fits.
         """
         if budget is not None:
             return self.solve_each((budget,), limit_s)[0]
-        found = self._program(limit_s).smallest(step_ms if step_ms is not None else float("inf"))
+        program = _ZeroOneProgram(self, limit_s)
+        found = program.smallest(step_ms if step_ms is not None else float("inf"))
         return None if found is None else _in_order(self, found, self.peak(found))
 
     def solve_each(
@@ -423,7 +418,7 @@ class Arrangements(Struct, frozen=True):
         """The fastest arrangement within each of these budgets, as :meth:`solve` gives it."""
         # To make it takes longer than most solutions.
         least = min(_LEAST_S, limit_s)
-        program = self._program(max(least, limit_s / max(1, len(budgets))))
+        program = _ZeroOneProgram(self, max(least, limit_s / max(1, len(budgets))))
         each: list[Choices | None] = []
         for budget in budgets:
             found = program.fastest(budget)
@@ -431,9 +426,6 @@ class Arrangements(Struct, frozen=True):
                 found = _within(self, found, budget)
             each.append(None if found is None else _in_order(self, found, budget))
         return each
-
-    def _program(self, limit_s: float = TIME_LIMIT_S) -> _ZeroOneProgram:
-        return _ZeroOneProgram(self, limit_s)
 
 
 def _in_order(one: Arrangements, found: Choices, budget: int) -> Choices:
@@ -521,8 +513,10 @@ class _ZeroOneProgram:
     def fastest(self, budget: int) -> Choices | None:
         """Within a budget, bytes. It can be asked for one after the other."""
         self._solver.changeColBounds(self._most.index, 0.0, budget / _SCALE)
-        times = self._times()
-        return self._minimised(times + self._most * (_PREFERENCE * self._weight()))
+        # Time for a MiB, so that all memory together counts as much as all time.
+        whole = self._one.peak(self._one.nothing) / _SCALE
+        weight = max(1e-9, sum(self._one.again_ms)) / max(whole, 1e-9)
+        return self._minimised(self._times() + self._most * (_PREFERENCE * weight))
 
     def smallest(self, step_ms: float) -> Choices | None:
         """Within a step time."""
@@ -537,11 +531,6 @@ class _ZeroOneProgram:
             (x * self._one.extra_ms(*condition) for condition, x in self._chosen.items()),
             start=0 * self._most,
         )
-
-    def _weight(self) -> float:
-        """Time for a MiB, so that all memory together counts as much as all time."""
-        whole = self._one.peak(self._one.nothing) / _SCALE
-        return max(1e-9, sum(self._one.again_ms)) / max(whole, 1e-9)
 
     def _minimised(self, objective: Any) -> Choices | None:
         self._solver.minimize(objective)

@@ -15,7 +15,7 @@ from bisect import bisect_left
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.numpy_tools import changes, split
+from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.columns import Bool, Int32, Int64
 
@@ -97,7 +97,7 @@ def find_device(facts: RecomputeFacts, begin: int, end: int) -> Device:
     thread = np.where(inside, calls.thread[kernels.launch[rows]], -1).astype(np.int64)
     before = np.full(len(rows), -1, np.int64)
     order = np.maximum(finish, launched)
-    for part in _by_stream(stream):
+    for part in places_of(stream).values():
         before[part[1:]] = part[:-1]
         order[part] = np.maximum.accumulate(order[part])
     return Device(rows, start, finish, stream, launched, thread, before, earlier, order)
@@ -120,13 +120,13 @@ def find_waits(facts: RecomputeFacts, device: Device) -> Waits:
     launch = np.minimum(since_launch, launch_ns)
     gap = np.minimum(since_before, gap_ns)
     lag = np.minimum(device.start[target] - device.end[source], gap_ns)
-    by_launch = np.where(launched, device.launched + launch, np.iinfo(np.int64).min)
-    by_stream = np.where(first, np.iinfo(np.int64).min, device.end[device.before] + gap)
-    by_event = np.full(len(device), np.iinfo(np.int64).min)
+    never = np.iinfo(np.int64).min
+    by_launch = np.where(launched, device.launched + launch, never)
+    by_stream = np.where(first, never, device.end[device.before] + gap)
+    by_event = np.full(len(device), never)
     np.maximum.at(by_event, target, device.end[source] + lag)
     ready = np.maximum(np.maximum(by_launch, by_stream), by_event)
-    bound = ready > np.iinfo(np.int64).min
-    late = np.where(bound, device.start - ready, 0)
+    late = np.where(ready > never, device.start - ready, 0)
     more_source, more_target = _unseen_waits(device, late)
     source, target = np.append(source, more_source), np.append(target, more_target)
     lag = np.append(lag, device.start[more_target] - device.end[more_source])
@@ -188,10 +188,9 @@ class _Launches:
         self._device = device
         self._all = np.sort(device.launched).tolist()
         self._of_stream = {}
-        for part in _by_stream(device.stream):
+        for stream, part in places_of(device.stream).items():
             kernels = part[device.launched[part].argsort(kind="stable")]
-            launched = device.launched[kernels].tolist()
-            self._of_stream[int(device.stream[part[0]])] = (kernels, launched)
+            self._of_stream[stream] = (kernels, device.launched[kernels].tolist())
 
     def any_between(self, begin: int, end: int) -> bool:
         return bisect_left(self._all, begin) < bisect_left(self._all, end)
@@ -246,8 +245,3 @@ def _unseen_waits(device: Device, late: Int64) -> tuple[Int64, Int64]:
 def _typical(times: Int64, percent: float, otherwise: int) -> int:
     times = times[times >= 0]
     return int(np.percentile(times, percent)) if len(times) else otherwise
-
-
-def _by_stream(stream: Int64) -> list[Int64]:
-    order = stream.argsort(kind="stable")
-    return split(order, np.flatnonzero(changes(stream[order])))

@@ -5,12 +5,10 @@ MFU counts the forward pass and the backward pass, HFU all that ran, recomputes 
 Their ratio needs neither times nor a peak: 1 without checkpointing, about 4/3 where every layer is
 recomputed once, 5/3 where it is recomputed twice.
 
-Floating-point operations of one operator call, from the shapes of its inputs.
-
-A multiplication with its addition counts as two operations. Only matrix products, convolutions and
-attention count, as in the definition of MFU. The formulas come from torch's own counter
-(``torch/utils/flop_counter.py``), with two differences: a grouped convolution's backward is counted
-by its groups, and products of routed experts are counted at all.
+Operations come from the shapes of a call's inputs; a multiplication with its addition counts as
+two. Only matrix products, convolutions and attention count, as in the definition of MFU. The
+formulas come from torch's own counter (``torch/utils/flop_counter.py``), with two differences: a
+grouped convolution's backward is counted by its groups, and products of routed experts are counted.
 
 * product of an m by k and a k by n matrix: 2·m·k·n
 * convolution: 2·N·C_out·(C_in / groups)·(kernel)·(output positions), each of the two gradients as
@@ -19,12 +17,9 @@ by its groups, and products of routed experts are counted at all.
   five products, including one that recomputes the scores inside the kernel. A causal mask or a
   window is not subtracted (Chowdhery et al. 2022, PaLM, appendix B).
 
-The device that a trace was recorded on, and the peak arithmetic of known GPUs.
-
-Peaks are dense, without sparsity, at the boost clock, per device.
-Each row has the page or data sheet that its figures come from. Makers print figures with
-structured sparsity in the first place; those are halved here. Where a name stands for several
-products (``NVIDIA H100 80GB HBM3`` is the SXM module), the form that carries that name is meant.
+Peaks are dense, at the boost clock, per device: figures that makers print with structured sparsity
+are halved. Where a name stands for several products (``NVIDIA H100 80GB HBM3`` is the SXM module),
+the form that carries that name is meant.
 """
 
 from __future__ import annotations
@@ -38,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
+from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role
@@ -126,25 +121,28 @@ def _shape(dims: Any) -> Shape:
     return ()
 
 
+def _require(fits: bool) -> None:
+    """No operation has such inputs, where they do not fit: the trace is damaged."""
+    if not fits:
+        raise ValueError
+
+
 def _product(a: Shape, b: Shape) -> int:
     m, k = a
     inner, n = b
-    if inner != k:
-        raise ValueError(a, b)
+    _require(inner == k)
     return 2 * m * k * n
 
 
 def _batched(a: Shape, b: Shape) -> int:
-    if a[0] != b[0]:
-        raise ValueError(a, b)
+    _require(a[0] == b[0])
     return a[0] * _product(a[1:], b[1:])
 
 
 def _linear(inputs: Inputs) -> int:
     x, weight = inputs.shapes[:2]
     out, features = weight
-    if x[-1] != features:
-        raise ValueError(x, weight)
+    _require(x[-1] == features)
     return 2 * prod(x) * out
 
 
@@ -153,8 +151,7 @@ def _grouped(inputs: Inputs) -> int:
     a, b = inputs.shapes[:2]
     if len(a) == len(b) == 3:
         return _batched(a, b)
-    if a[-1] != b[-2]:
-        raise ValueError(a, b)
+    _require(a[-1] == b[-2])
     return 2 * a[-2] * a[-1] * b[-1]
 
 
@@ -167,36 +164,28 @@ def _convolution_forward(inputs: Inputs) -> int:
     x, weight = inputs.shapes[:2]
     if len(x) == len(weight) - 1:
         x = (1, *x)
-    _check_convolution(x, weight)
+    _require(3 <= len(x) == len(weight))
     stride, padding, dilation = (_numbers(text, len(x) - 2) for text in inputs.values[3:6])
     transposed = inputs.values[6] == "True"
     sizes = zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     out = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
-    if not transposed and min(out, default=0) < 0:
-        raise ValueError(out)
+    _require(transposed or min(out, default=0) >= 0)
     return _convolution(x, weight, (*x[:1], weight[0], *out), transposed)
 
 
 def _convolution_backward(inputs: Inputs) -> int:
     gradient, x, weight = inputs.shapes[:3]
-    _check_convolution(x, weight)
+    _require(3 <= len(x) == len(weight))
     mask = json.loads(inputs.values[10].lower())
-    if not isinstance(mask, list):
-        raise ValueError(mask)  # noqa: TRY004
+    _require(isinstance(mask, list))
     transposed = inputs.values[7] == "True"
     return sum(map(bool, mask[:2])) * _convolution(x, weight, gradient, transposed)
-
-
-def _check_convolution(x: Shape, weight: Shape) -> None:
-    if len(x) < 3 or len(x) != len(weight):
-        raise ValueError(x, weight)
 
 
 def _attention(q: Shape, k: Shape, v: Shape) -> tuple[int, int]:
     """Operations of the product with q and k's width, and of the one with v's; b, h, s, d."""
     batch, heads, queries, width = q
-    if (k[0], k[3], k[2]) != (batch, width, v[2]):
-        raise ValueError(q, k, v)
+    _require((k[0], k[3], k[2]) == (batch, width, v[2]))
     scores = 2 * batch * heads * queries * k[2]
     return scores * width, scores * v[3]
 
@@ -213,16 +202,12 @@ def _attention_backward(inputs: Inputs) -> int:
 
 
 def _sequence_first(formula: Callable[[Inputs], int], lengths: int) -> Callable[[Inputs], int]:
-    """The same for inputs b, s, h, d. Lengths of packed sequences are in no trace.
-
-    Args:
-        formula: For b, h, s, d.
-        lengths: Place of the input that says where packed sequences begin.
+    """The same for inputs b, s, h, d. Lengths of packed sequences, which begin where the input in
+    place ``lengths`` says, are in no trace.
     """
 
     def counted(inputs: Inputs) -> int:
-        if any(inputs.shapes[lengths]):
-            raise ValueError(inputs.shapes)
+        _require(not any(inputs.shapes[lengths]))
         turned = tuple(
             (s[0], s[2], s[1], s[3]) if len(s) == 4 else s for s in inputs.shapes[:lengths]
         )
@@ -295,11 +280,9 @@ UNKNOWN_MACHINE = Machine()
 
 
 def device_name(trace: Trace, environment: Mapping[str, str]) -> str | None:
-    """Name of the GPU; ``None`` where it is unknown, or the host has different ones.
+    """Name of the GPU, of the run record, or of the trace, which lists every GPU of the host.
 
-    Args:
-        trace: Its ``deviceProperties`` list every GPU of the host.
-        environment: The run's own run record, which knows the device in use.
+    ``None`` where it is unknown, or the host has different ones.
     """
     if name := environment.get("device_name"):
         return name
@@ -411,7 +394,7 @@ class _Counted(Struct, frozen=True):
     rows: Int64
     flops: Float64
     types: tuple[str, ...]
-    uncounted: Counter[str] = field(default_factory=Counter)
+    uncounted: Counter[str]
 
 
 def count_flops(
@@ -422,12 +405,7 @@ def count_flops(
 ) -> Flops | None:
     """The arithmetic of one step, averaged over the complete ones; ``None`` without any.
 
-    Args:
-        facts: What ran again.
-        step_ms: Duration of a step.
-        device: Name of the GPU that the trace was recorded on.
-        peak_tflops: Peak to compare with in TFLOP/s, for every type of number, instead of the
-            one known of the device.
+    A given peak is for every type of number, and counts before the one known of the device.
     """
     if not facts.complete_count:
         return None
@@ -451,12 +429,14 @@ def count_flops(
         for part in _parts(facts, counted.rows)
     )
     model, whole = forward + backward, forward + backward + first + redundant
-    ideal_ms = _ideal_ms(facts, counted, device, peak_tflops)
+    known = None if peak_tflops else peak_of(device)
+    ideal_ms = _ideal_ms(facts, counted, known, peak_tflops)
     # Without a verdict, some of the backward work may be recomputes.
     split = facts.judgement.verdict != "inconclusive"
     # Time at the peak over time taken, for numbers of all types together.
     hfu = ideal_ms / step_ms if ideal_ms and step_ms else None
     peak = whole / ideal_ms / 1e9 if hfu and ideal_ms else None
+    source = f"{known.name}, dense: {known.source}" if known else "as given"
     return Flops(
         forward_per_step=forward,
         backward_per_step=backward,
@@ -466,7 +446,7 @@ def count_flops(
         mfu=hfu * model / whole if hfu and split else None,
         hfu=hfu,
         peak_tflops=peak,
-        peak_source=_peak_words(device, peak_tflops) if peak else None,
+        peak_source=source if peak else None,
         uncounted=uncounted,
         reason=None if split else facts.judgement.reason,
     )
@@ -556,18 +536,17 @@ def _parts(facts: RecomputeFacts, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:
 
 
 def _ideal_ms(
-    facts: RecomputeFacts, counted: _Counted, device: str | None, peak_tflops: float | None
+    facts: RecomputeFacts, counted: _Counted, peak: Peak | None, given_tflops: float | None
 ) -> float | None:
     """Time that a step's arithmetic takes at the peak; ``None`` where the peak is not known."""
-    peak = None if peak_tflops else peak_of(device)
-    if not peak_tflops and (peak is None or not facts.work.on_gpu):
+    if not given_tflops and (peak is None or not facts.work.on_gpu):
         return None
     parts = np.logical_or.reduce(_parts(facts, counted.rows))
     total = 0.0
     types = np.array(counted.types)
     for kind in np.unique(types):
         flops = float(counted.flops[(types == kind) & parts].sum())
-        at = peak_tflops
+        at = given_tflops
         if peak is not None:
             fast = kind == "fp32" and any(map(_ON_TENSOR_CORES.search, facts.trace.names))
             at = peak.tflops.get("tf32" if fast else str(kind))
@@ -579,10 +558,3 @@ def _ideal_ms(
 
 # CUTLASS's instruction of 16 by 8 by 8 takes TF32 where the operator's inputs have 32 bits.
 _ON_TENSOR_CORES = re.compile(r"tf32|tensorop_s1688gemm")
-
-
-def _peak_words(device: str | None, peak_tflops: float | None) -> str:
-    if peak_tflops:
-        return "as given"
-    peak = peak_of(device)
-    return f"{peak.name}, dense: {peak.source}" if peak else ""

@@ -120,12 +120,7 @@ class Footprint(Struct, frozen=True):
 
 
 def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint:
-    """The footprint of the device that the regions' tensors lie on.
-
-    Args:
-        facts: What ran again in the trace that the allocations are of.
-        allocations: At least one.
-    """
+    """The footprint of the device that the regions' tensors lie on; some have to be allocated."""
     devices, places = np.unique(allocations.device, return_inverse=True)
     traffic = np.bincount(places, weights=np.abs(allocations.size).astype(np.float64))
     traffic[devices < 0] *= (devices >= 0).sum() == 0  # a GPU, where one is in use
@@ -271,13 +266,8 @@ def arrangements_of(
     """Places of the regions with a checkpoint that can go, and every choice among these.
 
     A region without its checkpoint gives its recompute time back, and holds its tensors from the
-    end of its forward run to where its recompute begins today.
-
-    Args:
-        footprint: The memory of the recorded steps.
-        regions: One row for each layer of the footprint.
-        gains: What a step gains without the checkpoint of each region, ms; 0 for one that stays.
-        step_ms: A step with all checkpoints.
+    end of its forward run to where its recompute begins today. A step gains so many ms without the
+    checkpoint of each region, 0 where that stays.
     """
     free = [place for place, gain in enumerate(gains) if gain > 0]
     times = [t for held in footprint.held for t in (held.start, held.end)]
@@ -331,15 +321,7 @@ def weigh_memory(
     cost: Cost | None,
     machine: Machine,
 ) -> Memory:
-    """The memory of the recorded step, and the plans for the regions.
-
-    Args:
-        footprint: The memory of a step of the same run.
-        trace: The trace that it was recorded in.
-        regions: One row per layer of the run.
-        cost: Price of the recomputes.
-        machine: What a person says of the device.
-    """
+    """The memory of the recorded step, and the plans for the regions."""
     gpu = footprint.device >= 0
     has = machine.memory_bytes or capacity(trace, footprint.device)
     reserve = round(RESERVE * has) if has and gpu else None
@@ -446,12 +428,7 @@ class KeptAttention(Struct, frozen=True):
 
 
 def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
-    """The choice for this trace; ``None`` where no attention is recomputed that could be kept.
-
-    Args:
-        facts: What ran again.
-        cost: Price of the recomputes.
-    """
+    """The choice for this trace; ``None`` where no attention is recomputed that could be kept."""
     counts = facts.counts
     recomputed = np.flatnonzero(counts.counted & (counts.runs > 0))
     needed = (counts.again - counts.redundant)[counts.counted].sum()
@@ -501,12 +478,7 @@ def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Polic
     """The policies, with the time of each operator per step.
 
     Unknown where two policies share a call site, or one meets two overloads of a name: they look
-    the same in a trace.
-
-    Args:
-        policies: As they were seen.
-        facts: The trace of the same run.
-        scale: Factor from recorded to unprofiled times.
+    the same in a trace. The scale is the factor from recorded to unprofiled times.
     """
     if facts.annotations is None or not facts.complete_count:
         return policies

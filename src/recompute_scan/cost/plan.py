@@ -115,12 +115,7 @@ def shared_out(
 ) -> tuple[float, ...]:
     """The extra time of an arm's steps, shared out by its recomputes' own times, ms.
 
-    Args:
-        longer: What they take more, ms.
-        candidates: The modules.
-        times: What the recompute of each took, ms.
-        fixed: Those that have none.
-        sure: Whether they take more for certain; else they take what their recomputes did.
+    Where they are not surely longer, they take what their recomputes did. Fixed modules have none.
     """
     even = _evened(candidates, times, fixed)
     whole = sum(even)
@@ -245,7 +240,11 @@ def _offload_ms(
     if not measured or "offload" not in times.surely_longer:
         return ()
     candidates = ranks[0].candidates
-    sizes = [max(_copied_bytes(one, n) for one in ranks) for n in range(len(candidates))]
+    # A copy of what the module saves, and of its weights.
+    sizes = [
+        max(saved_bytes(one, n) + one.candidates[n].weight_bytes for one in ranks)
+        for n in range(len(candidates))
+    ]
     whole = sum(sizes[n] for n in whole_places(candidates) if n not in fixed)
     longer = max(0.0, times.ms["offload"] - times.ms["keep"])
     return tuple(longer * size / max(1, whole) for size in sizes)
@@ -256,11 +255,6 @@ def _runs_elsewhere(rehearsal: Rehearsal, part: int) -> bool:
     around = [run.part_of for run in rehearsal.runs if run.candidate == part]
     module = rehearsal.candidates[part].part_of
     return any(run < 0 or rehearsal.runs[run].candidate != module for run in around)
-
-
-def _copied_bytes(rehearsal: Rehearsal, candidate: int) -> int:
-    """Bytes that offloading a module copies, about: what it saves, and its weights."""
-    return saved_bytes(rehearsal, candidate) + rehearsal.candidates[candidate].weight_bytes
 
 
 def saved_bytes(rehearsal: Rehearsal, candidate: int) -> int:
@@ -304,9 +298,7 @@ class Wish(Struct, frozen=True):
     def budget(self, today: int, free: int | None) -> int | None:
         """Bytes that may be taken; ``None`` where that is not limited, or not known.
 
-        Args:
-            today: What today's arrangement takes.
-            free: Bytes that are free in addition.
+        Today's arrangement takes so many, and others are free in addition.
         """
         if self.kind == "bytes":
             return round(self.amount)
@@ -378,11 +370,7 @@ class Planner:
         self.budget = wish.budget(self.today.peak_bytes, self._free)
 
     def best(self, less: int = 0, limit_s: float = TIME_LIMIT_S) -> Choices:
-        """The best arrangement within the limit.
-
-        Args:
-            less: Bytes by which the budget is to be kept.
-            limit_s: Seconds after which the solver's best one so far is taken.
+        """The best arrangement within the limit, the budget kept by some bytes less.
 
         Raises:
             RunError: None keeps it (``E332``).
@@ -403,12 +391,7 @@ class Planner:
         return found
 
     def plan(self, chosen: Choices, *, curve: bool = True) -> ActivationPlan:
-        """The plan with this arrangement, its setting and proof still open.
-
-        Args:
-            chosen: The arrangement.
-            curve: Whether the other best ones are found too, which takes seconds.
-        """
+        """The plan with this arrangement, its setting and proof open; a curve takes seconds."""
         model = self.arrangements
         least = model.solve(step_ms=float("inf")) if curve else model.everything
         ran = any(arm.way == "keep" for arm in self._rehearsal.arms)

@@ -54,12 +54,9 @@ def keep_last(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 def price(
     facts: RecomputeFacts, timed_steps_ms: Sequence[float], keep: Keep = keep_last
 ) -> Cost | None:
-    """The cost of the recomputes; ``None`` when no step is complete.
+    """The cost of the recomputes, with the checkpoint that the fix keeps of those around a block.
 
-    Args:
-        facts: What ran again.
-        timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
-        keep: Of the checkpoints around a block, outermost first, the one that the fix leaves.
+    ``None`` when no step is complete. Timed steps are those without the profiler, if there are any.
     """
     timed = np.array(timed_steps_ms, np.float64)
     base = prepare(facts, timed * _NS_PER_MS)
@@ -201,12 +198,7 @@ _KEEPS_RESULT = re.compile(r"dropout|softmax|sigmoid|tanh|norm", re.I)
 
 
 def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
-    """The cost of recomputes by kernels alone; ``None`` where attention or the step is unknown.
-
-    Args:
-        facts: What ran again, at the level of kernels.
-        timed_steps_ms: Durations of unprofiled steps, ms; empty where there are none.
-    """
+    """The cost of recomputes by kernels alone; ``None`` where attention or the step is unknown."""
     evidence = facts.attention
     sequence = evidence.sequence(facts.trace, facts.kernels) if evidence is not None else None
     steps = _steps(facts, sequence) if sequence is not None else None

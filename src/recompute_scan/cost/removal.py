@@ -104,14 +104,7 @@ def find_early_stop(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> b
 def stopped(
     facts: RecomputeFacts, recordings: Recordings, sequence: OpSequence, kept: Checkpoint | None
 ) -> HookedEdit | None:
-    """The end of a recompute that stays, if nothing inside keeps it from stopping early any more.
-
-    Args:
-        facts: What ran again.
-        recordings: The runs with gradients.
-        sequence: The recompute.
-        kept: Of the checkpoints around it, the one that stays.
-    """
+    """The end of a recompute that stays, if nothing inside keeps it from stopping early now."""
     recompute = facts.alignment.recomputes[sequence.recompute]
     if kept is None or kept.variant != "non-reentrant" or sequence.stop < len(recompute.again):
         return None
@@ -183,10 +176,7 @@ def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
 class Context:
     """The surroundings of the operators that ran again, found once for all removals.
 
-    Args:
-        facts: What ran again.
-        begin: Beginning of the steps to change, ns.
-        end: Their end.
+    The steps to change are between two moments, in ns.
     """
 
     def __init__(self, facts: RecomputeFacts, begin: int, end: int) -> None:
@@ -232,13 +222,7 @@ class Context:
     def around_run(
         self, checkpoints: Sequence[Checkpoint], kept: Checkpoint | None, rows: Int64
     ) -> Iterator[TimeEdit]:
-        """The work of all these checkpoints but one, before and behind a run of the operators.
-
-        Args:
-            checkpoints: The checkpoints around the operators, outermost first.
-            kept: The one that stays, if any does.
-            rows: The operators, in order.
-        """
+        """The work of all these checkpoints but one, before and behind a run of the operators."""
         calls = self.facts.calls
         if any(c.variant == "reentrant" for c in checkpoints if c is not kept):
             yield from self._function(rows)
@@ -349,13 +333,8 @@ class Removal:
     def edits(
         self, hooks: Hooks, lengths: Lengths, *, early_stop: bool | None = None
     ) -> list[TimeEdit]:
-        """The edits.
-
-        Args:
-            hooks: What autograd and a non-reentrant checkpoint take for what they save.
-            lengths: How long calls take.
-            early_stop: Whether recomputes stop early that nothing keeps from it; ``None``: unless
-                the trace shows that they do not.
+        """The edits. Recomputes that nothing keeps from it stop early as given; where that is
+        ``None``, unless the trace shows that they do not.
         """
         if early_stop is None:
             early_stop = self._around.early_stop is not False

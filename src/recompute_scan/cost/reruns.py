@@ -86,10 +86,7 @@ class OpSequence(Struct, frozen=True):
 def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     """Recomputes, cut where the block's checkpoints or the number of runs change.
 
-    Args:
-        facts: What ran again.
-        here: For each call: does it count? A recompute counts if its first or last operator does,
-            in it or in the forward pass.
+    A recompute counts if its first or last operator is ``here``, in it or in the forward pass.
     """
     alignment = facts.alignment
     if not alignment.recomputes:
@@ -220,10 +217,6 @@ def saved_by(calls: Calls, role: Int8) -> Int8:
     shows no nodes, so its operators count by name. An operator of a library, or a function of the
     script, is taken to save one tensor: the trace does not show how many. The node of a product
     shows how many factors were saved, where it ran on the same thread: one with frozen weights.
-
-    Args:
-        calls: All calls.
-        role: The :class:`recompute_scan.recompute.roles.Role` of each.
     """
     numbered = (calls.sequence >= 0) & (calls.kind == Kind.OP)
     makers = _by_number(calls, np.flatnonzero(numbered & _FORWARD[role]))
@@ -327,12 +320,7 @@ class Recording(Struct, frozen=True):
 
 
 class Recordings:
-    """The runs with gradients in a trace.
-
-    Args:
-        facts: What ran again.
-        sequences: The recomputes that matter.
-    """
+    """The runs with gradients in a trace."""
 
     def __init__(self, facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> None:
         calls = facts.calls
@@ -353,12 +341,7 @@ class Recordings:
                 self._run[sequence.originals(facts)] = again
 
     def of(self, rows: Int64, originals: Int64) -> Recording:
-        """A run with gradients, whether or not it had them.
-
-        Args:
-            rows: Its operators.
-            originals: Their first run, which may be this one.
-        """
+        """A run with gradients, whether or not it had them; it may be the first run itself."""
         if with_gradients(self._facts, rows):
             number = int(self._saved[rows].sum())
             return Recording(rows, number, number, rows[:0], rows[:0])
@@ -433,12 +416,7 @@ class OwnRows(Struct, frozen=True):
 
 
 def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnRows:
-    """The copies that recomputes begin with, and the functions' work in the forward pass.
-
-    Args:
-        facts: What ran again.
-        sequences: The recomputes, in pieces of a kind.
-    """
+    """The copies that recomputes begin with, and the functions' work in the forward pass."""
     alignment, structure = facts.alignment, facts.structure
     own = find_own_work(alignment)
     ran = np.bincount(own.recompute, minlength=len(alignment.recomputes))
@@ -478,8 +456,7 @@ def _copies(facts: RecomputeFacts, again: Int64, copies: Int64) -> Int64:
     size = _size(facts, int(again[begin + (same or len(number)) - 1]))
     before = copies[copies < again[begin]]
     wanted = [bool(size) and _size(facts, row) == size for row in before.tolist()]
-    found: Int64 = before[np.array(wanted, np.bool_)]
-    return found
+    return np.asarray(before[np.array(wanted, np.bool_)])
 
 
 def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:
@@ -496,12 +473,7 @@ _LEVELS = 2
 
 
 def find_own_passes(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnRows:
-    """Calls that go with checkpoint functions; a call stands for all that it holds.
-
-    Args:
-        facts: What ran again.
-        sequences: The recomputes, in pieces of a kind.
-    """
+    """Calls that go with checkpoint functions; a call stands for all that it holds."""
     others = vocabulary.nodes_of(facts.structure.functions.names - {vocabulary.TORCHS_FUNCTION})
     if others.isdisjoint(facts.calls.names):
         return OwnRows(*np.empty((2, 0), np.int64))

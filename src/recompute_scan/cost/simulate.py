@@ -36,11 +36,7 @@ class Edits(Struct, frozen=True):
     def of(self, thread: int) -> Edits:
         """The edits of one thread."""
         mine = self.thread == thread
-        if mine.all():
-            return self
-        return Edits(
-            self.thread[mine], self.start[mine], self.end[mine], self.gone[mine], self.add[mine]
-        )
+        return self if mine.all() else Edits(*(column[mine] for column in structs.astuple(self)))
 
     def removed(self, thread: Int32, time: Int64) -> Bool:
         """For each (thread, time): does it lie in an interval that goes?"""
@@ -108,19 +104,11 @@ class Clock(Struct, frozen=True):
         return np.asarray(np.interp(times - first, self.old - first, self.new), np.float64)
 
 
-def keep_clock(thread: HostThread) -> Clock:
-    """The clock that shows the trace's own times."""
-    return Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
-
-
 def change_clock(thread: HostThread, edits: Edits, overhead: float) -> Clock:
     """The clock of one thread.
 
-    Args:
-        thread: The thread.
-        edits: The changes; edits of other threads are ignored.
-        overhead: What the profiler costs at each beginning or end of a call, ns. An interval
-            between two cuts gives up that much for each, and never more than it has.
+    An interval between two cuts gives up the profiler's overhead for each, and never more than it
+    has.
     """
     # A cut costs half its time before it, half after.
     cost = 0.5 * overhead * (thread.marks[:-1] + thread.marks[1:])
@@ -159,23 +147,20 @@ _NEVER = -np.inf
 
 def simulate_unchanged(graph: Graph) -> Float64:
     """How long each step takes as recorded, ns: to be held against ``Graph.measured``."""
-    clocks = [keep_clock(thread) for thread in graph.threads]
+    clocks = [
+        Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
+        for thread in graph.threads
+    ]
     return _steps(graph, _with_host_time(graph, graph.edges.delay.copy(), clocks))
 
 
 def simulate(
     graph: Graph, facts: RecomputeFacts, edits: Edits = NOTHING, overhead: float = 0.0
 ) -> Float64:
-    """How long each step takes with changes, ns.
+    """How long each step takes with edits, and without the profiler's overhead a call, ns.
 
     What is taken out launches nothing and waits for nothing; all else starts as soon as what it
     waited for is done.
-
-    Args:
-        graph: The steps.
-        facts: The trace that they come from.
-        edits: What becomes of intervals of the host's time.
-        overhead: What the profiler costs at each beginning or end of a call, ns.
     """
     edges = graph.edges
     delay = edges.delay.copy()
@@ -332,9 +317,7 @@ class Prediction(Struct, frozen=True):
 def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
     """The complete steps of a trace; ``None`` where there are none.
 
-    Args:
-        facts: What is known of the trace.
-        timed: Steps without the profiler, ns; empty where none was timed.
+    Timed are steps without the profiler, ns; empty where none was timed.
     """
     spans = _chosen(facts)
     if not spans:
@@ -378,13 +361,7 @@ def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
 
 
 def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction:
-    """The step with all checkpoints gone but those to keep.
-
-    Args:
-        base: The steps before.
-        keep: Of the checkpoints around a block, the one that stays; ``None``: none stays.
-        hooks: What a saved tensor costs at the usual host speed.
-    """
+    """The step with all checkpoints gone but those to keep; without ``keep`` none stays."""
     hooks = hooks.scaled(base.host_speed)
     removal = Removal(base.around, keep)
     share = _shares(base, removal, hooks)
@@ -399,19 +376,15 @@ def predict(base: Base, keep: Keep | None, hooks: Hooks = TYPICAL) -> Prediction
     if removal.stops_unseen:
         late = _typical(_shares(base, removal, hooks, early_stop=False), base)
     work = base.facts.work
-    kernels = max(1, len(base.facts.kernels.event))
-    unknown = (
-        base.graph.late / base.graph.measured.sum() + (work.unlaunched - work.queued) / kernels
-    )
+    unlaunched = (work.unlaunched - work.queued) / max(1, len(base.facts.kernels.event))
+    unknown = base.graph.late / base.graph.measured.sum() + unlaunched
     return Prediction(
         share=middle,
         doubts={
             "simulation": float(base.error),
             # Of a single step nothing is known but that steps differ.
             "steps": middle_doubt(known) if len(known) > 1 else _SINGLE * saved,
-            "profiler": float(
-                np.hypot(_typical(other, base) - middle, base.unlike * saved),
-            ),
+            "profiler": float(np.hypot(_typical(other, base) - middle, base.unlike * saved)),
             "hooks": 0.5 * abs(_typical(bare, base) - middle),
             "early_stop": abs(late - middle) if late is not None else 0.0,
             "places": base.around.recordings.unevenness() * saved,

@@ -28,7 +28,7 @@ from msgspec.structs import astuple
 
 from recompute_scan.cost.device import Device, Waits, find_device, find_waits
 from recompute_scan.cost.phases import Float64
-from recompute_scan.numpy_tools import changes, split
+from recompute_scan.numpy_tools import changes, places_of, split
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
@@ -72,10 +72,7 @@ class HostThread(Struct, frozen=True):
 def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[HostThread, ...]:
     """The threads that ran calls in these steps, from the first step's start to the last's end.
 
-    Args:
-        calls: What the threads ran.
-        steps: The steps, in order of time.
-        main: Code of the thread that all steps belong to, whether or not it ran any.
+    The main thread, which all steps belong to, is among them whether or not it ran any.
     """
     begin, end = steps[0].start, steps[-1].end
     starts = np.array([step.start for step in steps], np.int64)
@@ -114,12 +111,8 @@ def host_threads(calls: Calls, steps: Sequence[StepSpan], main: int) -> tuple[Ho
 def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     """Lengths, with those held down that stand out among the same place in other steps.
 
-    The same place is the n-th interval of a step between the same two kinds of cut.
-
-    Args:
-        length: Of each interval, ns.
-        pair: A number for each two kinds of cut.
-        step: Number of the step that each begins in; ascending.
+    The same place is the n-th interval of a step between the same two kinds of cut, which have one
+    number. Steps are ascending.
     """
     if not len(length):
         return length
@@ -273,9 +266,8 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
 def _typical(name: Int32, duration: Int64, names: int) -> Int64:
     """The median duration of each call's kind."""
     median = np.zeros(names, np.int64)
-    order = np.lexsort((duration, name))
-    for part in split(order, np.flatnonzero(changes(name[order]))):
-        median[name[part[0]]] = duration[part[len(part) // 2]]
+    for code, places in places_of(name).items():
+        median[code] = np.sort(duration[places])[len(places) // 2]
     return median[name]
 
 

@@ -15,6 +15,7 @@ import logging
 import math
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
@@ -52,6 +53,7 @@ from recompute_scan.fitting.layer_switch import (
 )
 from recompute_scan.record.bypass import rearranges
 from recompute_scan.record.isolation import Guard, in_forked_processes
+from recompute_scan.record.rehearsal import most_since
 from recompute_scan.record.steps import StepCounter, StepHooks, settling
 from recompute_scan.result import ActivationPlan
 from recompute_scan.result.run_record import Way, fixed_places
@@ -79,7 +81,7 @@ class Bucket(Struct):
 
     Attributes:
         shapes: By leading layer, the shapes of the calls in the step that was looked at.
-        calls: By leading layer, how many there were.
+        calls: By layer, how many there were.
         decision: The arrangement.
         measured: This rank's measurements, to plan again with less memory.
     """
@@ -296,9 +298,8 @@ class Fitted(Control):
         while self._look is None:  # until a whole step was looked at
             self._begin_look()
             yield
-        runs, shapes = self._switch.runs, self._shapes
-        calls = {place: self._calls_of(runs, place) for place in shapes}
-        look, key = self._or_none(self._end_look), self._first
+        runs, shapes, key = self._switch.runs, self._shapes, self._first
+        look = self._or_none(self._end_look)
         allocated = None
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -319,7 +320,7 @@ class Fitted(Control):
                 times[way] = yield from self._timed()
         one = self._or_none(lambda: self._measured(look, times, allocated))
         decision = self._decide(one)
-        self._add(key or (0, 0), Bucket(shapes, calls, decision, one))
+        self._add(key or (0, 0), Bucket(shapes, _calls_of(runs), decision, one))
         fitted = yield from self._timed()
         self._settled(decision, fitted[STEP], times["recompute"][STEP])
 
@@ -416,11 +417,10 @@ class Fitted(Control):
     def _learn(self) -> None:
         """The step that was looked at has ended: it gets its own plan."""
         runs, shapes, key = self._switch.runs, self._shapes, self._first
-        calls = {place: self._calls_of(runs, place) for place in shapes}
         look = self._or_none(self._end_look)
         self._switch.runs = runs
         one = self._or_none(lambda: self._measured(look, self._times, self._allocated))
-        self._add(key or (0, 0), Bucket(shapes, calls, self._decide(one), one))
+        self._add(key or (0, 0), Bucket(shapes, _calls_of(runs), self._decide(one), one))
 
     def _plan_again(self) -> None:
         """Memory ran out: every arrangement gets less."""
@@ -454,7 +454,7 @@ class Fitted(Control):
         for layer in self._switch.layers:
             layer.most = 0
         self._shapes = {}
-        look = self._look = Look(through=True, most_since=_most_since if self._cuda else None)
+        look = self._look = Look(through=True, most_since=most_since if self._cuda else None)
         self._switch.look(look)
         look.begin()
 
@@ -469,10 +469,6 @@ class Fitted(Control):
         if look.fault is not None:
             raise look.fault
         return look
-
-    @staticmethod
-    def _calls_of(runs: list[tuple[int, int, int]], place: int) -> int:
-        return sum(one == place for one, _, _ in runs)
 
     def _or_none(self, ours: Callable[[], _T]) -> _T | None:
         """Its result; ``None`` where it fails and other ranks wait for this one."""
@@ -533,10 +529,10 @@ class Fitted(Control):
         self._arrange(decision.choices)
         plan = decision.plan
         point, wholes = plan.plan, len(plan.modules)
-        kept = wholes - (point.recomputed or 0) - point.offloaded - point.in_part
+        recomputed = point.recomputed or 0
         ways = {
-            "kept": kept,
-            "recomputed": (point.recomputed or 0) - point.selective,
+            "kept": wholes - recomputed - point.offloaded - point.in_part,
+            "recomputed": recomputed - point.selective,
             "recomputed selectively": point.selective,
             "recomputed in part": point.in_part,
             "offloaded": point.offloaded,
@@ -581,10 +577,8 @@ class Fitted(Control):
                     print(f"recompute-scan: {text}", file=sys.stderr, flush=True)
 
 
-def _most_since() -> int:
-    most = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return int(most)
+def _calls_of(runs: list[tuple[int, int, int]]) -> Counter[int]:
+    return Counter(place for place, _, _ in runs)
 
 
 # Those that have begun to measure and have not settled yet.

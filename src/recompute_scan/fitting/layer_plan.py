@@ -27,12 +27,11 @@ from recompute_scan.errors import InputError, RunError
 from recompute_scan.files import content
 from recompute_scan.fitting.layer_switch import STEP, Layer, Look, Switch
 from recompute_scan.record.modules import root_modules
-from recompute_scan.record.rehearsal import free_bytes
+from recompute_scan.record.rehearsal import free_bytes, weight_bytes
 from recompute_scan.result import ActivationPlan
 from recompute_scan.result.run_record import (
     ArmMeasured,
     Candidate,
-    ModuleRun,
     Rehearsal,
     Way,
     parts_of,
@@ -81,11 +80,6 @@ def measured(
     switch: Switch, look: Look, times: Times, cuda: bool, allocated: int | None
 ) -> Measured:
     """Measurements of this rank, from the look and the times."""
-    runs = switch.runs
-    parts: list[set[int]] = [set() for _ in runs]
-    for run, (_, _, around) in enumerate(runs):
-        if around >= 0:
-            parts[around].add(run)
     fixed = {layer.place for layer in switch.layers if layer.fixed}
     candidates = tuple(_candidate(layer, times) for layer in switch.layers)
     safe = times["recompute"][STEP]
@@ -100,12 +94,7 @@ def measured(
         rank=dist.get_rank() if _distributed() else 0,
         device="cuda" if cuda else "cpu",
         candidates=candidates,
-        runs=tuple(
-            ModuleRun(
-                place, begin, -1 if place in fixed else look.backward_began(run, parts[run]), around
-            )
-            for run, (place, begin, around) in enumerate(runs)
-        ),
+        runs=look.module_runs(switch.runs, fixed),
         storages=look.storages(),
         arms=tuple(
             ArmMeasured(way, (ms,) * _STEPS, look.peak, allocated) for way, ms in steps.items()
@@ -131,17 +120,9 @@ def _candidate(layer: Layer, times: Times) -> Candidate:
     selective = _GUESS * again
     if (place, "again") in partly:
         selective = max(0.0, partly[place, "whole"] - inner) + partly[place, "again"] + around
-    weights = (getattr(one, "_local_tensor", one) for one in one.module.parameters())
-    size = sum(weight.numel() * weight.element_size() for weight in weights)
-    return Candidate(
-        one.name,
-        one.class_name,
-        True,
-        again,
-        0.0 if layer.is_part else selective,
-        size,
-        one.part_of,
-    )
+    selective = 0.0 if layer.is_part else selective
+    weights = weight_bytes(one.module)
+    return Candidate(one.name, one.class_name, True, again, selective, weights, one.part_of)
 
 
 def planner_of(ranks: Sequence[Measured], wish: Wish, lowered: float) -> Planner:

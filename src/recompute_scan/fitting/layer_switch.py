@@ -621,7 +621,7 @@ class Laps:
         finally:
             self._laps.append((step, place, kind, began, self._now()))
 
-    def usual(self, *, without_first: bool = True) -> dict[tuple[int, str], float]:
+    def usual(self) -> dict[tuple[int, str], float]:
         """The usual ms per step by layer and kind, waiting for the GPU.
 
         The first step finds the memory as another arrangement has left it, and does not count.
@@ -630,7 +630,7 @@ class Laps:
         if self._cuda:
             torch.cuda.synchronize()
         for step, place, kind, began, ended in self._laps:
-            if step < self._step and (step or not without_first):
+            if 0 < step < self._step:
                 took = began.elapsed_time(ended) if self._cuda else (ended - began) * 1e3
                 sums[place, kind][step] += float(took)
         return {key: usual_ms(list(steps.values())) for key, steps in sums.items()}

@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from torch import nn
 
 from recompute_scan import trackers
-from recompute_scan.errors import RunError
 from recompute_scan.fidelity.comparison import Comparing
 from recompute_scan.fidelity.lost_gradients import hook_classes
 from recompute_scan.guarding.judge import IN_A_ROW, Change, TalliedRegion
@@ -53,49 +52,31 @@ _COLUMNS = (
 )
 
 
-class Telling:
-    """Sends each change once, to the log, callbacks and trackers.
-
-    Attributes:
-        changes: The changes so far.
-        callbacks: Called with each change. Their exceptions are logged and go no further.
-    """
-
-    def __init__(self, callbacks: Iterable[Listening], *, tell_trackers: bool = False) -> None:
-        self._tell_trackers = tell_trackers
-        self.changes: list[Change] = []
-        self.callbacks = list(callbacks)
-
-    def tell(self, change: Change) -> None:
-        """Send the change."""
-        self.changes.append(change)
-        _log.warning("%s", change.text)
-        for callback in list(self.callbacks):
-            try:
-                callback(change)
-            except Exception:  # the training goes on whatever a callback does
-                _log.exception("A callback of the guard has failed")
-        if self._tell_trackers:
-            trackers.tell(
-                trackers.Note(
-                    step=change.alert_step,
-                    text=change.text,
-                    scalars={"recomputes_per_forward": change.after, "changes": len(self.changes)},
-                    alert=f"Recomputes have changed: {change.kind}",
-                    artifact="recompute-scan-guard",
-                    files={"guard.html": alert_page(self.changes)},
-                )
+def tell(changes: Sequence[Change], callbacks: Sequence[Listening], *, on_trackers: bool) -> None:
+    """Send the last of these changes to the log, callbacks and trackers."""
+    change = changes[-1]
+    _log.warning("%s", change.text)
+    for callback in list(callbacks):
+        try:
+            callback(change)
+        except Exception:  # the training goes on whatever a callback does
+            _log.exception("A callback of the guard has failed")
+    if on_trackers:
+        trackers.tell(
+            trackers.Note(
+                step=change.alert_step,
+                text=change.text,
+                scalars={"recomputes_per_forward": change.after, "changes": len(changes)},
+                alert=f"Recomputes have changed: {change.kind}",
+                artifact="recompute-scan-guard",
+                files={"guard.html": alert_page(changes)},
             )
-
-
-def refusal(change: Change) -> RunError:
-    """The error where a change is to end the training."""
-    return RunError("E352", change.text, hint='on_change="alert" sends alerts only')
+        )
 
 
 def with_pace(change: Change, pace: Pace) -> Change:
     """The change, with what step time and memory have become together with it."""
-    slower, memory = pace.slower(IN_A_ROW), pace.memory()
+    slower, memory = pace.slower(), pace.memory()
     words = []
     if slower is not None and abs(slower - 1) > 0.05:
         words.append(f"steps take {slower:.2f} times as long")
@@ -129,11 +110,11 @@ class Pace:
         """Keep what is in use now."""
         self._memory = _in_use()
 
-    def slower(self, steps: int) -> float | None:
+    def slower(self) -> float | None:
         """Median time of the last steps over the median before them; ``None`` with too few."""
         times = self._times()
-        since, before = times[-steps:], times[:-steps]
-        if len(since) < steps or len(before) < steps:
+        since, before = times[-IN_A_ROW:], times[:-IN_A_ROW]
+        if len(before) < IN_A_ROW:
             return None
         return statistics.median(since) / statistics.median(before)
 
@@ -246,9 +227,10 @@ class _Sample:
         ]
 
 
-def both_runs(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
-    """The function; its first run is the forward's, and its later ones are recomputes."""
-    has_run = False
+def compared_runs(
+    function: Any, call: Any, guard: Guard, *, has_run: bool = False
+) -> Callable[..., Any]:
+    """The function: all its runs are recomputes, but the forward's where that is the first one."""
 
     def run(passed: Call, *args: Any, **kwargs: Any) -> Any:
         nonlocal has_run
@@ -259,16 +241,6 @@ def both_runs(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
             if returned is not None:
                 returned(result)
             return result
-
-    return guard.around(function, run, named=False)
-
-
-def recomputing(function: Any, call: Any, guard: Guard) -> Callable[..., Any]:
-    """The function; all its runs are recomputes."""
-
-    def run(passed: Call, *args: Any, **kwargs: Any) -> Any:
-        with call.recompute():
-            return passed(*args, **kwargs)
 
     return guard.around(function, run, named=False)
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from recompute_scan.fidelity.state import named_parts, weights
 from recompute_scan.frameworks.registry import MECHANISMS
-from recompute_scan.guarding.alerts import both_runs, recomputing
+from recompute_scan.guarding.alerts import compared_runs
 from recompute_scan.guarding.judge import SeenStep, TalliedRegion, Tallies, Training, WatchedPart
 from recompute_scan.record.isolation import Call, Guard, Patches, Sheltered, after_import, within
 from recompute_scan.record.modules import ModuleIndex, plain_name, root_modules
@@ -175,9 +175,7 @@ run_uncompiled(counted(len, TalliedRegion("reentrant", None, "", ""), 0))
 class CheckpointHooks:
     """Counts checkpoint calls between :meth:`install` and :meth:`remove`."""
 
-    def __init__(
-        self, tallies: Tallies, guard: Guard, failed: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, tallies: Tallies, guard: Guard, failed: _Failed) -> None:
         self._tallies = tallies
         self._guard = guard
         self._failed = failed
@@ -214,7 +212,8 @@ class CheckpointHooks:
             return within(inner, Sheltered(self._guard, call.forward()))
 
         around = self._guard.around(function, compared, named=False)
-        return around, _with(args, at, recomputing(args[at], call, self._guard))
+        again = compared_runs(args[at], call, self._guard, has_run=True)
+        return around, (*args[:at], again, *args[at + 1 :])
 
     def _both(
         self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
@@ -222,7 +221,8 @@ class CheckpointHooks:
         call = region.sampling.call(args[at])
         if call is None:
             return function, args
-        return function, _with(args, at, both_runs(args[at], call, self._guard))
+        both = compared_runs(args[at], call, self._guard)
+        return function, (*args[:at], both, *args[at + 1 :])
 
     def _count_function(self, function: Any) -> None:
         """An autograd function of the reentrant kind, which runs what it is given."""
@@ -248,10 +248,6 @@ class CheckpointHooks:
                 self._patches.replace(module, attribute, passing)
 
         self._patches.add(after_import(name, self._guard.aside(hook)))
-
-
-def _with(args: tuple[Any, ...], at: int, function: Callable[..., Any]) -> tuple[Any, ...]:
-    return (*args[:at], function, *args[at + 1 :])
 
 
 _LEAST = 0.5
@@ -327,23 +323,16 @@ class Trained:
         return tuple(sorted(self._then))
 
     def now(self, name: str, modules: Sequence[nn.Module], step: int) -> Training:
-        """Whether the module is trained in this step.
-
-        Args:
-            name: Its name, by which it is looked for where its objects are no more.
-            modules: Those of its objects that live.
-            step: The number of the step.
-        """
+        """Whether the module is trained in this step; looked for where no such objects live."""
         if modules:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
-                return _training(modules[-1])
+            return _training(modules[-1])
         if step != self._step:  # one search for all the modules that are asked for
             self._step, self._found = step, dict(_named())
-        known = _plain(name, self._found.__contains__)
-        if known is None:
-            return "unknown"
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            return _training(self._found[known])
+        # As it is, the first of a run of modules, or without the model's name.
+        for one in (name, name.partition("-")[0], name.partition(".")[2]):
+            if one and one in self._found:
+                return _training(self._found[one])
+        return "unknown"
 
     def let_go(self) -> None:
         """Hold no modules."""
@@ -351,13 +340,14 @@ class Trained:
 
 
 def _training(module: nn.Module) -> Training:
-    parameters = list(weights(module))
-    if not parameters:
-        return "unknown"
-    wanted = [one for one in parameters if one.requires_grad]
-    if not wanted:
-        return "frozen"
-    reached = sum(one.grad is not None and bool((one.grad != 0).any()) for one in wanted)
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        parameters = list(weights(module))
+        if not parameters:
+            return "unknown"
+        wanted = [one for one in parameters if one.requires_grad]
+        if not wanted:
+            return "frozen"
+        reached = sum(one.grad is not None and bool((one.grad != 0).any()) for one in wanted)
     return "trained" if reached >= _LEAST * len(wanted) else "idle"
 
 
@@ -366,11 +356,3 @@ def _named() -> list[tuple[str, nn.Module]]:
     # A larger model's names replace a smaller's.
     roots.sort(key=lambda each: len(each[1]))
     return [(plain_name(name), module) for _, names in roots for name, module in names]
-
-
-def _plain(name: str, known: Callable[[str], bool]) -> str | None:
-    """The name as it is, the first of a run of modules, or without the model's name."""
-    for one in (name, name.partition("-")[0], name.partition(".")[2]):
-        if one and known(one):
-            return one
-    return None

@@ -20,9 +20,9 @@ import msgspec
 import torch
 from torch import nn
 
-from recompute_scan.errors import UsageError
+from recompute_scan.errors import RunError, UsageError
 from recompute_scan.files import write_whole
-from recompute_scan.guarding.alerts import Listening, Pace, Sampling, Telling, refusal, with_pace
+from recompute_scan.guarding.alerts import Listening, Pace, Sampling, tell, with_pace
 from recompute_scan.guarding.counters import CheckpointHooks, RegionNames, Trained, seen_step
 from recompute_scan.guarding.judge import (
     Change,
@@ -69,6 +69,8 @@ class StandingGuard:
             a run or a writer of theirs open.
 
     Attributes:
+        changes: The alerts so far.
+        callbacks: Each is called with every change from here on.
         stored: The usual recomputes, as read at the start and as learned by the end.
 
     Raises:
@@ -95,23 +97,15 @@ class StandingGuard:
         self._baseline = None if baseline is None else Path(baseline)
         self._learning = learning
         self._on_change = on_change
-        self._telling = Telling(callbacks, tell_trackers=trackers)
+        self.changes: list[Change] = []
+        self.callbacks = list(callbacks)
+        self._trackers = trackers
         self._guard = Guard()
         self._undo = ExitStack()
         self.stored = Stored({})
         self._every = sample_every
         self._share = sample_share
         self._under_way = False
-
-    @property
-    def changes(self) -> list[Change]:
-        """The alerts so far."""
-        return self._telling.changes
-
-    @property
-    def callbacks(self) -> list[Listening]:
-        """The callbacks: each is called with every change from here on."""
-        return self._telling.callbacks
 
     def __enter__(self) -> StandingGuard:
         return self.start()
@@ -156,8 +150,8 @@ class StandingGuard:
             self.stored.modules,
             self._training,
             self._trained.then,
+            self.stored.steps,
         )
-        self._judge.begin_at(self.stored.steps)
         self._learned_at = None if self.stored.modules else self.stored.steps + self._learning
         self._explicit = False
         self._sampling = Sampling(index, self._guard, self._every, self._share)
@@ -259,9 +253,10 @@ class StandingGuard:
         return found
 
     def _tell(self, change: Change) -> None:
-        self._telling.tell(change)
+        self.changes.append(change)
+        tell(self.changes, self.callbacks, on_trackers=self._trackers)
         if self._on_change == "raise":
-            raise refusal(change)
+            raise RunError("E352", change.text, hint='on_change="alert" sends alerts only')
 
     def _training(self, name: str) -> Training:
         modules = [one.module for one in self._tallies.regions if one.name == name]
@@ -271,16 +266,8 @@ class StandingGuard:
     def _unfaithful(self, region: TalliedRegion, said: list[str]) -> Change:
         step, modules = self._judge.step, (region.name or region.function,)
         sites = (region.site,) if region.site else ()
-        return Change(
-            kind="unfaithful",
-            step=step,
-            alert_step=step,
-            modules=modules,
-            sites=sites,
-            before=1,
-            after=1,
-            text=sentence("unfaithful", step, modules, sites, (), (), "; ".join(said[:2])),
-        )
+        text = sentence("unfaithful", step, modules, sites, (), (), "; ".join(said[:2]))
+        return Change("unfaithful", step, step, modules, sites, 1, 1, text)
 
     def _failed(self, error: BaseException) -> None:
         def fail() -> None:

@@ -15,13 +15,13 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal
 
 import msgspec
-import torch.utils.checkpoint as torch_checkpoint
-from msgspec import Struct, field
+from msgspec import Struct
 from torch import nn
 
 from recompute_scan.errors import InputError
@@ -30,14 +30,14 @@ from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.modules import covered_modules, unwrapped
 from recompute_scan.record.origins import Variant
 
-_TORCHS_OWN = {torch_checkpoint.__file__: True}
-_PASSED_ON = ("torch.utils.checkpoint", "torch._dynamo", "torch._compile", "torch.autograd")
 
-
-class TalliedRegion:
+class TalliedRegion(Struct, eq=False):
     """The counters of one region. Those of a step are set to 0 when it has ended.
 
     Attributes:
+        covered: The module that it covers, while that lives; ``None`` where there is none.
+        held: What was called, while it lives; ``None`` where it is kept.
+        code: What is kept, so that nothing else has its address.
         entered: Calls.
         nested: Of these, those that ran during a recompute of another region.
         recomputed: Runs behind the first one of a call.
@@ -46,48 +46,29 @@ class TalliedRegion:
             That one counts all its runs, and where it keeps its inputs itself, there are none.
         keeps_random: Whether recomputes draw the forward's random numbers, as the last call has it.
         bits: What the last step did, as one number.
-        held: What was called, while it lives; ``None`` where it is kept.
-        code: What is kept, so that nothing else has its address.
         sampling: What the next call is compared by, if anything.
     """
 
-    __slots__ = (
-        "_module",
-        "again",
-        "bits",
-        "code",
-        "entered",
-        "function",
-        "handed_on",
-        "held",
-        "keeps_random",
-        "name",
-        "nested",
-        "recomputed",
-        "sampling",
-        "site",
-        "variant",
-    )
-
-    def __init__(
-        self, variant: Variant, module: nn.Module | None, function: str, site: str
-    ) -> None:
-        self.variant = variant
-        self._module = None if module is None else weakref.ref(module)
-        self.held: weakref.ref[Any] | None = None
-        self.code: object = None
-        self.function = function
-        self.site = site
-        self.name: str | None = None
-        self.entered = self.nested = self.recomputed = self.again = self.handed_on = 0
-        self.keeps_random = True
-        self.bits = 0
-        self.sampling: Any = None
+    variant: Variant
+    covered: weakref.ref[nn.Module] | None
+    function: str
+    site: str
+    name: str | None = None
+    held: weakref.ref[Any] | None = None
+    code: object = None
+    entered: int = 0
+    nested: int = 0
+    recomputed: int = 0
+    again: int = 0
+    handed_on: int = 0
+    keeps_random: bool = True
+    bits: int = 0
+    sampling: Any = None
 
     @property
     def module(self) -> nn.Module | None:
-        """The module that it covers, while that lives; ``None`` where there is none."""
-        return None if self._module is None else self._module()
+        """What is covered, while it lives."""
+        return None if self.covered is None else self.covered()
 
     @property
     def runs_again(self) -> bool:
@@ -96,14 +77,12 @@ class TalliedRegion:
 
     def covers(self, other: TalliedRegion) -> bool:
         """Whether both are checkpoints of the same module."""
-        return self._module is not None and self.module is other.module
+        return self.covered is not None and self.module is other.module
 
     @property
     def gone(self) -> bool:
         """Whether it had a module, or another object that was called, which is no more."""
-        return (self._module is not None and self._module() is None) or (
-            self.held is not None and self.held() is None
-        )
+        return any(known is not None and known() is None for known in (self.covered, self.held))
 
 
 class Tallies:
@@ -116,7 +95,6 @@ class Tallies:
     def __init__(self, sites: CallSites) -> None:
         self._sites = sites
         self._known: dict[Variant, dict[Any, TalliedRegion]] = {}
-        self._passed_on = dict(_TORCHS_OWN)
         # By address, since a code's hash is slow; so the code is kept.
         self._cells: dict[int, tuple[int, CodeType]] = {}
         self.regions: list[TalliedRegion] = []
@@ -140,10 +118,9 @@ class Tallies:
             if at < 0:
                 return at, None
         function = args[at]
-        kind = type(function)
-        if kind is functools.partial:
+        if type(function) is functools.partial:
             function = function.func
-            kind = type(function)
+        kind = type(function)
         held: Any = function
         key: Any = None
         if kind is MethodType:
@@ -183,20 +160,6 @@ class Tallies:
                     return held
         return covered[0]
 
-    def _caller(self, frame: FrameType | None) -> FrameType | None:
-        """The innermost frame that is not torch's way to its checkpoint."""
-        known = self._passed_on
-        while frame is not None:
-            file = frame.f_code.co_filename
-            passes = known.get(file)
-            if passes is None:
-                name = str(frame.f_globals.get("__name__") or "")
-                passes = known[file] = name.startswith((*_PASSED_ON, "recompute_scan"))
-            if not passes:
-                return frame
-            frame = frame.f_back
-        return None
-
     def _new(
         self,
         regions: dict[Any, TalliedRegion],
@@ -211,8 +174,9 @@ class Tallies:
             code = held if isinstance(held, CodeType) else None
             kind = held if isinstance(held, type) else type(held)
             named = code.co_name if code is not None else kind.__name__
-        site = self._sites.called_at(self._caller(sys._getframe(2)))
-        region = TalliedRegion(variant, module, named, site)
+        site = self._sites.called_at(sys._getframe(2))
+        covered = None if module is None else weakref.ref(module)
+        region = TalliedRegion(variant, covered, named, site)
         # Another object may get the address next. Code is kept, and objects that cannot be watched.
         region.code = getattr(function, "__code__", None)
         try:
@@ -303,11 +267,8 @@ def kind_of(before: Parts, after: Parts) -> Kind:
         return "variant"
     if [one.keeps_random for one in after] != [one.keeps_random for one in before]:
         return "random-state"
-    return "repeated" if _repeated(before) != _repeated(after) else "doubled"
-
-
-def _repeated(parts: Parts) -> list[bool]:
-    return [one.repeated for one in parts]
+    same = [one.repeated for one in after] == [one.repeated for one in before]
+    return "doubled" if same else "repeated"
 
 
 _SAID = {
@@ -432,9 +393,8 @@ class _Known(Struct):
     first: int = 0
 
 
-class _Told(Struct):
-    modules: list[str] = field(default_factory=list)
-    sites: dict[str, None] = field(default_factory=dict)
+# The modules with one change, each with its lines.
+_Found = dict[tuple[Kind, int, Parts, Parts], dict[str, tuple[str, ...]]]
 
 
 class Judge:
@@ -445,6 +405,7 @@ class Judge:
         usual: Checkpoints of each module in a stored baseline.
         training: Whether a module, by name, is trained now.
         trained_then: Whether it was, when the first steps were over.
+        began: Steps of earlier runs.
 
     Attributes:
         step: The steps that have ended. One that is like the step before is counted from outside.
@@ -457,22 +418,18 @@ class Judge:
         usual: Mapping[str, Parts],
         training: Callable[[str], Training],
         trained_then: Callable[[str], bool],
+        began: int,
     ) -> None:
         self._learning = learning
         self._training = training
         self._trained_then = trained_then
         self._known = {name: _Known({parts}, (), parts) for name, parts in usual.items()}
-        self.step = 0
+        self.step = self._began = began
         self.settled = False
-        self._began = 0
 
     def usual(self) -> dict[str, Parts]:
         """Each module's present checkpoints, for a stored baseline."""
         return {name: known.last for name, known in self._known.items() if known.last}
-
-    def begin_at(self, step: int) -> None:
-        """The steps before this one are of an earlier run."""
-        self.step = self._began = step
 
     def recount(self, steps: int) -> None:
         """So many steps of this run have ended, and not as many as were seen until now."""
@@ -482,44 +439,34 @@ class Judge:
         """A step has ended: what has changed, if anything."""
         self.step += 1
         learning = self.step - self._began < self._learning
-        found: dict[tuple[Kind, int, Parts, Parts], _Told] = {}
+        found: _Found = {}
         for name, one in seen.items():
+            if name not in self._known and one.parts:
+                usual = one.parts if learning else ()
+                self._known[name] = _Known({usual}, (), usual, first=self.step)
             known = self._known.get(name)
-            if known is None:
-                if not one.parts:
-                    continue
-                known = self._known[name] = _Known(
-                    {one.parts} if learning else {()}, (), one.parts if learning else ()
-                )
-                known.first = self.step
-            if one.sites and not known.sites:
-                known.sites = one.sites
-            self._compare(name, known, one, found, learning=learning)
+            if known is not None:
+                known.sites = known.sites or one.sites
+                self._compare(name, known, one, found, learning=learning)
         for name, known in self._known.items():
             if name not in seen:
                 nothing = SeenStep((), (), entered=False)
                 self._compare(name, known, nothing, found, learning=learning)
         self.settled = all(known.unlike is None for known in self._known.values())
-        return [
-            Change(
-                kind=kind,
-                step=step,
-                alert_step=self.step,
-                modules=tuple(told.modules),
-                sites=tuple(told.sites),
-                before=count(before),
-                after=count(after),
-                text=sentence(kind, step, tuple(told.modules), tuple(told.sites), before, after),
-            )
-            for (kind, step, before, after), told in found.items()
-        ]
+        changes = []
+        for (kind, step, before, after), each in found.items():
+            modules, sites = tuple(each), tuple(dict.fromkeys(chain.from_iterable(each.values())))
+            text = sentence(kind, step, modules, sites, before, after)
+            numbers = count(before), count(after)
+            changes.append(Change(kind, step, self.step, modules, sites, *numbers, text))
+        return changes
 
     def _compare(
         self,
         name: str,
         known: _Known,
         one: SeenStep,
-        found: dict[tuple[Kind, int, Parts, Parts], _Told],
+        found: _Found,
         *,
         learning: bool,
     ) -> None:
@@ -540,14 +487,10 @@ class Judge:
         if kind is None:
             known.ask_at *= 2
             return
-        before = known.last
-        if kind == "adopt":
-            known.usual, known.last, known.unlike = {one.parts}, one.parts, None
-            return
-        known.changed = True
-        told = found.setdefault((kind, known.since, before, one.parts), _Told())
-        told.modules.append(name)
-        told.sites.update(dict.fromkeys(one.sites or known.sites))
+        if kind != "adopt":
+            known.changed = True
+            same = found.setdefault((kind, known.since, known.last, one.parts), {})
+            same[name] = one.sites or known.sites
         known.usual, known.last, known.unlike = {one.parts}, one.parts, None
 
     def _kind(self, name: str, known: _Known, one: SeenStep) -> Kind | Literal["adopt"] | None:

@@ -163,7 +163,7 @@ class Rehearsing:
                     one.checkpointed,
                     _usual(again if one.part_of < 0 else parts, place),
                     _usual(selective, place),
-                    _weight_bytes(one.module),
+                    weight_bytes(one.module),
                     one.part_of,
                 )
                 for place, one in enumerate(chosen)
@@ -224,12 +224,12 @@ class Rehearsing:
             if any(hold.kind == "saved" and hold.run >= 0 for hold in storage.holds)
         )
         whole = (one.module for one in self._chosen or () if one.part_of < 0)
-        return sum(saved) + sum(map(_weight_bytes, whole))
+        return sum(saved) + sum(map(weight_bytes, whole))
 
     def _begin_look(self) -> None:
         through = self._arms[self._arm].way == "recompute"
         tells = through and self._recorder.device == "cuda"
-        saved = SavedTensors(through=through, most_since=_most_since if tells else None)
+        saved = SavedTensors(through=through, most_since=most_since if tells else None)
         self._arranging.look(saved)
         saved.begin()
 
@@ -245,20 +245,12 @@ class Rehearsing:
             ranks = max(1, number_in("LOCAL_WORLD_SIZE", 1))
             most = _HOST_SHARE * (free_bytes("cpu", 0) or 0) / ranks
             self._fits_host = self._copied_bytes() <= most
-            runs = self._arranging.runs
-            parts: list[set[int]] = [set() for _ in runs]
-            for run, (_, _, around) in enumerate(runs):
-                if around >= 0:
-                    parts[around].add(run)
-            self._runs = tuple(
-                ModuleRun(place, begin, saved.backward_began(run, parts[run]), around)
-                for run, (place, begin, around) in enumerate(runs)
-            )
+            self._runs = saved.module_runs(self._arranging.runs)
         self._arranging.look(None)
         self._looked += 1
 
 
-def _most_since() -> int:
+def most_since() -> int:
     """Most that torch had allocated on the GPU since it was asked last, bytes."""
     most = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -269,7 +261,8 @@ def _usual(steps: Sequence[Mapping[int, float]], place: int) -> float:
     return usual_ms([step.get(place, 0.0) for step in steps])
 
 
-def _weight_bytes(module: nn.Module) -> int:
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of its parameters; of sharded ones those here."""
     weights = (getattr(weight, "_local_tensor", weight) for weight in module.parameters())
     return sum(weight.numel() * weight.element_size() for weight in weights)
 

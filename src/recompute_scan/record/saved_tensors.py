@@ -10,8 +10,8 @@ that a selective checkpoint keeps are in wrappers of torch's, which are followed
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -27,7 +27,7 @@ from recompute_scan.record.isolation import Patches
 from recompute_scan.record.modules import root_modules
 from recompute_scan.record.steps import in_backward
 from recompute_scan.record.torch_versions import is_compiling
-from recompute_scan.result.run_record import Hold, Storage
+from recompute_scan.result.run_record import Hold, ModuleRun, Storage
 
 _OPEN = -1
 # Around each result that a selective checkpoint keeps, from torch 2.4 on.
@@ -178,6 +178,20 @@ class SavedTensors:
             holds[one.storage].append(Hold(one.run, one.kind, one.begin, end))
         return tuple(
             Storage(size, tuple(held)) for size, held in zip(self._sizes, holds, strict=True)
+        )
+
+    def module_runs(
+        self, runs: Sequence[tuple[int, int, int]], fixed: Collection[int] = ()
+    ) -> tuple[ModuleRun, ...]:
+        """These runs with the begins of their backward passes, which fixed modules have none of."""
+        parts: dict[int, set[int]] = defaultdict(set)
+        for run, (_, _, around) in enumerate(runs):
+            parts[around].add(run)
+        return tuple(
+            ModuleRun(
+                place, begin, -1 if place in fixed else self.backward_began(run, parts[run]), around
+            )
+            for run, (place, begin, around) in enumerate(runs)
         )
 
     def backward_began(self, run: int, parts: Collection[int] = ()) -> int:

@@ -11,11 +11,7 @@ __all__ = ["Ledger", "StepWatch", "watched_step"]
 
 
 def watched_step(watch: StepWatch) -> WatchedStep:
-    """The use of each operator in the first of the two watched steps.
-
-    Args:
-        watch: Ended, behind two steps.
-    """
+    """The use of each operator in the first of the two watched steps; of a watch that has ended."""
     if watch.untold is not None:
         return WatchedStep(untold=watch.untold)
     ledger = watch.ledger

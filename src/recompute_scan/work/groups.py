@@ -246,8 +246,6 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
     chosen_of = [0, *accumulate(place in chosen for place in range(end))]
     taken: set[int] = set()
     calls: dict[tuple[str, Line | None], list[ModuleCall]] = defaultdict(list)
-    updates = [any(m.outside for m in one.writes) for one in ledger.first_step]
-    updates_of = [0, *accumulate(updates)]
     reach = 0
     for call in ledger.calls:  # those around come before those inside
         if call.first >= end or call.last > end or call.phase != "forward" or call.first < reach:
@@ -255,7 +253,11 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
         inside = all_of[call.last] - all_of[call.first]
         whole = inside and inside == chosen_of[call.last] - chosen_of[call.first]
         # A call may run only to update something outside, such as running statistics.
-        updating = not call.trained and updates_of[call.last] > updates_of[call.first]
+        updating = not call.trained and any(
+            memory.outside
+            for one in ledger.operations[call.first : call.last]
+            for memory in one.writes
+        )
         if whole and not updating:
             calls[call.class_name, _line_of(ledger, call)].append(call)
         if whole or updating:
@@ -279,11 +281,7 @@ def _by_line(
 ) -> list[Group]:
     """Single operations by the line of their forward operation, and its module's class.
 
-    Args:
-        ledger: The step.
-        places: The operations.
-        forward_of: Gives the place of an operation's forward operation.
-        own: Whether to take the program's line that calls a package, for the package's.
+    With ``own``, by the program's line that calls a package, instead of the package's.
     """
     found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
     for place in places:
@@ -354,20 +352,16 @@ def peak_of(ledger: Ledger) -> tuple[int, int]:
     return most, place
 
 
-def _forwards(ledger: Ledger) -> list[tuple[int, BackwardPass]]:
-    """The outermost backward passes of the first step, each with the begin of its forward."""
-    found, begin = [], 0
-    for one in ledger.passes:
-        if not one.nested and one.last <= ledger.first_step_ends:
-            found.append((begin, one))
-            begin = one.last
-    return found
+def _passes(ledger: Ledger) -> list[BackwardPass]:
+    """The outermost backward passes of the first step."""
+    end = ledger.first_step_ends
+    return [one for one in ledger.passes if not one.nested and one.last <= end]
 
 
 def _held(ledger: Ledger) -> list[Memory]:
     """Memory that the forward made and that is alive as its backward pass begins."""
-    held = []
-    for begin, run in _forwards(ledger):
+    held, begin = [], 0
+    for run in _passes(ledger):
         held += [
             one
             for one in ledger.memories
@@ -377,45 +371,37 @@ def _held(ledger: Ledger) -> list[Memory]:
             and one.writers
             and (one.died is None or one.died > run.first)
         ]
+        begin = run.last
     return held
 
 
 def _never_read(ledger: Ledger) -> list[Kept]:
     """Memory that is alive during a backward pass and read neither in it nor later."""
-    end = ledger.first_step_ends
+    passes = _passes(ledger)
     unread = [
         one
         for one in _held(ledger)
-        if not one.read_in_backward and one.died is not None and one.last_read < end
+        if not (one.read_in_backward or one.read_from_outside or one.died is None)
+        and one.last_read < ledger.first_step_ends
+        and not any(run.first <= one.last_read for run in passes if one.born < run.first)
     ]
-    passes = [run for _, run in _forwards(ledger)]
-    behind = [
-        one
-        for one in unread
-        if not any(run.first <= one.last_read for run in passes if one.born < run.first)
-        and not one.read_from_outside
-    ]
-    return _kept_by_line(ledger, "never-read", behind)
+    return _kept_by_line(ledger, "never-read", unread)
 
 
 def _after_backward(ledger: Ledger) -> list[Kept]:
     """Memory that a recompute made and that is alive as its backward pass ends."""
-    late = []
-    for _, run in _forwards(ledger):
-        late += [
-            one
-            for one in ledger.memories
-            if run.first <= one.born < run.last
-            and one.made_in == "recompute"
-            and not one.outside
-            and one.last_read < run.last
-            and (one.died is None or one.died > run.last)
-        ]
-    held = max(ledger.holders.items(), key=lambda item: item[1], default=None)
-    holder = ""
-    if held is not None:
-        (what, line), _ = held
-        holder = f"{what} at {ledger.site(line)}" if line is not None else what
+    late = [
+        one
+        for run in _passes(ledger)
+        for one in ledger.memories
+        if run.first <= one.born < run.last
+        and one.made_in == "recompute"
+        and not one.outside
+        and one.last_read < run.last
+        and (one.died is None or one.died > run.last)
+    ]
+    what, line = max(ledger.holders, key=ledger.holders.__getitem__, default=("", None))
+    holder = f"{what} at {ledger.site(line)}" if line is not None else what
     return _kept_by_line(ledger, "after-backward", late, holder=holder)
 
 
@@ -470,25 +456,24 @@ def _between(ledger: Ledger) -> list[Kept]:
     return found
 
 
-def _own_line(ledger: Ledger, memory: Memory) -> Line | None:
-    return ledger.own_line(memory.line, memory.call)
-
-
 def _kept_by_line(
     ledger: Ledger, kind: KeptKind, memories: Sequence[Memory], *, holder: str | None = None
 ) -> list[Kept]:
     """One entry for each line that made some of the memory; one for all, where it has a holder."""
+
+    def line_of(memory: Memory) -> Line | None:
+        return ledger.own_line(memory.line, memory.call)
+
     lines: dict[Line | None, list[Memory]] = defaultdict(list)
     for one in memories:
         if holder is not None or one.line is not None:
-            line = _own_line(ledger, one)
-            lines[line if holder is None else None].append(one)
+            lines[line_of(one) if holder is None else None].append(one)
     return [
         Kept(
             kind=kind,
             bytes=sum(one.bytes for one in same),
             tensors=len(same),
-            line=ledger.site(_own_line(ledger, max(same, key=lambda one: one.bytes))),
+            line=ledger.site(line_of(max(same, key=lambda one: one.bytes))),
             holder=holder or "",
         )
         for same in lines.values()

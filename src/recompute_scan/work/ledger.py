@@ -193,11 +193,8 @@ class Ledger:
         return self.site_of(*line) if line is not None else ""
 
     def own_line(self, line: Line | None, index: int | None) -> Line | None:
-        """The line, or else the line of the nearest module call, outside of installed packages.
-
-        Args:
-            line: A line inside a module call.
-            index: That call.
+        """A line inside a module call, or else that of the nearest call, outside of installed
+        packages.
         """
         for call in self.calls_from(index):
             if line is not None and not self.is_installed(line[0]):

@@ -147,10 +147,7 @@ class Values:
     ) -> Memory | None:
         """The memory of a tensor, or of its first part, that a call gets; ``None`` without memory.
 
-        Args:
-            tensor: What an operator gets.
-            phase: Where it runs.
-            numbered: Whether the number of its value has to be right.
+        Only if ``numbered`` does the number of its value have to be right.
         """
         part, storage = _in_memory(tensor)
         if part is None:
@@ -171,13 +168,7 @@ class Values:
         return memory
 
     def first_seen(self, storage: torch.UntypedStorage, phase: Phase, *, made: bool) -> Memory:
-        """The entry of memory that was not seen before.
-
-        Args:
-            storage: The memory.
-            phase: Where it is seen.
-            made: Whether an operator has made it.
-        """
+        """The entry of memory that was not seen before, made by an operator or not."""
         number, place = self.fresh(), len(self._ledger.operations)
         memory = Memory(number, storage.nbytes(), place, not made, phase, (number,))
         memory.last_read = place

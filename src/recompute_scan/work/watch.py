@@ -92,12 +92,10 @@ def _is_closed(file: str) -> bool:
 
 
 def line_outside_torch(frame: FrameType | None, *, by_itself: bool = True) -> Line | None:
-    """The innermost line that is neither torch's nor ours.
+    """The innermost line that is neither torch's nor ours, of this frame or outside of it.
 
-    Args:
-        frame: Where to begin.
-        by_itself: Whether to give ``None`` for what torch does by itself, as in an optimizer: no
-            line of the program can change it.
+    With ``by_itself``, ``None`` for what torch does by itself, as in an optimizer: no line of the
+    program can change it.
     """
     for _ in range(_DEEPEST):
         if frame is None:
@@ -437,9 +435,6 @@ class StepWatch:
     def _phase(self, caller: FrameType | None) -> Phase:
         """Where the program is: in a backward pass a module that is called runs again, and so does
         what runs with autograd on, unless the pass itself is to be differentiated.
-
-        Args:
-            caller: The Python frame that called the operator.
         """
         if torch._C._current_graph_task_id() == -1:
             return "forward"
