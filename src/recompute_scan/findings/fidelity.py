@@ -26,7 +26,7 @@ from msgspec import Struct
 from recompute_scan.advise import place
 from recompute_scan.advise.choice import edited
 from recompute_scan.annotations import CHECK_OFF
-from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity, review
+from recompute_scan.findings.base import Answer, Rule, Evidence, Severity, review
 from recompute_scan.frameworks.base import Edit
 from recompute_scan.result import Finding, Fix, Level
 from recompute_scan.result.fidelity import (
@@ -95,7 +95,7 @@ class Consequence(Struct, frozen=True):
     sentence: str
 
     def finding(
-        self, rule: Rule, seen: RunEvidence, title: str, detail: str, **others: Any
+        self, rule: Rule, seen: Evidence, title: str, detail: str, **others: Any
     ) -> Finding:
         """A finding of the rule with this severity and confidence, and the sentence at its end."""
         return rule.finding(
@@ -109,7 +109,7 @@ class Consequence(Struct, frozen=True):
         )
 
 
-def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> Consequence:
+def consequence(evidence: Evidence, regions: Collection[ComparedRegion]) -> Consequence:
     """The effect of the differing recomputes of these blocks on gradients."""
     compared = evidence.gradients
     told = {compared.tell(region) for region in regions} if compared is not None else {None}
@@ -135,13 +135,13 @@ def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> C
 
 
 def _each_fault(
-    finding: Callable[[RunEvidence, Fault], Finding], *kinds: DifferenceKind
-) -> Callable[[RunEvidence], Answer]:
+    finding: Callable[[Evidence, Fault], Finding], *kinds: DifferenceKind
+) -> Callable[[Evidence], Answer]:
     """A check with one finding for each operator that differs so, with all blocks where it does."""
     return lambda evidence: [finding(evidence, one) for one in find_faults(evidence, kinds)]
 
 
-def find_faults(evidence: RunEvidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
+def find_faults(evidence: Evidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
     """The differences of these kinds, each with all blocks that have it."""
     compared = evidence.compared
     found: dict[object, list[tuple[Difference, ComparedRegion]]] = defaultdict(list)
@@ -175,7 +175,7 @@ def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
     return (*lines, f"and {more} more") if more > 0 else tuple(lines)
 
 
-def set_back(evidence: RunEvidence, site: str, option: str, default: str) -> str | None:
+def set_back(evidence: Evidence, site: str, option: str, default: str) -> str | None:
     """The checkpoint's option at its default, as a diff of the call site; ``None`` where that
     does not name it.
     """
@@ -196,7 +196,7 @@ def _percent(share: float) -> str:
     return f"by {share * 100:.2g} % of its norm"
 
 
-def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+def _random_state_finding(evidence: Evidence, fault: Fault) -> Finding:
     return consequence(evidence, fault.regions).finding(
         RS401,
         evidence,
@@ -211,7 +211,7 @@ def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     )
 
 
-def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
+def _fix(evidence: Evidence, fault: Fault) -> Fix:
     generator = fault.difference.generator or ""
     diff = None
     if generator.startswith("torch"):
@@ -239,7 +239,7 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
     )
 
 
-def _price(evidence: RunEvidence) -> str:
+def _price(evidence: Evidence) -> str:
     """The time to keep the state, where it was measured."""
     took = evidence.fidelity.keeping_ms if evidence.fidelity is not None else None
     if took is None:
@@ -250,14 +250,14 @@ def _price(evidence: RunEvidence) -> str:
 RS401 = Rule(
     "RS401",
     "random-state-not-restored",
-    check_run=_each_fault(_random_state_finding, "random"),
+    _each_fault(_random_state_finding, "random"),
     severity="error",
     needs="comparison",
     wrong_gradients=True,
 )
 
 
-def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+def _other_type_finding(evidence: Evidence, fault: Fault) -> Finding:
     difference = fault.difference
     return consequence(evidence, fault.regions).finding(
         RS402,
@@ -289,14 +289,14 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
 RS402 = Rule(
     "RS402",
     "recompute-in-other-type",
-    check_run=_each_fault(_other_type_finding, "type"),
+    _each_fault(_other_type_finding, "type"),
     severity="error",
     needs="comparison",
     wrong_gradients=True,
 )
 
 
-def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+def _other_recompute_finding(evidence: Evidence, fault: Fault) -> Finding:
     difference = fault.difference
     return consequence(evidence, fault.regions).finding(
         RS403,
@@ -364,7 +364,7 @@ def _what_to_do(difference: Difference) -> str:
 RS403 = Rule(
     "RS403",
     "recompute-differs",
-    check_run=_each_fault(
+    _each_fault(
         _other_recompute_finding, "input", "argument", "shape", "operators", "value"
     ),
     severity="error",
@@ -376,14 +376,14 @@ RS403 = Rule(
 _MOST_SHOWN = 6
 
 
-def check_buffer_twice(evidence: RunEvidence) -> Answer:
+def check_buffer_twice(evidence: Evidence) -> Answer:
     """One finding for all buffers, with their values after the forward and after the recompute; and
     one for what modules keep in attributes.
     """
     return [*_of_buffers(evidence), *_of_attributes(evidence)]
 
 
-def _of_buffers(evidence: RunEvidence) -> list[Finding]:
+def _of_buffers(evidence: Evidence) -> list[Finding]:
     regions = evidence.compared
     updated = [(region, _buffers(region)) for region in regions if _buffers(region)]
     if not updated:
@@ -434,7 +434,7 @@ def _of_buffers(evidence: RunEvidence) -> list[Finding]:
     ]
 
 
-def _of_attributes(evidence: RunEvidence) -> list[Finding]:
+def _of_attributes(evidence: Evidence) -> list[Finding]:
     regions = evidence.compared
     kept = [(one, [state for state in one.states if not state.is_buffer]) for one in regions]
     changed = [(region, states) for region, states in kept if states]
@@ -485,7 +485,7 @@ def _change(state: KeptState) -> str:
 RS404 = Rule(
     "RS404",
     "buffer-updated-twice",
-    check_run=check_buffer_twice,
+    check_buffer_twice,
     severity="warning",
     needs="comparison",
     wrong_gradients=True,
@@ -541,10 +541,10 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
 }
 
 
-def check_lost_gradient(evidence: RunEvidence) -> Answer:
+def check_lost_gradient(evidence: Evidence) -> Answer:
     """One finding for each way in which gradients are lost."""
     found: dict[WhyLost, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
-    for region in evidence.regions:
+    for region in evidence.entered:
         for lost in region.lost:
             found[lost.why].append((region, lost))
     compared = len(evidence.compared)
@@ -552,7 +552,7 @@ def check_lost_gradient(evidence: RunEvidence) -> Answer:
 
 
 def _lost_gradient_finding(
-    evidence: RunEvidence,
+    evidence: Evidence,
     why: WhyLost,
     some: list[tuple[ComparedRegion, LostGradient]],
     compared: int,
@@ -592,7 +592,7 @@ def _line(lost: LostGradient) -> str:
 RS405 = Rule(
     "RS405",
     "gradient-lost",
-    check_run=check_lost_gradient,
+    check_lost_gradient,
     severity="error",
     needs="comparison",
     wrong_gradients=True,
@@ -602,7 +602,7 @@ RS405 = Rule(
 _SWITCH = "determinism_check"
 
 
-def check_determinism_check_off(evidence: RunEvidence) -> Answer:
+def check_determinism_check_off(evidence: Evidence) -> Answer:
     """One finding for each call site that switches the check off."""
     off: dict[str, list[ComparedRegion]] = defaultdict(list)
     for region in evidence.compared:
@@ -614,7 +614,7 @@ def check_determinism_check_off(evidence: RunEvidence) -> Answer:
 
 
 def _determinism_check_off_finding(
-    evidence: RunEvidence, site: str, regions: list[ComparedRegion]
+    evidence: Evidence, site: str, regions: list[ComparedRegion]
 ) -> Finding:
     blocks = count_blocks(len(regions), len(evidence.compared))
     return RS406.finding(
@@ -650,5 +650,5 @@ def _here(regions: list[ComparedRegion]) -> str:
 
 
 RS406 = Rule(
-    "RS406", "determinism-check-off", check_run=check_determinism_check_off, needs="comparison"
+    "RS406", "determinism-check-off", check_determinism_check_off, needs="comparison"
 )
