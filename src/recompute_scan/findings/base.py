@@ -306,6 +306,7 @@ class NotApplicable(Struct, frozen=True):
 
 Answer = list[Finding] | NotApplicable
 
+
 class FindingFields(TypedDict, total=False):
     """Fields of a finding that not every rule sets."""
 
