@@ -190,21 +190,25 @@ BLOCK_BY_BLOCK = Section(
 )
 
 
+def _is_drawn(result: Result) -> bool:
+    return result.proof is not None and bool(result.proof.lanes)
+
+
 def _title(result: Result) -> str:
-    drawn = result.proof is not None and bool(result.proof.lanes)
-    return "The proof: one block, run by run" if drawn else "The count that anyone can redo"
-
-
-def _run_by_run_present(result: Result) -> bool:
-    drawn = result.proof is not None and bool(result.proof.lanes)
-    return analysed(result) and (drawn or bool(plain_count_table(result)))
+    return (
+        "The proof: one block, run by run"
+        if _is_drawn(result)
+        else "The count that anyone can redo"
+    )
 
 
 RUN_BY_RUN = Section(
     anchor="proof",
     title=_title,
     template="run_by_run.html",
-    present=_run_by_run_present,
+    present=lambda result: (
+        analysed(result) and (_is_drawn(result) or bool(plain_count_table(result)))
+    ),
     html=lambda result: {
         "proof": timeline(result),
         "families": family_table(result.proof) if result.proof else [],

@@ -55,20 +55,14 @@ def _bars(watched: WatchedStep) -> list[tuple[str, float, str]]:
     tail = sum(one.ms for one in watched.work if one.kind == "unread-recompute")
     again = max(watched.recomputed_ms - tail, 0.0)
     needed = max(watched.ms - twice - unused - again, 0.0)
-    parts = (
-        ("needed", needed),
-        ("recomputed", again),
-        ("repeated", twice),
-        ("unused", unused),
-    )
+    parts = {"needed": needed, "recomputed": again, "repeated": twice, "unused": unused}
     total = watched.ms or 1.0
-    return [(name, 100 * part / total, ms(part)) for name, part in parts if part > 0]
+    return [(name, 100 * part / total, ms(part)) for name, part in parts.items() if part > 0]
 
 
 def _html(result: Result) -> Mapping[str, Any]:
     watched = result.watched
-    if watched is None:
-        return {"lead": "", "work": [], "kept": [], "bars": []}
+    assert watched is not None
     return {
         "lead": _lead(watched),
         "bars": _bars(watched),
@@ -92,8 +86,7 @@ def _html(result: Result) -> Mapping[str, Any]:
 
 def _text(page: Page, result: Result) -> None:
     watched = result.watched
-    if watched is None:
-        return
+    assert watched is not None
     page.title(_TITLE)
     page.prose(_lead(watched))
     for one in watched.work:
@@ -103,8 +96,7 @@ def _text(page: Page, result: Result) -> None:
 
 
 def _markdown(result: Result) -> str:
-    if result.watched is None:
-        return ""
+    assert result.watched is not None
     return f"#### {_TITLE}\n\n{markdown_prose(_lead(result.watched))}"
 
 
