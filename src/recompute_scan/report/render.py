@@ -108,7 +108,7 @@ def render_text(
     result = summary.with_next_steps(result, after, folder)
     planned = _is_plan(result)
     for section in (plan.PLANNED_CHECKPOINTS,) if planned else sections_of(result):
-        section.text(page, result)
+        section.write(page, result)
     if report is not None:
         page.title("Report")
         page.verbatim(visible(report, 4096), "  ", underline=True)
@@ -200,7 +200,7 @@ def render_markdown(
     :func:`render_text`.
     """
     result = summary.with_next_steps(result, after, folder)
-    parts = [section.markdown(result) for section in sections_of(result)]
+    parts = [section.as_markdown(result) for section in sections_of(result)]
     steps = [
         f"- {markdown_prose(one.what)} {code(one.text, 500)}"
         for one in result.next_steps
@@ -285,6 +285,7 @@ def _section(section: Section, result: Result, attachments: Mapping[str, Any]) -
         result=result,
         heading=section.heading(result),
         attachments=attachments,
+        **({"lead": section.lead(result)} if section.lead else {}),
         **section.html(result),
     )
     return Markup(filled)  # noqa: S704 - escaped by the template
