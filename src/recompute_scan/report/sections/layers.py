@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -33,8 +32,6 @@ _MOST_GROUPS_TEXT = 8
 _MOST_GROUPS_MARKDOWN = 12
 # From here on a block ran again more often than once.
 _MORE_THAN_ONCE = 1.005
-
-_K = TypeVar("_K", bound=Hashable)
 
 
 class RegionRows(Struct, frozen=True):
@@ -119,9 +116,9 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
-def _alike(keys: Sequence[_K]) -> list[list[int]]:
+def _alike(keys: Sequence[Hashable]) -> list[list[int]]:
     """Places of equal keys together, in order of the first of each."""
-    groups: dict[_K, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
         groups.setdefault(key, []).append(place)
     return list(groups.values())
