@@ -95,10 +95,12 @@ class Evidence(Struct, frozen=True, dict=True):
     def missing(self, needed: Needs) -> str | None:
         """Why a rule cannot look at what it needs, one sentence; ``None`` where it can."""
         without_trace = {"graphs": self.graphs, "run": self.untrained, "comparison": self.untrained}
-        if needed == "ranks":
-            return None if self.ranks else "The traces of two or more ranks are needed."
+        if needed == "ranks" and self.ranks:
+            return None
         if self._known is None and without_trace.get(needed) is None:
             return "There is no trace."
+        if needed == "ranks":
+            return "The traces of two or more ranks are needed."
         if needed == "graphs" and self.graphs is None:
             return "There are no graphs of compiled code."
         if needed == "comparison":
