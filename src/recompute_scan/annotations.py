@@ -83,17 +83,8 @@ def parse_region(name: str) -> RegionAnnotation | None:
     call, depth = fields.get("call", ""), fields.get("depth", "")
     if not (_is_small_number(call) and _is_small_number(depth)):
         return None
-    return RegionAnnotation(
-        call=int(call),
-        depth=int(depth),
-        variant=fields.get("variant", ""),
-        module=fields.get("module", ""),
-        module_class=fields.get("module_class", ""),
-        mechanism=fields.get("mechanism", ""),
-        site=fields.get("site", ""),
-        options=fields.get("options", ""),
-        function=fields.get("function", ""),
-    )
+    texts = {name: fields.get(name, "") for name in RegionAnnotation.__struct_fields__[2:]}
+    return RegionAnnotation(int(call), int(depth), **texts)
 
 
 def parse_recompute(name: str) -> int | None:

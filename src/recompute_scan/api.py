@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -470,8 +471,7 @@ _LONGEST_IN_A_BOX = 14
 
 def label(name: str, limit: int = 60) -> str:
     """A name as plotly text: shortened, unseen characters spelled out, no markup, no LaTeX."""
-    quoted = visible(name, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return quoted.replace("$", "&#36;")
+    return escape(visible(name, limit), quote=False).replace("$", "&#36;")
 
 
 def _in_a_box(op: ProofOp) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 UNKNOWN = "not known"
 
@@ -34,7 +35,6 @@ def ms(value: float | None) -> str:
     """``512.3 ms``, ``2.35 s``: three to four significant digits, in seconds from one on."""
     if not _known(value):
         return UNKNOWN
-    assert value is not None
     size = abs(value)
     if size >= 999.95:
         return f"{value / 1000:,.2f} s" if size < 99_995 else f"{value / 1000:,.0f} s"
@@ -57,7 +57,7 @@ def span(low: float | None, high: float | None, word: str = "to") -> str:
 
 def pct(value: float | None) -> str:
     """``17.3 %`` from 17.3."""
-    return f"{value:.1f} %" if value is not None and _known(value) else UNKNOWN
+    return f"{value:.1f} %" if _known(value) else UNKNOWN
 
 
 def share(value: float | None) -> str:
@@ -82,7 +82,7 @@ def rounded(percent: float | None, rough: bool) -> str:
 
 def times(value: float | None) -> str:
     """``2.0``, ``1.5``, ``1.97``: a count or mean with no more digits than it has."""
-    if value is None or not _known(value):
+    if not _known(value):
         return UNKNOWN
     text = f"{value:,.2f}"
     return text[:-1] if text.endswith("0") else text
@@ -90,7 +90,7 @@ def times(value: float | None) -> str:
 
 def count(value: float | None) -> str:
     """``32`` or ``32.5``: calls in one step."""
-    if value is None or not _known(value):
+    if not _known(value):
         return UNKNOWN
     return f"{value:,.0f}" if float(value).is_integer() else times(value)
 
@@ -132,7 +132,7 @@ def is_before(version: str, release: str) -> bool | None:
 
 def size(value: float | None) -> str:
     """``812.4 MiB`` from bytes."""
-    if value is None or not _known(value):
+    if not _known(value):
         return UNKNOWN
     power = 0
     while abs(value) >= 1024 and power < len(_BYTE_UNITS) - 1:
@@ -140,5 +140,5 @@ def size(value: float | None) -> str:
     return f"{value:.1f} {_BYTE_UNITS[power]}" if power else f"{value:.0f} B"
 
 
-def _known(value: float | None) -> bool:
+def _known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)

@@ -25,8 +25,8 @@ from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, opened
-from recompute_scan.findings.base import CodeEvidence, RunEvidence
-from recompute_scan.findings.registry import check_code, check_ranks, check_run
+from recompute_scan.findings.base import Evidence
+from recompute_scan.findings.registry import check_all, check_ranks
 from recompute_scan.result import (
     DOUBLED_LEAD,
     Checked,
@@ -287,9 +287,17 @@ def result_by_hooks(info: RunInfo) -> Result | None:
         bare = replace(bare, recompute_per_backward=most if told else None)
     else:
         return None
-    findings, checked = check_run(
-        RunEvidence(fidelity, info.untrained, info.sources, watched=info.watched)
+    seen = Evidence(
+        None,
+        (),
+        None,
+        "high",
+        info.sources,
+        untrained=info.untrained,
+        fidelity=fidelity,
+        watched=info.watched,
     )
+    findings, checked = check_all(seen)
     return replace(
         bare,
         findings=findings,
@@ -308,7 +316,8 @@ def result_of_log(log: CompilerLog) -> Result:
     judgement = alone.judgement
     environment = {"torch": graphs.torch} if graphs.torch else {}
     sure = _confidence(alone)
-    findings, checked = check_code(CodeEvidence(alone.code, environment, sure))
+    seen = Evidence(None, (), None, sure, {}, environment=environment, graphs=alone.code)
+    findings, checked = check_all(seen)
     warnings = [_SAYS, _SURROUNDED if alone.surrounded else _UNSURROUNDED]
     if log.others:
         warnings.append(f"Of {log.others + 1} logs of this rank in the folder, the last was read.")

@@ -189,9 +189,7 @@ _WORD = r"[A-Za-z_]\w{0,99}"
 _OPERATOR = re.compile(
     rf"{_WORD}(::({_WORD}|\(anonymous namespace\)))*(<{_WORD}>)?(\.\w{{1,40}})?"
     r"|torch\.distributed\.[a-z_.:]{1,60}"
-    r"|Torch-Compiled Region(: \d{1,6}/\d{1,6})?|TorchDynamo Cache Lookup|Pregraph bytecode"
-    r"|AOTDispatcher Runtime Wrapper (Prologue|Epilogue)|<(forward|backward) op>"
-    r"|enumerate\(DataLoader\)#_(SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
+    r"|Torch-Compiled Region: \d{1,6}/\d{1,6}"
 )
 # Compiled names of C++: templates, casts, lambdas. No slash, so no path; words stand apart
 # only where the language puts them.
@@ -357,7 +355,7 @@ class Names:
             return vocabulary.ENGINE + self.event(name[len(vocabulary.ENGINE) :], Kind.OP)
         if _RANGE.fullmatch(name) or _OPTIMIZER.fullmatch(name):
             return self._range(name)  # torch before 1.11 writes ranges as operators
-        form = len(name) <= _LONGEST and bool(_OPERATOR.fullmatch(name))
+        form = len(name) <= _LONGEST and bool(name in RANGES or _OPERATOR.fullmatch(name))
         own = form and is_torchs_own(name)
         if form and not self.strict:
             return name if own else self._keep(name)

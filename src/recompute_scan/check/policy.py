@@ -238,7 +238,8 @@ def _refusals(result: Result, policy: Policy) -> list[Refusal]:
         if _is_refused(finding, policy)
     ]
     doubled = policy.doubled or policy.any
-    if doubled and result.verdict == "doubled" and not _has(result, DOUBLED):
+    codes = {finding.code for finding in result.findings}
+    if doubled and result.verdict == "doubled" and DOUBLED not in codes:
         found.append(Refusal("doubled", result.headline))
     runs = result.recompute_per_backward
     if policy.max_recompute is not None and runs is not None and not runs <= policy.max_recompute:
@@ -300,10 +301,6 @@ def _not_compared(result: Result) -> list[str]:
     if fidelity.untold:
         return [fidelity.untold]
     return list(dict.fromkeys(why for region in fidelity.regions for why in region.untold))
-
-
-def _has(result: Result, code: str) -> bool:
-    return any(finding.code == code for finding in result.findings)
 
 
 def parse_thresholds(

@@ -1,13 +1,14 @@
 """Rules and the evidence that they look at.
 
-A part of the evidence is computed when a rule first asks for it, and kept. Rules on compiled code
-look at a trace with the compiler's logs, or at the logs alone.
+A part of the evidence is computed when a rule first asks for it, and kept. There may be no trace:
+rules on compiled code then look at the compiler's logs alone, rules on what the run itself saw at
+its run record.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -26,8 +27,6 @@ from recompute_scan.recompute.verdict import Compiled
 from recompute_scan.result import (
     Checkpoint,
     CompiledCode,
-    CompiledGraph,
-    CompiledRecompute,
     Cost,
     Finding,
     Fix,
@@ -52,77 +51,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class CodeEvidence(Struct, frozen=True):
-    """Compiled code with its surroundings.
-
-    Attributes:
-        code: The graphs that the compiler made.
-        environment: Versions and settings, as far as they are known.
-        confidence: How sure the counts are.
-    """
-
-    code: CompiledCode
-    environment: Mapping[str, str]
-    confidence: Level
-
-    def recomputes(self) -> Iterator[tuple[CompiledGraph, CompiledRecompute]]:
-        """Operators that run again, each with its graph."""
-        for graph in self.code.graphs:
-            for one in graph.recomputes:
-                yield graph, one
-
-
-def place_of(graph: CompiledGraph, one: CompiledRecompute) -> str:
-    """One line on what runs again, and where."""
-    module = f" in {one.module}" if one.module else ""
-    source = f" at {one.source}" if one.source else ""
-    return f"graph {graph.name}: {one.operators} x {one.operator}{module}{source}"
-
-
 Stack = tuple[Checkpoint, ...]
-
-
-class RunEvidence(Struct, frozen=True):
-    """Observations while the script ran; ``None`` where a part was not observed.
-
-    Attributes:
-        fidelity: How recomputes compare with their forward.
-        untrained: Modules with trainable weights that got no gradient.
-        sources: Statements at call sites.
-        gradients: Gradients with and without the checkpoints.
-        confidence: It was seen, and not inferred from a trace.
-        watched: The use of each operator of a step; ``None`` where it was not watched.
-    """
-
-    fidelity: Fidelity | None
-    untrained: tuple[str, ...] | None
-    sources: Mapping[str, Source]
-    gradients: ComparedGradients | None = None
-    confidence: Level = "high"
-    watched: WatchedStep | None = None
-
-    @property
-    def no_comparison(self) -> str | None:
-        """Why no recompute was compared, one sentence; ``None`` where some were."""
-        if self.fidelity is None:
-            return "Only `recompute-scan run` compares recomputes with their forward."
-        if any(region.lost for region in self.fidelity.regions):
-            return None
-        return self.fidelity.why_not_compared
-
-    @property
-    def regions(self) -> tuple[ComparedRegion, ...]:
-        """The regions that were entered in the compared step."""
-        return self.fidelity.regions if self.fidelity is not None else ()
-
-    @property
-    def compared(self) -> tuple[ComparedRegion, ...]:
-        """Regions that had a recompute compared."""
-        return self.fidelity.compared if self.fidelity is not None else ()
+# What has to be there for a rule to look.
+Needs = Literal["verdict", "nothing", "policies", "graphs", "run", "comparison", "ranks"]
 
 
 class Evidence(Struct, frozen=True, dict=True):
-    """All that a rule may look at in one trace.
+    """All that a rule may look at.
 
     Attributes:
         regions: One row per layer.
@@ -137,9 +72,11 @@ class Evidence(Struct, frozen=True, dict=True):
         graphs: Compiled code; ``None`` where there is none, or its graphs are not here.
         policies: Decisions of selective checkpoints' policies; ``None`` if not observed.
         watched: The use of each operator of a step; ``None`` if not observed.
+        gradients: Gradients with and without the checkpoints; ``None`` if not compared.
+        ranks: The ranks of one run together; empty for a rule that looks at one of them.
     """
 
-    _facts: RecomputeFacts
+    _known: RecomputeFacts | None
     regions: tuple[Region, ...]
     cost: Cost | None
     confidence: Level
@@ -152,37 +89,48 @@ class Evidence(Struct, frozen=True, dict=True):
     graphs: CompiledCode | None = None
     policies: Policies | None = None
     watched: WatchedStep | None = None
+    gradients: ComparedGradients | None = None
+    ranks: tuple[Rank, ...] = ()
 
-    @property
-    def code(self) -> CodeEvidence | None:
-        """The evidence for rules on compiled code; ``None`` where there is nothing."""
-        if self.graphs is None:
+    def missing(self, needed: Needs) -> str | None:
+        """Why a rule cannot look at what it needs, one sentence; ``None`` where it can."""
+        without_trace = {"graphs": self.graphs, "run": self.untrained, "comparison": self.untrained}
+        if needed == "ranks" and self.ranks:
             return None
-        return CodeEvidence(self.graphs, self.environment, self.confidence)
+        if self._known is None and without_trace.get(needed) is None:
+            return "There is no trace."
+        if needed == "ranks":
+            return "The traces of two or more ranks are needed."
+        if needed == "graphs" and self.graphs is None:
+            return "There are no graphs of compiled code."
+        if needed == "comparison":
+            return self._no_comparison
+        if needed == "verdict":
+            return self._no_verdict
+        return self._no_policies if needed == "policies" else None
+
+    # The run
 
     @property
-    def of_run(self) -> RunEvidence:
-        """The evidence for rules on the run's own observations."""
-        return RunEvidence(self.fidelity, self.untrained, self.sources, watched=self.watched)
-
-    # The trace
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict on the whole trace."""
-        return self._facts.judgement.verdict
-
-    @property
-    def no_verdict(self) -> str | None:
-        """Why there is no verdict, one sentence; ``None`` where there is one."""
-        judgement = self._facts.judgement
-        if judgement.verdict != "inconclusive":
+    def _no_comparison(self) -> str | None:
+        if self.fidelity is None:
+            return "Only `recompute-scan run` compares recomputes with their forward."
+        if any(region.lost for region in self.entered):
             return None
-        return judgement.reason or "There is no verdict."
+        return self.fidelity.why_not_compared
 
     @property
-    def no_policies(self) -> str | None:
-        """Why no policy was seen deciding, one sentence; ``None`` where one was."""
+    def entered(self) -> tuple[ComparedRegion, ...]:
+        """The regions that were entered in the compared step."""
+        return self.fidelity.regions if self.fidelity is not None else ()
+
+    @property
+    def compared(self) -> tuple[ComparedRegion, ...]:
+        """Regions that had a recompute compared."""
+        return self.fidelity.compared if self.fidelity is not None else ()
+
+    @property
+    def _no_policies(self) -> str | None:
         if self.policies is None:
             return (
                 "Only `recompute-scan run` records what policies decide, in the step with stacks."
@@ -195,6 +143,25 @@ class Evidence(Struct, frozen=True, dict=True):
     def decided(self) -> tuple[WatchedPolicy, ...]:
         """The policies that were seen deciding."""
         return self.policies.policies if self.policies is not None else ()
+
+    # The trace
+
+    @property
+    def _facts(self) -> RecomputeFacts:
+        assert self._known is not None
+        return self._known
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the whole trace."""
+        return self._facts.judgement.verdict
+
+    @property
+    def _no_verdict(self) -> str | None:
+        judgement = self._facts.judgement
+        if judgement.verdict != "inconclusive":
+            return None
+        return judgement.reason or "There is no verdict."
 
     @property
     def highest(self) -> float | None:
@@ -328,18 +295,6 @@ class Evidence(Struct, frozen=True, dict=True):
         )
 
 
-class RankEvidence(Struct, frozen=True):
-    """Evidence of several ranks of one run together.
-
-    Attributes:
-        ranks: The ranks.
-        confidence: How sure what they show together is: their steps need not be the same ones.
-    """
-
-    ranks: tuple[Rank, ...]
-    confidence: Level = "medium"
-
-
 Severity = Literal["error", "warning", "info"]
 
 _MOST_BLOCKS = 3
@@ -352,14 +307,6 @@ class NotApplicable(Struct, frozen=True):
 
 
 Answer = list[Finding] | NotApplicable
-
-NO_TRACE = "There is no trace."
-NO_GRAPHS = "There are no graphs of compiled code."
-
-
-def needs_ranks(_: Evidence) -> Answer:
-    """The check of a rule on what only several ranks together show."""
-    return NotApplicable("The traces of two or more ranks are needed.")
 
 
 class FindingFields(TypedDict, total=False):
@@ -379,56 +326,29 @@ class Rule(Struct, frozen=True):
     Attributes:
         code: Never changes its meaning, and is never used again.
         name: Of the bad state.
-        check: Looks at one trace.
-        check_ranks: Looks at several ranks together, after their own results are there.
-        check_code: Looks at compiled code, with a trace or without.
-        check_run: Looks at what the run itself saw, with a trace or without.
+        check: Looks.
         severity: Of its findings, unless one says otherwise.
-        needs: What has to be there for ``check`` or ``check_run`` to be asked.
+        needs: What has to be there for ``check`` to be asked.
         gives_plan: Whether its finding recommends the memory plan that the result has chosen.
         wrong_gradients: Whether its findings say that checkpointing changes the trained model.
     """
 
     code: str
     name: str
-    check: Callable[[Evidence], Answer] = needs_ranks
-    check_ranks: Callable[[RankEvidence], Answer] | None = None
-    check_code: Callable[[CodeEvidence], Answer] | None = None
-    check_run: Callable[[RunEvidence], Answer] | None = None
+    check: Callable[[Evidence], Answer]
     severity: Severity = "info"
-    needs: Literal["verdict", "comparison", "policies", "nothing"] = "verdict"
+    needs: Needs = "verdict"
     gives_plan: bool = False
     wrong_gradients: bool = False
 
     def look(self, evidence: Evidence) -> Answer:
-        """Look at one trace."""
-        if self.check_code is not None:
-            return self.look_at_code(evidence.code)
-        if self.check_run is not None:
-            return self.look_at_run(evidence.of_run)
-        why = None
-        if self.needs == "verdict":
-            why = evidence.no_verdict
-        elif self.needs == "policies":
-            why = evidence.no_policies
+        """The findings, or why the rule could not look."""
+        why = evidence.missing(self.needs)
         return self.check(evidence) if why is None else NotApplicable(why)
-
-    def look_at_code(self, evidence: CodeEvidence | None) -> Answer:
-        """Look at compiled code."""
-        if evidence is None or self.check_code is None:
-            return NotApplicable(NO_GRAPHS if self.check_code else NO_TRACE)
-        return self.check_code(evidence)
-
-    def look_at_run(self, evidence: RunEvidence) -> Answer:
-        """Look at the run's own observations."""
-        if self.check_run is None:
-            return NotApplicable(NO_TRACE)
-        why = evidence.no_comparison if self.needs == "comparison" else None
-        return self.check_run(evidence) if why is None else NotApplicable(why)
 
     def finding(
         self,
-        seen: Evidence | RankEvidence | CodeEvidence | RunEvidence,
+        seen: Evidence,
         title: str,
         detail: str,
         evidence: Sequence[str] = (),
@@ -444,9 +364,11 @@ class Rule(Struct, frozen=True):
             fields: What to change and what that saves, and what is not as the rule or the evidence
                 says; ``None`` is as they say.
         """
+        # What the run itself saw is not inferred from a trace.
+        observed = self.needs in ("run", "comparison")
         as_said: FindingFields = {
             "severity": self.severity,
-            "confidence": seen.confidence,
+            "confidence": "high" if observed else seen.confidence,
             "fix": None,
             "saving_ms": None,
             "saving_pct": None,

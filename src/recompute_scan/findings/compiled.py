@@ -13,16 +13,9 @@ from __future__ import annotations
 
 import re
 
-from recompute_scan.findings.base import (
-    Answer,
-    CodeEvidence,
-    Evidence,
-    NotApplicable,
-    Rule,
-    place_of,
-)
+from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule
 from recompute_scan.recompute.verdict import Compiled
-from recompute_scan.result import Finding
+from recompute_scan.result import CompiledGraph, CompiledRecompute, Finding
 
 _WHAT_TO_TRY = (
     "To count, record with `recompute-scan run`, which keeps the compiler's graphs (torch 2.10 and "
@@ -105,17 +98,30 @@ _PLACE = re.compile(r"Graph break in user code at (.{1,1000}:\d+)")
 _REASON = re.compile(r"Graph Break Reason: .{0,500}:[^\S\n]*\n\s*(\S.{0,200})")
 
 
-def check_checkpoint_break_code(evidence: CodeEvidence) -> Answer:
+def _recomputes(evidence: Evidence) -> list[tuple[CompiledGraph, CompiledRecompute]]:
+    """Operators that run again, each with its graph."""
+    graphs = evidence.graphs.graphs if evidence.graphs else ()
+    return [(graph, one) for graph in graphs for one in graph.recomputes]
+
+
+def _place(graph: CompiledGraph, one: CompiledRecompute) -> str:
+    """One line on what runs again, and where."""
+    module = f" in {one.module}" if one.module else ""
+    source = f" at {one.source}" if one.source else ""
+    return f"graph {graph.name}: {one.operators} x {one.operator}{module}{source}"
+
+
+def check_checkpoint_break_code(evidence: Evidence) -> Answer:
     """One finding for each place where the compiler left a checkpointed function."""
     found: dict[str, str] = {}
-    for text in evidence.code.graph_breaks:
+    for text in evidence.graphs.graph_breaks if evidence.graphs else ():
         place, reason = _PLACE.search(text), _REASON.search(text)
         if _INSIDE.search(text) and place is not None:
             found.setdefault(place[1], reason[1] if reason else "for a reason that is not known")
     return [_checkpoint_break_finding(evidence, place, reason) for place, reason in found.items()]
 
 
-def _checkpoint_break_finding(evidence: CodeEvidence, place: str, reason: str) -> Finding:
+def _checkpoint_break_finding(evidence: Evidence, place: str, reason: str) -> Finding:
     return RS010.finding(
         evidence,
         title=f"The compiler leaves a checkpointed function at {place}",
@@ -128,12 +134,12 @@ def _checkpoint_break_finding(evidence: CodeEvidence, place: str, reason: str) -
     )
 
 
-RS010 = Rule("RS010", "graph-break-in-checkpoint", check_code=check_checkpoint_break_code)
+RS010 = Rule("RS010", "graph-break-in-checkpoint", check_checkpoint_break_code, needs="graphs")
 
 
-def check_random_redrawn_code(evidence: CodeEvidence) -> Answer:
+def check_random_redrawn_code(evidence: Evidence) -> Answer:
     """One finding where a backward graph draws random numbers anew."""
-    redrawn = [each for each in evidence.recomputes() if each[1].redrawn]
+    redrawn = [each for each in _recomputes(evidence) if each[1].redrawn]
     if not redrawn:
         return []
     budgets = [graph.memory_budget for graph, _ in redrawn if graph.memory_budget is not None]
@@ -149,7 +155,7 @@ def check_random_redrawn_code(evidence: CodeEvidence) -> Answer:
                 f"issue 190758).{lowered} Set torch._functorch.config.activation_memory_budget to "
                 "1.0 where anything in the model draws random numbers."
             ),
-            evidence=tuple(place_of(*each) for each in redrawn[:8]),
+            evidence=tuple(_place(*each) for each in redrawn[:8]),
         )
     ]
 
@@ -157,17 +163,18 @@ def check_random_redrawn_code(evidence: CodeEvidence) -> Answer:
 RS011 = Rule(
     "RS011",
     "budget-recomputes-random",
-    check_code=check_random_redrawn_code,
+    check_random_redrawn_code,
     severity="error",
+    needs="graphs",
     wrong_gradients=True,
 )
 
 
-def check_expensive_recompute_code(evidence: CodeEvidence) -> Answer:
+def check_expensive_recompute_code(evidence: Evidence) -> Answer:
     """One finding where costly operators run again by the compiler's own choice."""
     costly = [
         (graph, one)
-        for graph, one in evidence.recomputes()
+        for graph, one in _recomputes(evidence)
         if one.why != "checkpoint" and not one.free
     ]
     if not costly:
@@ -186,9 +193,9 @@ def check_expensive_recompute_code(evidence: CodeEvidence) -> Answer:
             evidence,
             title=f"The compiler runs {number} products or attentions again by its own choice",
             detail=f"They take as long as in the forward pass, unlike fused operators. {because}",
-            evidence=tuple(place_of(*each) for each in costly[:8]),
+            evidence=tuple(_place(*each) for each in costly[:8]),
         )
     ]
 
 
-RS012 = Rule("RS012", "expensive-node-recomputed", check_code=check_expensive_recompute_code)
+RS012 = Rule("RS012", "expensive-node-recomputed", check_expensive_recompute_code, needs="graphs")

@@ -20,9 +20,7 @@ from recompute_scan.findings.base import (
     Answer,
     Evidence,
     NotApplicable,
-    RankEvidence,
     Rule,
-    RunEvidence,
     describe,
     name_some,
     review,
@@ -35,7 +33,7 @@ from recompute_scan.units import first_few, ms, plural, size
 _UNEVEN = 0.1
 
 
-def check_ranks(evidence: RankEvidence) -> Answer:
+def check_ranks(evidence: Evidence) -> Answer:
     """One finding where the ranks' recomputes per block differ."""
     known = [rank for rank in evidence.ranks if rank.recomputes_per_block is not None]
     if len(known) < 2:
@@ -81,9 +79,9 @@ def _listed(ranks: Sequence[int]) -> str:
 RS004 = Rule(
     "RS004",
     "uneven-recompute",
-    check_ranks=check_ranks,
+    check_ranks,
     severity="warning",
-    needs="nothing",
+    needs="ranks",
 )
 
 
@@ -239,7 +237,7 @@ RS006 = Rule("RS006", "reentrant-under-fsdp", check_reentrant_under_fsdp, severi
 _MOST_NAMED = 6
 
 
-def check_untrained_weights(evidence: RunEvidence) -> Answer:
+def check_untrained_weights(evidence: Evidence) -> Answer:
     """One finding, where the run saw trainable weights without a gradient."""
     names = evidence.untrained
     weights = evidence.fidelity.untrained if evidence.fidelity is not None else ()
@@ -272,5 +270,5 @@ def check_untrained_weights(evidence: RunEvidence) -> Answer:
 
 
 RS104 = Rule(
-    "RS104", "checkpoint-without-gradient", check_run=check_untrained_weights, severity="warning"
+    "RS104", "checkpoint-without-gradient", check_untrained_weights, severity="warning", needs="run"
 )

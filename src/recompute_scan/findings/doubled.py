@@ -30,7 +30,7 @@ from recompute_scan.result import DOUBLED, Checkpoint, Finding, Fix, Region
 from recompute_scan.result.run_record import SwitchedOn
 from recompute_scan.units import plural
 
-# A mean below this is one recompute with noise; above, some passes of a layer ran twice.
+# A mean below this is one recompute with noise; from here on, some passes of a layer ran twice.
 _MORE_THAN_ONCE = 1.5
 _MOST_SHOWN = 3
 
@@ -53,12 +53,11 @@ def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[
     times = f"{runs:g} times" if runs is not None else "more than once"
     part = "a part of " if regions and all(region.in_part for region in regions) else ""
     title = f"{whole} run {part}their forward again {times} in each backward pass; once is enough"
-    redundant = sum(region.redundant_ms_per_step for region in regions)
+    redundant, everything = (
+        sum(region.redundant_ms_per_step for region in some) for some in (regions, evidence.regions)
+    )
+    share = redundant / everything if regions and everything else 1.0
     counted = _counted(regions)
-    share = 1.0
-    everything = sum(region.redundant_ms_per_step for region in evidence.regions)
-    if regions and everything:
-        share = redundant / everything
     return RS001.finding(
         evidence,
         title=title,
@@ -114,9 +113,6 @@ def _counted(regions: Sequence[Region]) -> list[str]:
 RS001 = Rule(DOUBLED, "doubled-checkpoint", check_doubled_checkpoint, severity="error")
 
 
-_AT_MOST_ONCE = 1.5
-
-
 def check_nested_checkpoint(evidence: Evidence) -> Answer:
     """One finding for each pair of checkpoints that is nested without being doubled."""
     if not evidence.annotated and evidence.verdict != "none":
@@ -127,7 +123,7 @@ def check_nested_checkpoint(evidence: Evidence) -> Answer:
     stacks = evidence.stacks(
         lambda r: (
             len(r.checkpoints) >= 2
-            and 0 < r.recompute_runs_per_backward < _AT_MOST_ONCE
+            and 0 < r.recompute_runs_per_backward < _MORE_THAN_ONCE
             and all(one.variant == "non-reentrant" for one in r.checkpoints[:2])
         )
     )
@@ -157,9 +153,6 @@ def _nested_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[R
 RS002 = Rule("RS002", "nested-checkpoint", check_nested_checkpoint)
 
 
-_COMPILED = "used"
-
-
 def check_idle_checkpoint(evidence: Evidence) -> Answer:
     """One finding for each set of idle blocks, and for each switch that no call came from."""
     if not evidence.annotated and not evidence.switched_on:
@@ -170,7 +163,7 @@ def check_idle_checkpoint(evidence: Evidence) -> Answer:
     stacks = evidence.stacks(lambda r: bool(r.checkpoints) and r.recompute_runs_per_backward == 0)
     found = [_idle(evidence, stack, regions) for stack, regions in stacks.items()]
     # A compiled checkpoint is part of the graph and calls nothing.
-    if evidence.environment.get("torch_compile") != _COMPILED:
+    if evidence.environment.get("torch_compile") != "used":
         found += [
             _unused(evidence, one)
             for one in evidence.switched_on

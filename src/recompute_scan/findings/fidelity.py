@@ -26,7 +26,7 @@ from msgspec import Struct
 from recompute_scan.advise import place
 from recompute_scan.advise.choice import edited
 from recompute_scan.annotations import CHECK_OFF
-from recompute_scan.findings.base import Answer, Rule, RunEvidence, Severity, review
+from recompute_scan.findings.base import Answer, Evidence, Rule, Severity, review
 from recompute_scan.frameworks.base import Edit
 from recompute_scan.result import Finding, Fix, Level
 from recompute_scan.result.fidelity import (
@@ -79,69 +79,65 @@ def count_blocks(some: int, of: int) -> str:
     return f"{some} of {of} block{'s' * (of != 1)}"
 
 
-class Consequence(Struct, frozen=True):
-    """The effect of a recompute that differs on gradients, as far as that is known.
-
-    Attributes:
-        severity: Of a finding that says so: an error where gradients were compared and differ.
-        confidence: How sure it is that training changes.
-        wrong_gradients: Whether it may.
-        sentence: The same in words, with what makes sure where that is open.
-    """
-
-    severity: Severity
-    confidence: Level
-    wrong_gradients: bool
-    sentence: str
-
-    def finding(
-        self, rule: Rule, seen: RunEvidence, title: str, detail: str, **others: Any
-    ) -> Finding:
-        """A finding of the rule with this severity and confidence, and the sentence at its end."""
-        return rule.finding(
-            seen,
-            title,
-            f"{detail} {self.sentence}",
-            severity=self.severity,
-            confidence=self.confidence,
-            wrong_gradients=self.wrong_gradients,
-            **others,
-        )
+def _differing(
+    rule: Rule,
+    seen: Evidence,
+    regions: Collection[ComparedRegion],
+    title: str,
+    detail: str,
+    **others: Any,
+) -> Finding:
+    """A finding on differing recomputes of these blocks; it ends with their effect on gradients."""
+    severity, confidence, sentence = _effect(seen, regions)
+    return rule.finding(
+        seen,
+        title,
+        f"{detail} {sentence}",
+        severity=severity,
+        confidence=confidence,
+        wrong_gradients=severity != "info",
+        **others,
+    )
 
 
-def consequence(evidence: RunEvidence, regions: Collection[ComparedRegion]) -> Consequence:
-    """The effect of the differing recomputes of these blocks on gradients."""
+def _effect(evidence: Evidence, regions: Collection[ComparedRegion]) -> tuple[Severity, Level, str]:
+    """What differing recomputes of these blocks do to gradients: how bad, how sure, in words."""
     compared = evidence.gradients
     told = {compared.tell(region) for region in regions} if compared is not None else {None}
     if compared is None or (told - {"equal", "different"} and "different" not in told):
-        return Consequence("warning", "medium", True, COMPARE)
+        return "warning", "medium", COMPARE
     if "different" in told:
         some = compared.differing
-        return Consequence(
+        return (
             "error",
             "high",
-            True,
             f"Gradients are wrong: after the first step {len(some)} of {compared.number} differ "
             f"from those without checkpoints ({first_few(some, _MOST_NAMED)}), and nothing fails.",
         )
     bits = "to the last bit" if compared.equal else "up to rounding"
-    return Consequence(
+    return (
         "info",
         "high",
-        False,
         f"It changes no gradient of the first step: all {compared.number} are equal {bits} with "
         "and without checkpoints.",
     )
 
 
+def _rule(
+    code: str, name: str, check: Callable[[Evidence], Answer], severity: Severity = "error"
+) -> Rule:
+    """A rule on recomputes that change what is trained."""
+    return Rule(code, name, check, severity, needs="comparison", wrong_gradients=True)
+
+
 def _each_fault(
-    finding: Callable[[RunEvidence, Fault], Finding], *kinds: DifferenceKind
-) -> Callable[[RunEvidence], Answer]:
+    finding: Callable[[Evidence, Fault], Finding], *kinds: DifferenceKind
+) -> Callable[[Evidence], Answer]:
     """A check with one finding for each operator that differs so, with all blocks where it does."""
-    return lambda evidence: [finding(evidence, one) for one in find_faults(evidence, kinds)]
+    return lambda evidence: [finding(evidence, one) for one in _find_faults(evidence, kinds)]
 
 
-def find_faults(evidence: RunEvidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
+def _find_faults(evidence: Evidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
     """The differences of these kinds, each with all blocks that have it."""
     compared = evidence.compared
     found: dict[object, list[tuple[Difference, ComparedRegion]]] = defaultdict(list)
@@ -175,7 +171,7 @@ def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:
     return (*lines, f"and {more} more") if more > 0 else tuple(lines)
 
 
-def set_back(evidence: RunEvidence, site: str, option: str, default: str) -> str | None:
+def set_back(evidence: Evidence, site: str, option: str, default: str) -> str | None:
     """The checkpoint's option at its default, as a diff of the call site; ``None`` where that
     does not name it.
     """
@@ -196,13 +192,14 @@ def _percent(share: float) -> str:
     return f"by {share * 100:.2g} % of its norm"
 
 
-def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+def _random_state_finding(evidence: Evidence, fault: Fault) -> Finding:
     effect = "if the operator uses random numbers, the gradient does not match the loss"
     if fault.difference.distance:
         effect = "its result differs, and a gradient that is made of it does not match the loss"
-    return consequence(evidence, fault.regions).finding(
+    return _differing(
         RS401,
         evidence,
+        fault.regions,
         title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from a different state of "
@@ -213,7 +210,7 @@ def _random_state_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     )
 
 
-def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
+def _fix(evidence: Evidence, fault: Fault) -> Fix:
     generator = fault.difference.generator or ""
     diff = None
     if generator.startswith("torch"):
@@ -241,7 +238,7 @@ def _fix(evidence: RunEvidence, fault: Fault) -> Fix:
     )
 
 
-def _price(evidence: RunEvidence) -> str:
+def _price(evidence: Evidence) -> str:
     """The time to keep the state, where it was measured."""
     took = evidence.fidelity.keeping_ms if evidence.fidelity is not None else None
     if took is None:
@@ -249,21 +246,15 @@ def _price(evidence: RunEvidence) -> str:
     return f" Keeping the random state takes about {ms(took)} of a step here."
 
 
-RS401 = Rule(
-    "RS401",
-    "random-state-not-restored",
-    check_run=_each_fault(_random_state_finding, "random"),
-    severity="error",
-    needs="comparison",
-    wrong_gradients=True,
-)
+RS401 = _rule("RS401", "random-state-not-restored", _each_fault(_random_state_finding, "random"))
 
 
-def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+def _other_type_finding(evidence: Evidence, fault: Fault) -> Finding:
     difference = fault.difference
-    return consequence(evidence, fault.regions).finding(
+    return _differing(
         RS402,
         evidence,
+        fault.regions,
         title=(
             f"Recomputes of {fault.blocks} work in {difference.recompute}, their forward in "
             f"{difference.forward}"
@@ -288,21 +279,15 @@ def _other_type_finding(evidence: RunEvidence, fault: Fault) -> Finding:
     )
 
 
-RS402 = Rule(
-    "RS402",
-    "recompute-in-other-type",
-    check_run=_each_fault(_other_type_finding, "type"),
-    severity="error",
-    needs="comparison",
-    wrong_gradients=True,
-)
+RS402 = _rule("RS402", "recompute-in-other-type", _each_fault(_other_type_finding, "type"))
 
 
-def _other_recompute_finding(evidence: RunEvidence, fault: Fault) -> Finding:
+def _other_recompute_finding(evidence: Evidence, fault: Fault) -> Finding:
     difference = fault.difference
-    return consequence(evidence, fault.regions).finding(
+    return _differing(
         RS403,
         evidence,
+        fault.regions,
         title=f"Recomputes of {fault.blocks} are not the computation of their forward",
         detail=_why(difference),
         evidence=fault.shown(),
@@ -363,80 +348,67 @@ def _what_to_do(difference: Difference) -> str:
     )
 
 
-RS403 = Rule(
+RS403 = _rule(
     "RS403",
     "recompute-differs",
-    check_run=_each_fault(
-        _other_recompute_finding, "input", "argument", "shape", "operators", "value"
-    ),
-    severity="error",
-    needs="comparison",
-    wrong_gradients=True,
+    _each_fault(_other_recompute_finding, "input", "argument", "shape", "operators", "value"),
 )
 
 
 _MOST_SHOWN = 6
 
 
-def check_buffer_twice(evidence: RunEvidence) -> Answer:
+def check_buffer_twice(evidence: Evidence) -> Answer:
     """One finding for all buffers, with their values after the forward and after the recompute; and
     one for what modules keep in attributes.
     """
     return [*_of_buffers(evidence), *_of_attributes(evidence)]
 
 
-def _of_buffers(evidence: RunEvidence) -> list[Finding]:
+def _of_buffers(evidence: Evidence) -> list[Finding]:
     regions = evidence.compared
     updated = [(region, _buffers(region)) for region in regions if _buffers(region)]
     if not updated:
         return []
     buffers = [buffer for _, some in updated for buffer in some]
     title = f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
-    shown = (*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated]))
-    if all(buffer.name.endswith("num_batches_tracked") for buffer in buffers):
-        return [
-            RS404.finding(
-                evidence,
-                severity="info",
-                confidence="high",
-                wrong_gradients=False,
-                title=title,
-                detail=(
-                    "A recompute counts each batch again. BatchNorm reads this count where its "
-                    "momentum is None, and nowhere else."
-                ),
-                evidence=shown,
-                fix=None,
-            )
-        ]
+    only_counts = all(buffer.name.endswith("num_batches_tracked") for buffer in buffers)
+    detail = (
+        "A recompute counts and averages again what a module counts or averages in its forward: "
+        "token counts double, and running statistics follow the latest batch faster than momentum "
+        "says. Gradients are wrong too where the block reads what it updates, which is reported as "
+        "RS403."
+    )
+    if only_counts:
+        detail = (
+            "A recompute counts each batch again. BatchNorm reads this count where its momentum is "
+            "None, and nowhere else."
+        )
+    fix = review(
+        summary=(
+            "Update such buffers outside the checkpointed block, or not in a recompute: for "
+            "BatchNorm leave the layer outside the checkpoint; where the model library has a "
+            "switch for it, use that."
+        ),
+        keep="the checkpoint around everything else",
+        remove="the module that keeps the buffer from the checkpointed block",
+        reason="The fix changes running statistics and counters, and so what evaluation uses.",
+    )
     return [
         RS404.finding(
             evidence,
+            severity="info" if only_counts else None,
             confidence="high",
+            wrong_gradients=False if only_counts else None,
             title=title,
-            detail=(
-                "A recompute counts and averages again what a module counts or averages in its "
-                "forward: token counts double, and running statistics follow the latest batch "
-                "faster than momentum says. Gradients are wrong too where the block reads what it "
-                "updates, which is reported as RS403."
-            ),
-            evidence=shown,
-            fix=review(
-                summary=(
-                    "Update such buffers outside the checkpointed block, or not in a recompute: "
-                    "for BatchNorm leave the layer outside the checkpoint; where the model "
-                    "library has a switch for it, use that."
-                ),
-                keep="the checkpoint around everything else",
-                remove="the module that keeps the buffer from the checkpointed block",
-                reason="The fix changes running statistics and counters, and so what evaluation "
-                "uses.",
-            ),
+            detail=detail,
+            evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
+            fix=None if only_counts else fix,
         )
     ]
 
 
-def _of_attributes(evidence: RunEvidence) -> list[Finding]:
+def _of_attributes(evidence: Evidence) -> list[Finding]:
     regions = evidence.compared
     kept = [(one, [state for state in one.states if not state.is_buffer]) for one in regions]
     changed = [(region, states) for region, states in kept if states]
@@ -484,14 +456,7 @@ def _change(state: KeptState) -> str:
     )
 
 
-RS404 = Rule(
-    "RS404",
-    "buffer-updated-twice",
-    check_run=check_buffer_twice,
-    severity="warning",
-    needs="comparison",
-    wrong_gradients=True,
-)
+RS404 = _rule("RS404", "buffer-updated-twice", check_buffer_twice, "warning")
 
 
 # Title, with a place for the blocks; detail; summary of the fix.
@@ -543,10 +508,10 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
 }
 
 
-def check_lost_gradient(evidence: RunEvidence) -> Answer:
+def check_lost_gradient(evidence: Evidence) -> Answer:
     """One finding for each way in which gradients are lost."""
     found: dict[WhyLost, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
-    for region in evidence.regions:
+    for region in evidence.entered:
         for lost in region.lost:
             found[lost.why].append((region, lost))
     compared = len(evidence.compared)
@@ -554,7 +519,7 @@ def check_lost_gradient(evidence: RunEvidence) -> Answer:
 
 
 def _lost_gradient_finding(
-    evidence: RunEvidence,
+    evidence: Evidence,
     why: WhyLost,
     some: list[tuple[ComparedRegion, LostGradient]],
     compared: int,
@@ -563,9 +528,10 @@ def _lost_gradient_finding(
     of = max(compared, len(regions)) if why == "left-without" else compared
     title, detail, summary = _LOST[why]
     title = title.format(count_blocks(len(regions), of))
-    return consequence(evidence, regions).finding(
+    return _differing(
         RS405,
         evidence,
+        regions,
         title=title,
         detail=detail,
         evidence=(
@@ -591,20 +557,13 @@ def _line(lost: LostGradient) -> str:
     return f"{lost.name or 'a tensor from outside the block'}, used by {used}"
 
 
-RS405 = Rule(
-    "RS405",
-    "gradient-lost",
-    check_run=check_lost_gradient,
-    severity="error",
-    needs="comparison",
-    wrong_gradients=True,
-)
+RS405 = _rule("RS405", "gradient-lost", check_lost_gradient)
 
 
 _SWITCH = "determinism_check"
 
 
-def check_determinism_check_off(evidence: RunEvidence) -> Answer:
+def check_determinism_check_off(evidence: Evidence) -> Answer:
     """One finding for each call site that switches the check off."""
     off: dict[str, list[ComparedRegion]] = defaultdict(list)
     for region in evidence.compared:
@@ -616,7 +575,7 @@ def check_determinism_check_off(evidence: RunEvidence) -> Answer:
 
 
 def _determinism_check_off_finding(
-    evidence: RunEvidence, site: str, regions: list[ComparedRegion]
+    evidence: Evidence, site: str, regions: list[ComparedRegion]
 ) -> Finding:
     blocks = count_blocks(len(regions), len(evidence.compared))
     return RS406.finding(
@@ -651,6 +610,4 @@ def _here(regions: list[ComparedRegion]) -> str:
     return "In the compared step no recompute differed."
 
 
-RS406 = Rule(
-    "RS406", "determinism-check-off", check_run=check_determinism_check_off, needs="comparison"
-)
+RS406 = Rule("RS406", "determinism-check-off", check_determinism_check_off, needs="comparison")

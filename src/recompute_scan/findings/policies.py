@@ -206,20 +206,25 @@ def overloads_met(policy: WatchedPolicy, entry: PolicyEntry) -> list[DecidedOper
     return [one for one in policy.operators if one.name == entry.name]
 
 
-def dear_ones(
-    evidence: Evidence, wanted: Callable[[WatchedPolicy, DecidedOperator], bool]
-) -> list[DearOperator] | NotApplicable:
-    """The wanted operators that take enough of a step in their recompute for a finding."""
-    cost = evidence.cost
-    if cost is None:
-        return NotApplicable("There is no step time to compare with.")
-    every = [
-        DearOperator(policy, one, time, 100 * time / cost.step_ms)
-        for policy in evidence.decided
-        for one in policy.operators
-        if (time := one.recompute_ms_per_step or 0.0) >= WORTH * cost.step_ms
-    ]
-    return [dear for dear in every if wanted(dear.policy, dear.operator)]
+def _check_dear(
+    wanted: Callable[[WatchedPolicy, DecidedOperator], bool],
+    finding: Callable[[Evidence, DearOperator], Finding],
+) -> Callable[[Evidence], Answer]:
+    """A check with one finding for each wanted operator that takes enough of a step again."""
+
+    def check(evidence: Evidence) -> Answer:
+        cost = evidence.cost
+        if cost is None:
+            return NotApplicable("There is no step time to compare with.")
+        every = [
+            DearOperator(policy, one, time, 100 * time / cost.step_ms)
+            for policy in evidence.decided
+            for one in policy.operators
+            if (time := one.recompute_ms_per_step or 0.0) >= WORTH * cost.step_ms
+        ]
+        return [finding(evidence, dear) for dear in every if wanted(dear.policy, dear.operator)]
+
+    return check
 
 
 def keep_too(summary: str, reason: str) -> Fix:
@@ -414,14 +419,6 @@ def _entry_never_met_finding(
 RS502 = Rule("RS502", "entry-never-met", check_entry_never_met, needs="policies")
 
 
-def check_expensive_operator(evidence: Evidence) -> Answer:
-    """One finding for each such operator of a policy that keeps something."""
-    found = dear_ones(evidence, _left_out)
-    if isinstance(found, NotApplicable):
-        return found
-    return [_expensive_operator_finding(evidence, dear) for dear in found]
-
-
 def _left_out(policy: WatchedPolicy, one: DecidedOperator) -> bool:
     """Is it always recomputed, and dearer by its bytes than the policy's own cheapest choice?"""
     if one.kept or one.recomputed < one.met or not one.result_bytes:
@@ -461,7 +458,12 @@ def _expensive_operator_finding(evidence: Evidence, dear: DearOperator) -> Findi
     )
 
 
-RS503 = Rule("RS503", "expensive-op-not-listed", check_expensive_operator, needs="policies")
+RS503 = Rule(
+    "RS503",
+    "expensive-op-not-listed",
+    _check_dear(_left_out, _expensive_operator_finding),
+    needs="policies",
+)
 
 
 # Of what the policy keeps, so much at least.
@@ -520,14 +522,6 @@ def _keep_buys_nothing_finding(
 RS504 = Rule("RS504", "keep-buys-nothing", check_keep_buys_nothing, needs="policies")
 
 
-def check_recompute_buys_nothing(evidence: Evidence) -> Answer:
-    """One finding for each such operator that takes time."""
-    found = dear_ones(evidence, _frees_nothing)
-    if isinstance(found, NotApplicable):
-        return found
-    return [_recompute_buys_nothing_finding(evidence, dear) for dear in found]
-
-
 def _frees_nothing(_: WatchedPolicy, one: DecidedOperator) -> bool:
     """Was all that it returned still there when the backward pass began?"""
     return one.recomputed >= one.met > 0 and 0 < one.result_bytes == one.held_bytes
@@ -557,4 +551,9 @@ def _recompute_buys_nothing_finding(evidence: Evidence, dear: DearOperator) -> F
     )
 
 
-RS505 = Rule("RS505", "recompute-buys-nothing", check_recompute_buys_nothing, needs="policies")
+RS505 = Rule(
+    "RS505",
+    "recompute-buys-nothing",
+    _check_dear(_frees_nothing, _recompute_buys_nothing_finding),
+    needs="policies",
+)

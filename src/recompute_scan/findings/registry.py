@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from importlib import import_module
-from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from recompute_scan.findings.base import (
-    Answer,
-    CodeEvidence,
-    Evidence,
-    NotApplicable,
-    RankEvidence,
-    Rule,
-    RunEvidence,
-)
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import Checked, Finding, Result
 from recompute_scan.result.fidelity import ComparedGradients
 from recompute_scan.result.patch import file_of
@@ -40,55 +30,47 @@ RULES: tuple[Rule, ...] = tuple(
 
 def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     """Findings, and what became of each rule. A rule that breaks never costs the report."""
-    return _check_each(lambda rule: rule.look(evidence), evidence.sources)
-
-
-def check_code(evidence: CodeEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
-    """The same where there is no trace: rules on compiled code alone can look."""
-    return _check_each(lambda rule: rule.look_at_code(evidence))
-
-
-def check_run(evidence: RunEvidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
-    """The same where no step was profiled: rules on what the run itself saw can look."""
-    return _check_each(lambda rule: rule.look_at_run(evidence), evidence.sources)
-
-
-def _check_each(
-    look: Callable[[Rule], Answer], sources: Mapping[str, Source] = MappingProxyType({})
-) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
-    findings: list[Finding] = []
-    checked: list[Checked] = []
-    for rule in RULES:
-        found, status = _checked(rule, partial(look, rule))
-        findings.extend(_with_digest(one, sources) for one in found)
-        checked.append(status)
-    return tuple(findings), tuple(checked)
+    answers = [_checked(rule, evidence) for rule in RULES]
+    findings = tuple(one for found, _ in answers for one in found)
+    return findings, tuple(status for _, status in answers)
 
 
 def settle(result: Result, gradients: ComparedGradients, sources: Mapping[str, Source]) -> Result:
     """The result, once gradients were compared with those without checkpoints."""
-    evidence = RunEvidence(result.fidelity, None, sources, gradients, watched=result.watched)
+    evidence = Evidence(
+        None,
+        (),
+        None,
+        "high",
+        sources,
+        untrained=(),
+        fidelity=result.fidelity,
+        gradients=gradients,
+    )
     findings = list(result.findings)
     for rule in RULES:
-        if rule.wrong_gradients and rule.check_run is not None and rule.needs == "comparison":
-            found, _ = _checked(rule, partial(rule.look_at_run, evidence))
-            found = [_with_digest(one, sources) for one in found]
+        if rule.wrong_gradients and rule.needs == "comparison":
+            found, _ = _checked(rule, evidence)
             findings = [one for one in findings if one.code != rule.code] + found
-    ordered = sorted(findings, key=lambda finding: finding.code)
-    return replace(result, findings=tuple(ordered))
+    return _with_findings(result, findings)
 
 
 def check_ranks(result: Result) -> Result:
     """The result of several ranks, with what only they together show."""
     findings = list(result.findings)
     checked = {one.code: one for one in result.checked}
-    evidence = RankEvidence(result.ranks)
+    # Their steps need not be the same ones.
+    evidence = Evidence(None, (), None, "medium", {}, ranks=result.ranks)
     for rule in RULES:
-        if rule.check_ranks is not None:
-            found, checked[rule.code] = _checked(rule, partial(rule.check_ranks, evidence))
+        if rule.needs == "ranks":
+            found, checked[rule.code] = _checked(rule, evidence)
             findings.extend(found)
+    return replace(_with_findings(result, findings), checked=tuple(checked.values()))
+
+
+def _with_findings(result: Result, findings: list[Finding]) -> Result:
     ordered = sorted(findings, key=lambda finding: finding.code)
-    return replace(result, findings=tuple(ordered), checked=tuple(checked.values()))
+    return replace(result, findings=tuple(ordered))
 
 
 def recommends_plan(result: Result) -> bool:
@@ -107,11 +89,12 @@ def _with_digest(finding: Finding, sources: Mapping[str, Source]) -> Finding:
     return replace(finding, fix=replace(fix, digest=next(filter(None, of_file), None)))
 
 
-def _checked(rule: Rule, check: Callable[[], Answer]) -> tuple[list[Finding], Checked]:
+def _checked(rule: Rule, evidence: Evidence) -> tuple[list[Finding], Checked]:
     try:
-        answer = check()
+        answer = rule.look(evidence)
     except Exception as error:
         return [], Checked(rule.code, rule.name, "error", f"{type(error).__name__}: {error}")
     if isinstance(answer, NotApplicable):
         return [], Checked(rule.code, rule.name, "not-applicable", answer.why)
-    return answer, Checked(rule.code, rule.name, "found" if answer else "clean")
+    found = [_with_digest(one, evidence.sources) for one in answer]
+    return found, Checked(rule.code, rule.name, "found" if found else "clean")

@@ -18,7 +18,7 @@ RS324: nothing reads the last results of a reentrant recompute.
 from __future__ import annotations
 
 from recompute_scan.advise import place
-from recompute_scan.findings.base import Answer, NotApplicable, Rule, RunEvidence
+from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule
 from recompute_scan.result import Finding
 from recompute_scan.result.watched_step import Kept, KeptKind, WatchedStep, Work, WorkKind
 from recompute_scan.units import ms, pct, plural, size
@@ -26,7 +26,7 @@ from recompute_scan.units import ms, pct, plural, size
 _NOT_WATCHED = "Only `run --work` watches how a step's results are used."
 
 
-def _watched(evidence: RunEvidence) -> WatchedStep | NotApplicable:
+def _watched(evidence: Evidence) -> WatchedStep | NotApplicable:
     watched = evidence.watched
     if watched is None:
         return NotApplicable(_NOT_WATCHED)
@@ -34,18 +34,18 @@ def _watched(evidence: RunEvidence) -> WatchedStep | NotApplicable:
 
 
 def _kept_rule(code: str, name: str, kind: KeptKind) -> Rule:
-    def check(evidence: RunEvidence) -> Answer:
+    def check(evidence: Evidence) -> Answer:
         """One finding for each place that keeps memory of this kind."""
         watched = _watched(evidence)
         if isinstance(watched, NotApplicable):
             return watched
         return [_kept(rule, evidence, watched, one) for one in watched.kept if one.kind == kind]
 
-    rule = Rule(code, name, check_run=check, needs="nothing")
+    rule = Rule(code, name, check, needs="run")
     return rule
 
 
-def _kept(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Kept) -> Finding:
+def _kept(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Kept) -> Finding:
     much, layers = size(one.bytes), plural(one.layers, "layer")
     title, detail = {
         "between": (
@@ -85,7 +85,7 @@ def _kept(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Kept) ->
 
 
 def _work_rule(code: str, name: str, *kinds: WorkKind) -> Rule:
-    def check(evidence: RunEvidence) -> Answer:
+    def check(evidence: Evidence) -> Answer:
         """One finding for each place that asks for work of this kind."""
         watched = _watched(evidence)
         if isinstance(watched, NotApplicable):
@@ -94,11 +94,11 @@ def _work_rule(code: str, name: str, *kinds: WorkKind) -> Rule:
             return NotApplicable(watched.hidden)
         return [_work(rule, evidence, watched, one) for one in watched.work if one.kind in kinds]
 
-    rule = Rule(code, name, check_run=check, needs="nothing", severity="warning")
+    rule = Rule(code, name, check, needs="run", severity="warning")
     return rule
 
 
-def _work(rule: Rule, evidence: RunEvidence, watched: WatchedStep, one: Work) -> Finding:
+def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Finding:
     calls = plural(one.calls, "call") + f" of {one.module_class}"
     what = calls if one.calls else plural(one.operators, "operator")
     s = "s" * ((one.calls or one.operators) == 1)

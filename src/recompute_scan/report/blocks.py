@@ -11,7 +11,7 @@ from typing import Any
 import click
 from msgspec import Struct, field
 
-from recompute_scan.report.templating import sentence, visible
+from recompute_scan.report.templating import markdown_prose, sentence, visible
 from recompute_scan.result import Checkpoint, Region, Result
 from recompute_scan.units import UNITS, runs_of
 
@@ -283,8 +283,9 @@ class Section(Struct, frozen=True):
         present: Whether a result has this section; asked for every rendering.
         html: What the template shows. Every section's template also has ``result``, ``heading``,
             ``attachments``, ``words`` and ``units``.
-        text: Writes its lines for a terminal; none unless given.
-        markdown: Its part of the Markdown; empty for nothing.
+        lead: The answer in a few sentences, which the template shows too.
+        text: Writes its lines for a terminal; the lead under the title unless given.
+        markdown: Its part of the Markdown; the lead under the title unless given.
         link: What the page's navigation calls it; without one it is not listed there.
         help: The line about it under "How to read this page": its name there, and the text.
     """
@@ -294,11 +295,28 @@ class Section(Struct, frozen=True):
     template: str
     present: Callable[[Result], bool] = analysed
     html: Callable[[Result], Mapping[str, Any]] = lambda _: {}
-    text: Callable[[Page, Result], None] = lambda _page, _: None
-    markdown: Callable[[Result], str] = lambda _: ""
+    lead: Callable[[Result], str] | None = None
+    text: Callable[[Page, Result], None] | None = None
+    markdown: Callable[[Result], str] | None = None
     link: str | None = None
     help: tuple[str, str] | None = None
 
     def heading(self, result: Result) -> str:
         """The title for this result."""
         return self.title if isinstance(self.title, str) else self.title(result)
+
+    def write(self, page: Page, result: Result) -> None:
+        """Write its lines for a terminal."""
+        if self.text is not None:
+            self.text(page, result)
+        elif self.lead is not None:
+            page.title(self.heading(result))
+            page.prose(self.lead(result))
+
+    def as_markdown(self, result: Result) -> str:
+        """Its part of the Markdown; empty for nothing."""
+        if self.markdown is not None:
+            return self.markdown(result)
+        if self.lead is None:
+            return ""
+        return f"#### {self.heading(result)}\n\n{markdown_prose(self.lead(result))}"

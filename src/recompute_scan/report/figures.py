@@ -19,7 +19,7 @@ from recompute_scan.report.words import NEEDED, PART_SHORT, PART_WORDS, family_w
 from recompute_scan.result import ActivationPlan, PlanPoint, Proof, ProofLane, ProofOp, Result
 from recompute_scan.units import ms, plural, share, size, span
 
-PARTS = ("forward", "recompute", "redundant", "backward", "optimizer", "other")
+PARTS = tuple(PART_WORDS)
 # A step after the fix that is shorter than the parts that stay, by no more than this share of
 # them, is drawn with all of them a little shorter.
 _MOST_SHRUNK = 0.1
@@ -335,11 +335,10 @@ def family_colours(proof: Proof) -> dict[str, int]:
         for op in lane.ops:
             spent[op.family] = spent.get(op.family, 0.0) + op.duration_us
     ordered = sorted(spent, key=lambda family: (-spent[family], family))
-    return {family: _colour(family) for family in ordered}
-
-
-def _colour(family: str) -> int:
-    return next((number for pattern, number in _COLOUR_OF if pattern in family), COLOURS - 1)
+    return {
+        family: next((number for part, number in _COLOUR_OF if part in family), COLOURS - 1)
+        for family in ordered
+    }
 
 
 def _legend(colours: dict[str, int]) -> tuple[tuple[int, str], ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from posixpath import normpath
 from typing import Any
 
 from recompute_scan.report import words
@@ -251,8 +252,6 @@ def _link(link: re.Match[str], folder: str) -> str:
     if re.fullmatch(r"RS\d{3}\.md", target) and text.startswith(target[:5]):
         return text  # `explain` has it too
     if not target.startswith("https://"):
-        path = f"{folder}{target}"
-        while re.search(r"(?<![^/])[^/]+/\.\./", path):
-            path = re.sub(r"(?<![^/])[^/]+/\.\./", "", path, count=1)
+        path = normpath(f"{folder}{target}")
         target = f"{_HOME}{path}" if not path.startswith("../") else f"{_HOME[:-5]}{path[3:]}"
     return f"{text} ({target})"

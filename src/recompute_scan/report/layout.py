@@ -6,10 +6,8 @@ from msgspec.structs import replace
 
 from recompute_scan.report.summary import predicted_beside
 from recompute_scan.report.templating import visible
-from recompute_scan.report.words import mechanism_words
 from recompute_scan.result import (
     Arm,
-    Checkpoint,
     Gradients,
     Losses,
     MemoryPlan,
@@ -122,12 +120,6 @@ def _worst(gradients: Gradients) -> str:
         for one in gradients.worst[:_MOST_NAMED]
     ]
     return f" (furthest off: {', '.join(named)})" if named else ""
-
-
-def removed_words(checkpoint: Checkpoint) -> str:
-    """One checkpoint that was taken out: what it is and where it was switched on."""
-    place = f" at {checkpoint.call_site}" if checkpoint.call_site else ""
-    return f"{mechanism_words(checkpoint)}{place}"
 
 
 def plan_arm(verified: Verified) -> Arm | None:

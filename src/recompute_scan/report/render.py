@@ -8,11 +8,11 @@ a person or refer to an issue.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 from msgspec import Struct
-from msgspec.structs import replace
 
 from recompute_scan import units
 from recompute_scan.frameworks.registry import find_title
@@ -38,7 +38,6 @@ from recompute_scan.report.sections import answer, correctness, cost, layers, pl
 from recompute_scan.report.sections.answer import MOST_LINES, answer_text
 from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
-    Attachments,
     fill,
     fill_part,
     markdown_prose,
@@ -51,7 +50,7 @@ from recompute_scan.report.templating import (
 )
 from recompute_scan.report.words import family_words
 from recompute_scan.result import Result, to_json
-from recompute_scan.result.compare import Comparison, FamilyCalls, Mark, Side, Switch
+from recompute_scan.result.compare import Comparison, Mark, Side, Switch
 from recompute_scan.result.run_record import NextCommand
 from recompute_scan.units import count, ms, pct, plural, times
 
@@ -107,13 +106,16 @@ def render_text(
     """
     page = Page(color, width, links)
     result = summary.with_next_steps(result, after, folder)
-    if _is_plan(result):
-        plan.PLANNED_CHECKPOINTS.text(page, result)
-        result = replace(result, next_steps=())
-    else:
-        for section in sections_of(result):
-            section.text(page, result)
-    next_steps(page, report, result)
+    planned = _is_plan(result)
+    for section in (plan.PLANNED_CHECKPOINTS,) if planned else sections_of(result):
+        section.write(page, result)
+    if report is not None:
+        page.title("Report")
+        page.verbatim(visible(report, 4096), "  ", underline=True)
+    # The command that an inconclusive trace needs is with the reason, above.
+    told = result.verdict == "inconclusive" and result.crash is None
+    if result.next_steps and not planned and not told:
+        list_commands(page, result.next_steps)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
@@ -134,18 +136,15 @@ def render_answer(
     result = summary.with_next_steps(result, after, folder)
     planned = _is_plan(result)
     groups = plan.answer_text(page, result) if planned else answer_text(page, result)
-    rows = [("report", report)] if report is not None else []
+    shown = [("report", report)] if report is not None else []
     commands = () if planned else result.next_steps
-    steps = [(_LABELS.get(one.purpose, one.purpose), one.text) for one in commands]
-    wide = max((len(label) for label, _ in rows + steps), default=0)
-    if len(steps) == 1 and result.verdict != "inconclusive" and not result.crash:
-        page.prose(result.next_steps[0].what)
+    if len(commands) == 1 and result.verdict != "inconclusive" and not result.crash:
+        page.prose(commands[0].what)
         groups.append(page.taken())
-    for label, text in rows + steps:
-        page.verbatim(f"{label:<{wide}}  {visible(text, 4096)}", "  ")
+    _list_labelled(page, [*shown, *map(_labelled, commands)])
     # If lines are short, the measurement goes before the change.
-    least = -2 if len(steps) > 2 and steps[-1][0] == "apply" else -1
-    return "\n".join(_fit(groups, page.taken(), len(rows) + 1, least, width)) + "\n"
+    least = -2 if len(commands) > 2 and commands[-1].purpose == "apply" else -1
+    return "\n".join(_fit(groups, page.taken(), len(shown) + 1, least, width)) + "\n"
 
 
 def _is_plan(result: Result) -> bool:
@@ -176,30 +175,22 @@ def _fit(
     return lines
 
 
-def next_steps(page: Page, report: str | None, result: Result) -> None:
-    """Where the page is, and the commands that come next.
-
-    The one that an inconclusive trace needs is with the reason, above.
-    """
-    if report is not None:
-        page.title("Report")
-        page.verbatim(visible(report, 4096), "  ", underline=True)
-    if not result.next_steps or (result.verdict == "inconclusive" and result.crash is None):
-        return
-    list_commands(page, result.next_steps)
-
-
-_LABELS = {"compare-gradients": "gradients"}
-
-
 def list_commands(page: Page, commands: Sequence[NextCommand]) -> None:
     """The commands, a line each behind a word; one alone with its reason."""
     page.title("Next")
     if len(commands) == 1 and commands[0].what:
         page.prose(commands[0].what)
-    labels = [_LABELS.get(one.purpose, one.purpose) for one in commands]
-    for label, one in zip(labels, commands, strict=True):
-        page.verbatim(f"{label:<{max(map(len, labels))}}  {visible(one.text, 4096)}", "  ")
+    _list_labelled(page, [_labelled(one) for one in commands])
+
+
+def _labelled(one: NextCommand) -> tuple[str, str]:
+    return "gradients" if one.purpose == "compare-gradients" else one.purpose, one.text
+
+
+def _list_labelled(page: Page, rows: Sequence[tuple[str, str]]) -> None:
+    wide = max((len(label) for label, _ in rows), default=0)
+    for label, text in rows:
+        page.verbatim(f"{label:<{wide}}  {visible(text, 4096)}", "  ")
 
 
 def render_markdown(
@@ -209,7 +200,7 @@ def render_markdown(
     :func:`render_text`.
     """
     result = summary.with_next_steps(result, after, folder)
-    parts = [section.markdown(result) for section in sections_of(result)]
+    parts = [section.as_markdown(result) for section in sections_of(result)]
     steps = [
         f"- {markdown_prose(one.what)} {code(one.text, 500)}"
         for one in result.next_steps
@@ -233,7 +224,12 @@ def render_html(
 
     Other arguments as of :func:`render_text`.
     """
-    attachments = _attachments(result, render_markdown(result, after, folder))
+    json = script_json(to_json(result))
+    attachments = {
+        "markdown": render_markdown(result, after, folder),
+        "csv": regions_csv(result),
+        "json": Markup(json) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
+    }
     result = summary.with_next_steps(result, after, folder)
     sections = sections_of(result)
     return fill(
@@ -282,42 +278,20 @@ def _said(drawn: Picture) -> str:
     return " ".join([drawn.bars.summary if drawn.bars else "", *lanes]).strip()
 
 
-def _section(section: Section, result: Result, attachments: Attachments) -> Markup:
+def _section(section: Section, result: Result, attachments: Mapping[str, Any]) -> Markup:
     filled = fill_part(
         section.template,
         section=section,
         result=result,
         heading=section.heading(result),
         attachments=attachments,
+        **({"lead": section.lead(result)} if section.lead else {}),
         **section.html(result),
     )
     return Markup(filled)  # noqa: S704 - escaped by the template
 
 
-def _attachments(result: Result, markdown: str) -> Attachments:
-    json = script_json(to_json(result))
-    return Attachments(
-        markdown=markdown,
-        csv=regions_csv(result),
-        json=Markup(_quoted(json)) if len(json) <= MOST_JSON else None,  # noqa: S704 - quoted
-    )
-
-
-def _quoted(json: str) -> str:
-    """JSON without ``<``, ``>`` and ``&`` needs no more quoting between tags."""
-    if any(char in json for char in "<>&"):
-        raise ValueError("this JSON is not quoted for a page")
-    return json
-
-
 _SAME_PCT = 0.05  # what one digit after the point shows as nothing
-
-
-class ComparedChange(Struct, frozen=True):
-    """A list under one title: what went away, what is new, what is still there."""
-
-    title: str
-    items: tuple[str, ...]
 
 
 def step_sentence(comparison: Comparison) -> str:
@@ -387,40 +361,35 @@ def step_bars(comparison: Comparison) -> tuple[StepBar, ...]:
 
 def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Label, before, after."""
-
-    def row(label: str, one: str, other: str) -> tuple[str, str, str]:
-        return label, one, other
-
-    sides = comparison.before, comparison.after
-    return [
-        row("Verdict", *(side.verdict for side in sides)),
-        row("Recomputes per layer", *(times(side.recompute_per_backward) for side in sides)),
-        row("Mean over all work", *(times(side.mean_recompute) for side in sides)),
-        row("Step time", *(ms(side.step_ms) for side in sides)),
-        row("Likely", *(span(side) for side in sides)),
-        row("Step time from", *(_source(side) for side in sides)),
-        row("Recomputes per step", *(ms(side.recompute_ms) for side in sides)),
-        row("Redundant among them", *(ms(side.redundant_recompute_ms) for side in sides)),
-    ]
+    cells: tuple[tuple[str, Callable[[Side], str]], ...] = (
+        ("Verdict", lambda side: side.verdict),
+        ("Recomputes per layer", lambda side: times(side.recompute_per_backward)),
+        ("Mean over all work", lambda side: times(side.mean_recompute)),
+        ("Step time", lambda side: ms(side.step_ms)),
+        ("Likely", span),
+        ("Step time from", _source),
+        ("Recomputes per step", lambda side: ms(side.recompute_ms)),
+        ("Redundant among them", lambda side: ms(side.redundant_recompute_ms)),
+    )
+    return [(label, cell(comparison.before), cell(comparison.after)) for label, cell in cells]
 
 
 def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
     """Family; forward calls per step before and after; those run again before and after."""
-
-    def cells(calls: FamilyCalls) -> tuple[str, str, str, str, str]:
-        return (
+    return [
+        (
             family_words(calls.family),
             _count(calls.forward_before),
             _count(calls.forward_after),
             _count(calls.recomputed_before),
             _count(calls.recomputed_after),
         )
+        for calls in comparison.calls
+    ]
 
-    return [cells(calls) for calls in comparison.calls]
 
-
-def changes(comparison: Comparison) -> list[ComparedChange]:
-    """The lists of a comparison: gone, new, still there; empty ones are left out."""
+def changes(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """The lists of a comparison under their titles: gone, new, still there; none that is empty."""
     titles = ("Went away", "New", "Still there")
     if not comparison.same_forward_work:  # of another model, nothing went away
         titles = ("Only before", "Only after", "In both")
@@ -429,13 +398,12 @@ def changes(comparison: Comparison) -> list[ComparedChange]:
         _items(comparison.findings_new, comparison.checkpoints_new, "after"),
         _items(comparison.findings_kept, comparison.checkpoints_kept, ""),
     )
-    named = zip(titles, lists, strict=True)
-    return [ComparedChange(title, items) for title, items in named if items]
+    return [(title, items) for title, items in zip(titles, lists, strict=True) if items]
 
 
-def _items(findings: tuple[Mark, ...], switches: tuple[Switch, ...], side: str) -> tuple[str, ...]:
+def _items(findings: tuple[Mark, ...], switches: tuple[Switch, ...], side: str) -> list[str]:
     marks = [f"{mark.code} {mark.name}: {mark.title}" for mark in findings]
-    return (*marks, *(_switch(switch, side) for switch in switches))
+    return [*marks, *(_switch(switch, side) for switch in switches)]
 
 
 def _switch(switch: Switch, side: str) -> str:
@@ -458,14 +426,12 @@ def span(side: Side) -> str:
 def _source(side: Side) -> str:
     if side.step_source is None:
         return "-"
-    if not side.steps:
-        return {"timed": "timed steps", "trace": "the trace", "measured": "--verify"}[
-            side.step_source
-        ]
     number = plural(side.steps, "step")
     if side.step_source == "measured":
-        return f"{number} of --verify"
-    return f"{number}, {'timed' if side.step_source == 'timed' else 'traced'}"
+        return f"{number} of --verify" if side.steps else "--verify"
+    if side.step_source == "timed":
+        return f"{number}, timed" if side.steps else "timed steps"
+    return f"{number}, traced" if side.steps else "the trace"
 
 
 def _count(value: float | None) -> str:
@@ -487,8 +453,8 @@ def render_comparison_text(comparison: Comparison) -> str:
         written += ["", *wrap(step_sentence(comparison), "", "")]
     written += ["", f"  {'':<24}{'before':>20}{'after':>20}"]
     written += [f"  {label:<24}{one:>20}{other:>20}" for label, one, other in rows(comparison)]
-    for change in changes(comparison):
-        written += ["", change.title, *_list(change.items)]
+    for title, items in changes(comparison):
+        written += ["", title, *_list(items)]
     calls = call_rows(comparison)
     if calls:
         written += ["", "Calls per step that differ"]
@@ -512,10 +478,9 @@ def render_comparison_answer(comparison: Comparison) -> str:
         page.cut(f"{label + ':':<8}{side.name}: {side.verdict}, {number} recomputes per layer", "")
     page.prose(step_sentence(comparison), "", most=3)
     said = [*comparison.obstacles, *cautions(comparison)]
-    lists = [*changes(comparison), ComparedChange("Note", tuple(said))]
     # First the changes, then the first doubt.
-    lines = [f"{one.title}: {item}" for one in lists[:-1] for item in one.items]
-    shown = [*lines[: 3 if said else 4], *(f"{lists[-1].title}: {item}" for item in said[:1])]
+    lines = [f"{title}: {item}" for title, items in changes(comparison) for item in items]
+    shown = [*lines[: 3 if said else 4], *(f"Note: {item}" for item in said[:1])]
     for line in shown:
         page.prose(line, "    ", "  ", most=2)
     if left := len(lines) + len(said) - len(shown):

@@ -51,25 +51,22 @@ class KeyNumber(Struct, frozen=True):
     alarming: bool = False
 
 
-class Waste(Struct, frozen=True):
-    """The saving of the fix per step: less time of today's step, more throughput than today's.
+class StepAfter(Struct, frozen=True):
+    """A step now and after the fix, in ms, with the range it may lie in: measured or predicted.
 
     A step of 100 instead of 134.5 takes 25.7 % less time and gives 34.5 % more throughput.
     """
-
-    saved_ms: float
-    less_time_pct: float
-    more_throughput_pct: float
-
-
-class StepAfter(Struct, frozen=True):
-    """A step now and after the fix, in ms, with the range it may lie in: measured or predicted."""
 
     now_ms: float
     after_ms: float
     low_ms: float
     high_ms: float
     measured: bool
+
+    @property
+    def less_time(self) -> float:
+        """The saving as a share of today's step."""
+        return (self.now_ms - self.after_ms) / self.now_ms
 
 
 def shortest_answer(result: Result) -> str:
@@ -121,19 +118,14 @@ def predicted_beside(result: Result) -> StepAfter | None:
     )
 
 
-def saving(result: Result) -> Waste | None:
-    """The price of the redundant work, where the verdict says so and the fix saves time."""
+def saving(result: Result) -> StepAfter | None:
+    """The step after the fix, where the verdict says that work is redundant and the fix saves
+    time.
+    """
     step = step_after(result)
-    if result.verdict != "doubled" or step is None or step.now_ms <= 0 or step.after_ms <= 0:
+    if result.verdict != "doubled" or step is None or not 0 < step.after_ms < step.now_ms:
         return None
-    saved = step.now_ms - step.after_ms
-    if saved <= 0:
-        return None
-    return Waste(
-        saved_ms=saved,
-        less_time_pct=100 * saved / step.now_ms,
-        more_throughput_pct=100 * saved / step.after_ms,
-    )
+    return step
 
 
 def fix_sentence(result: Result) -> str | None:
@@ -141,24 +133,22 @@ def fix_sentence(result: Result) -> str | None:
 
     ``None`` where nothing is saved. No percentage where the step times vary too much for one.
     """
-    found, step = saving(result), step_after(result)
-    if found is None or step is None:
+    step = saving(result)
+    if step is None:
         return None
     took = f"{ms(step.after_ms)} instead of {ms(step.now_ms)}"
     took += ", measured" if step.measured else ""
     said = f"With the fix a step takes {'' if step.measured else 'about '}{took}"
     if _varies(result):
-        return f"{said}: {about(found.saved_ms / step.now_ms)} less time."
-    return (
-        f"{said}: {pct(found.less_time_pct)} less time, "
-        f"{pct(found.more_throughput_pct)} more throughput."
-    )
+        return f"{said}: {about(step.less_time)} less time."
+    more = 100 * (step.now_ms / step.after_ms - 1)
+    return f"{said}: {pct(100 * step.less_time)} less time, {pct(more)} more throughput."
 
 
 def pair_sentence(result: Result) -> str | None:
     """The step now and with the fix, without numbers that the headline and the bars have."""
-    step = step_after(result)
-    if saving(result) is None or step is None:
+    step = saving(result)
+    if step is None:
         return None
     after = f"{'' if step.measured else 'about '}{ms(step.after_ms)}"
     return f"A step takes {ms(step.now_ms)}; with the fix it takes {after}."
@@ -253,14 +243,12 @@ def _share(result: Result) -> KeyNumber:
     label = "Share of the step"
     verified, found = result.verified, saving(result)
     if verified is not None and verified.outcome == "helps":
-        note = "saved by the fix (measured)"
-        if verified.saving_is_rough:
-            note = "saved by the fix (measured roughly)"
+        note = f"saved by the fix (measured{' roughly' * verified.saving_is_rough})"
         part = rounded(verified.saving_pct, verified.saving_is_rough)
         return KeyNumber(label, part, note, True)
     if found is not None:
         note = "saved by the fix (predicted)"
-        return KeyNumber(label, rounded(found.less_time_pct, _varies(result)), note, True)
+        return KeyNumber(label, rounded(100 * found.less_time, _varies(result)), note, True)
     doubled, parts = result.verdict == "doubled", result.cost.breakdown if result.cost else None
     whole = total(parts) if parts else 0.0
     if parts is None or whole <= 0 or result.verdict == "inconclusive":

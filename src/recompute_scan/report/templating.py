@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from jinja2 import Environment, FunctionLoader, StrictUndefined, Undefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
-from msgspec import Struct
 
 from recompute_scan import units
 from recompute_scan.report import words
@@ -35,6 +34,7 @@ _TRACKER = re.compile(r"(@|#(?=\d)|GH(?=-\d)|:(?=//)|\bwww(?=\.))", re.IGNORECAS
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
 _MARKDOWN_START = re.compile(r"^(\d*)([-+#>=.)])")
 _JOINER = "\N{WORD JOINER}"
+_UNSEEN_ASCII = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def visible(text: str, limit: int = LONGEST_NAME) -> str:
@@ -79,10 +79,7 @@ def script_json(text: str) -> str:
     ``<``, ``>`` and ``&`` become ``\u`` escapes, so that no ``</script>`` or ``<!--`` remains,
     and so do unseen characters, which JSON strings hold but no JSON syntax does.
     """
-    quoted = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    if quoted.isascii() and not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", quoted):
-        return quoted
-    return "".join(_json_spell(char) for char in quoted)
+    return _spelled(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def json_text(text: str) -> str:
@@ -90,10 +87,7 @@ def json_text(text: str) -> str:
 
     A command of a CI service (``##[error]``, ``##vso[…]``) is one wherever it is in a line.
     """
-    text = text.replace("##", "#\\u0023")
-    if text.isascii() and "\x7f" not in text:  # the encoder has spelled out what is below a blank
-        return text
-    return "".join(_json_spell(char) for char in text)
+    return _spelled(text.replace("##", "#\\u0023"))
 
 
 def markdown_text(text: str) -> str:
@@ -101,14 +95,16 @@ def markdown_text(text: str) -> str:
     return printable(text, keep=f"\n\t{_JOINER}")
 
 
-def _json_spell(char: str) -> str:
-    if char in "\n\t" or unicodedata.category(char) not in UNSEEN:
-        return char
-    code = ord(char)
-    if code < 0x10000:
-        return f"\\u{code:04x}"
-    code -= 0x10000
-    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+def _spelled(text: str) -> str:
+    """JSON text with unseen characters as escapes; most has none."""
+    if text.isascii() and not _UNSEEN_ASCII.search(text):
+        return text
+    return "".join(
+        re.sub("....", r"\\u\g<0>", char.encode("utf-16-be", "surrogatepass").hex())
+        if char not in "\n\t" and unicodedata.category(char) in UNSEEN
+        else char
+        for char in text
+    )
 
 
 def markdown_prose(text: str) -> str:
@@ -122,7 +118,7 @@ def markdown_prose(text: str) -> str:
 def markdown_code(text: str, limit: int = LONGEST_NAME) -> str:
     """A name as inline code, in quotes that are longer than any run of backticks inside."""
     shown = visible(text, limit).replace("|", "¦") or " "
-    ticks = "`" * (_longest_run(shown, "`") + 1)
+    ticks = _ticks(shown, 1)
     pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
     return f"{ticks}{pad}{shown}{pad}{ticks}"
 
@@ -130,14 +126,16 @@ def markdown_code(text: str, limit: int = LONGEST_NAME) -> str:
 def markdown_fence(text: str, language: str = "") -> str:
     """A fenced block that nothing inside can close: its fence is longer than any run inside."""
     body = "\n".join(lines(text.rstrip("\n")))
-    ticks = "`" * max(3, _longest_run(body, "`") + 1)
+    ticks = _ticks(body, 3)
     return f"{ticks}{language}\n{body}\n{ticks}"
 
 
-def _longest_run(text: str, char: str) -> int:
-    return max((len(run) for run in re.findall(f"{re.escape(char)}+", text)), default=0)
+def _ticks(text: str, fewest: int) -> str:
+    """More backticks than any run of them in the text has."""
+    return "`" * max(fewest, max(map(len, re.findall("`+", text)), default=0) + 1)
 
 
+_HERE = Path(__file__).parent
 _INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")
 
@@ -165,7 +163,7 @@ def fill_part(template: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FunctionLoader(_source),
+        loader=FileSystemLoader([_HERE / "templates", _HERE / "sections"]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -186,13 +184,6 @@ def _environment() -> Environment:
         web_link=_web_link,
     )
     return environment
-
-
-def _source(name: str) -> str | None:
-    """A template's text; ``None`` where there is none."""
-    here = Path(__file__).parent
-    paths = (here / folder / name for folder in ("templates", "sections"))
-    return next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), None)
 
 
 def _finalize(value: Any) -> Any:
@@ -222,9 +213,7 @@ def _web_link(address: str) -> bool:
 
 def _asset(name: str) -> Markup:
     """One of our style sheets or scripts, put into the page without its indentation."""
-    loader = _environment().loader
-    assert loader is not None
-    source, _, _ = loader.get_source(_environment(), name)
+    source = (_HERE / "templates" / name).read_text(encoding="utf-8")
     return Markup(_INDENTATION.sub("", source))  # noqa: S704 - a file of this package
 
 
@@ -246,14 +235,6 @@ _COLUMNS = (
     "recompute_ms_per_step",
     "redundant_ms_per_step",
 )
-
-
-class Attachments(Struct, frozen=True):
-    """The result in the forms that the page hands out; ``json`` is ``None`` where too large."""
-
-    markdown: str
-    csv: str
-    json: str | None
 
 
 def regions_csv(result: Result) -> str:
@@ -293,12 +274,10 @@ def proof_trace(proof: Proof) -> str:
     events: list[dict[str, object]] = []
     for number, lane in enumerate(proof.lanes):
         place = {"pid": 1, "tid": number + 1}
-        events.append(
-            {"ph": "M", "name": "thread_name", **place, "args": {"name": inert(lane.label)}}
-        )
-        events.append(
-            {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}}
-        )
+        named = ("thread_name", {"name": inert(lane.label)})
+        sorted_by = ("thread_sort_index", {"sort_index": number})
+        for name, args in (named, sorted_by):
+            events.append({"ph": "M", "name": name, **place, "args": args})
         events.extend(
             {
                 "ph": "X",

@@ -339,8 +339,6 @@ PART_SHORT = {
     "optimizer": "Optimizer",
     "other": "Other",
 }
-# As they are commonly called, where the result has another word.
-_FAMILY_WORDS = {"gemm": "matmul"}
 _SAFE = "safe; the results of training cannot change"
 _REVIEW = "review it before you apply it"
 KIND_WORDS = {"raised": "failed", "exited": "failed", "hung": "hung", "killed": "killed"}
@@ -360,7 +358,7 @@ def one_line(source: str | None) -> str:
 
 def family_words(family: str) -> str:
     """A family of operators, as it is commonly called."""
-    return _FAMILY_WORDS.get(family, family)
+    return "matmul" if family == "gemm" else family
 
 
 def mechanism_words(checkpoint: Checkpoint) -> str:

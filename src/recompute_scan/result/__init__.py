@@ -157,7 +157,12 @@ class Result(Struct, frozen=True):
 
 def to_json(result: Result, *, indent: int = 2) -> str:
     """The result as JSON text, ``schema`` first; the same result gives the same bytes."""
-    fields: dict[str, Any] = msgspec.to_builtins(result)
+    return write_document(result, indent)
+
+
+def write_document(document: Struct, indent: int = 2) -> str:
+    """A document of ours as JSON text, ``schema`` first."""
+    fields: dict[str, Any] = msgspec.to_builtins(document)
     ordered = {"schema": fields.pop("schema"), **fields}
     try:
         encoded = msgspec.json.encode(ordered)

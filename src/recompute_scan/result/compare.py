@@ -10,15 +10,13 @@ were timed in another way. A caution is worth knowing, and the reader decides.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from recompute_scan.intervals import is_sure, too_wide
-from recompute_scan.result import MEASURED, Result, Verdict, make_schema
+from recompute_scan.result import MEASURED, Result, Verdict, make_schema, write_document
 
 # Families of operators with a number that the model sets; wrappers add some of the others.
 _MODEL_KINDS = ("gemm", "conv", "attention", "norm", "embedding")
@@ -155,8 +153,6 @@ def _alike(one: float, other: float) -> bool:
 
 SCHEMA = "recompute-scan-comparison/1"
 
-_T = TypeVar("_T")
-
 
 class Side(Struct, frozen=True):
     """The compared part of one result. ``name`` is as the person called it.
@@ -252,7 +248,7 @@ def compare(
     comparable = not found.obstacles
     was, now = (side.step_ms if comparable else None for side in sides)
     switches = _switches(before, after)
-    gone, new, kept = _parted(before.findings, after.findings, lambda finding: finding.code)
+    gone, new, kept = _findings(before, after)
     return Comparison(
         tool_version=after.tool_version,
         before=sides[0],
@@ -263,9 +259,9 @@ def compare(
         checkpoints_gone=tuple(switch for switch in switches if not switch.blocks_after),
         checkpoints_new=tuple(switch for switch in switches if not switch.blocks_before),
         checkpoints_kept=tuple(s for s in switches if s.blocks_before and s.blocks_after),
-        findings_gone=tuple(Mark(f.code, f.name, f.title) for f in gone),
-        findings_new=tuple(Mark(f.code, f.name, f.title) for f in new),
-        findings_kept=tuple(Mark(f.code, f.name, f.title) for f in kept),
+        findings_gone=gone,
+        findings_new=new,
+        findings_kept=kept,
         warnings=found.obstacles + found.cautions,
         obstacles=found.obstacles,
         same_forward_work=found.same_work,
@@ -275,9 +271,7 @@ def compare(
 
 def to_json(comparison: Comparison) -> str:
     """The comparison as JSON text, ``schema`` first."""
-    fields: dict[str, Any] = msgspec.to_builtins(comparison)
-    ordered = {"schema": fields.pop("schema"), **fields}
-    return msgspec.json.format(msgspec.json.encode(ordered), indent=2).decode() + "\n"
+    return write_document(comparison)
 
 
 def json_schema() -> dict[str, Any]:
@@ -386,14 +380,13 @@ def _sites(result: Result) -> dict[tuple[str | None, str | None, int], tuple[str
     return found
 
 
-def _parted(
-    before: Iterable[_T], after: Iterable[_T], key: Callable[[_T], Hashable]
-) -> tuple[list[_T], list[_T], list[_T]]:
-    """The items only in the first, only in the second, and in both (as the second has them)."""
-    one, other = list(before), list(after)
-    first, second = {key(item) for item in one}, {key(item) for item in other}
-    return (
-        [item for item in one if key(item) not in second],
-        [item for item in other if key(item) not in first],
-        [item for item in other if key(item) in first],
-    )
+def _findings(
+    before: Result, after: Result
+) -> tuple[tuple[Mark, ...], tuple[Mark, ...], tuple[Mark, ...]]:
+    """The findings only in the first, only in the second, and in both (as the second has them)."""
+    was, now = ({one.code for one in result.findings} for result in (before, after))
+
+    def marks(result: Result, codes: set[str]) -> tuple[Mark, ...]:
+        return tuple(Mark(f.code, f.name, f.title) for f in result.findings if f.code in codes)
+
+    return marks(before, was - now), marks(after, now - was), marks(after, was & now)

@@ -40,9 +40,9 @@ from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.watched_step import WatchedStep
 
 RUN_SCHEMA = "recompute-scan-run/1"
-# Of a step: no more than some thirty years, so that sums and squares stay finite.
 # More than any training has had.
 _MOST_RANKS = 1 << 20
+# Of a step: no more than some thirty years, so that sums and squares stay finite.
 Milliseconds = Annotated[float, Meta(ge=0, le=1e12)]
 # Of a file in the record's own folder: no way out of it, and not the folder itself.
 FileName = Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\\x00]+$")]

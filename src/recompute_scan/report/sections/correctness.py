@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from recompute_scan.report.blocks import Page, Section
-from recompute_scan.report.templating import markdown_prose, visible
-from recompute_scan.result import CompiledCode, CompiledRecompute, Result
+from recompute_scan.report.templating import visible
+from recompute_scan.result import CompiledRecompute, Result
 from recompute_scan.result.fidelity import (
     SAME,
     ComparedRegion,
     DecidedOperator,
     Fidelity,
-    Policies,
     WatchedPolicy,
     in_words,
 )
@@ -84,23 +83,21 @@ def _keeping(fidelity: Fidelity) -> str | None:
     )
 
 
+def _same_computation_lead(result: Result) -> str:
+    assert result.fidelity is not None
+    return in_words(result.fidelity)
+
+
 def _same_computation_html(result: Result) -> Mapping[str, Any]:
-    fidelity = result.fidelity
-    assert fidelity is not None
-    return {"lead": in_words(fidelity), "rows": _rows(fidelity), "keeping": _keeping(fidelity)}
+    assert result.fidelity is not None
+    return {"rows": _rows(result.fidelity), "keeping": _keeping(result.fidelity)}
 
 
 def _same_computation_text(page: Page, result: Result) -> None:
-    assert result.fidelity is not None
-    said = in_words(result.fidelity)
+    said = _same_computation_lead(result)
     if said not in result.headline:
         page.title(SAME)
         page.prose(said)
-
-
-def _same_computation_markdown(result: Result) -> str:
-    assert result.fidelity is not None
-    return f"#### {SAME}\n\n{markdown_prose(in_words(result.fidelity))}"
 
 
 SAME_COMPUTATION = Section(
@@ -109,8 +106,8 @@ SAME_COMPUTATION = Section(
     template="same_computation.html",
     present=lambda result: result.fidelity is not None,
     html=_same_computation_html,
+    lead=_same_computation_lead,
     text=_same_computation_text,
-    markdown=_same_computation_markdown,
     link="Fidelity",
     help=(
         SAME,
@@ -132,7 +129,9 @@ def _sentence(policy: WatchedPolicy) -> str:
     )
 
 
-def _selective_policies_lead(found: Policies) -> str:
+def _selective_policies_lead(result: Result) -> str:
+    found = result.policies
+    assert found is not None
     if not found.policies:
         return "No policy was asked in the recorded step. " + " ".join(found.untold)
     return " ".join(["In one step:", *map(_sentence, found.policies[:_MOST_LINES]), *found.untold])
@@ -179,7 +178,6 @@ def _selective_policies_html(result: Result) -> Mapping[str, Any]:
     found = result.policies
     assert found is not None
     return {
-        "lead": _selective_policies_lead(found),
         "policies": [
             {
                 "name": policy.name,
@@ -207,20 +205,14 @@ def _selective_policies_text(page: Page, result: Result) -> None:
         page.prose(sentence)
 
 
-def _selective_policies_markdown(result: Result) -> str:
-    assert result.policies is not None
-    lead = markdown_prose(_selective_policies_lead(result.policies))
-    return f"#### {_SELECTIVE_POLICIES_TITLE}\n\n{lead}"
-
-
 SELECTIVE_POLICIES = Section(
     anchor="policies",
     title=_SELECTIVE_POLICIES_TITLE,
     template="selective_policies.html",
     present=lambda result: bool(result.policies and result.policies.policies),
     html=_selective_policies_html,
+    lead=_selective_policies_lead,
     text=_selective_policies_text,
-    markdown=_selective_policies_markdown,
     link="Policies",
     help=(
         _SELECTIVE_POLICIES_TITLE,
@@ -239,8 +231,9 @@ _WHY = {
 }
 
 
-def _compiled_code_lead(code: CompiledCode) -> str:
-    """The answer, a few sentences."""
+def _compiled_code_lead(result: Result) -> str:
+    code = result.compiled
+    assert code is not None
     broken = f"{plural(len(code.graph_breaks), 'graph break')} left code to Python."
     if not code.graphs and not code.unknown:
         return f"No compiled code has a backward pass. {broken}"
@@ -283,23 +276,11 @@ def _compiled_code_html(result: Result) -> Mapping[str, Any]:
         _compiled_code_row(graph.name, one) for graph in code.graphs for one in graph.recomputes
     ]
     return {
-        "lead": _compiled_code_lead(code),
         "rows": rows[:_COMPILED_CODE_MOST_ROWS],
         "breaks": [
             reason.partition("\n")[0] for reason in code.graph_breaks[:_COMPILED_CODE_MOST_ROWS]
         ],
     }
-
-
-def _compiled_code_text(page: Page, result: Result) -> None:
-    assert result.compiled is not None
-    page.title(_COMPILED_CODE_TITLE)
-    page.prose(_compiled_code_lead(result.compiled))
-
-
-def _compiled_code_markdown(result: Result) -> str:
-    assert result.compiled is not None
-    return f"#### {_COMPILED_CODE_TITLE}\n\n{markdown_prose(_compiled_code_lead(result.compiled))}"
 
 
 COMPILED_CODE = Section(
@@ -308,8 +289,7 @@ COMPILED_CODE = Section(
     template="compiled_code.html",
     present=lambda result: result.compiled is not None,
     html=_compiled_code_html,
-    text=_compiled_code_text,
-    markdown=_compiled_code_markdown,
+    lead=_compiled_code_lead,
     link="Compiled",
     help=(
         _COMPILED_CODE_TITLE,

@@ -15,7 +15,6 @@ from recompute_scan.report.layout import (
     measured_title,
     plan_arm,
     predicted_plan,
-    removed_words,
 )
 from recompute_scan.report.summary import (
     TOO_WIDE,
@@ -25,7 +24,7 @@ from recompute_scan.report.summary import (
     step_after,
 )
 from recompute_scan.report.templating import markdown_prose, visible
-from recompute_scan.report.words import device_words
+from recompute_scan.report.words import device_words, mechanism_words
 from recompute_scan.result import Arm, Flops, Hta, Memory, MemoryPlan, Result, Verified
 from recompute_scan.units import UNKNOWN, ms, pct, plural, share, size, span, times
 
@@ -226,18 +225,17 @@ def _flops_table(flops: Flops, *, told_apart: bool) -> list[tuple[str, str, str]
         ("Forward pass", flops.forward_per_step),
         ("Backward pass", flops.backward_per_step),
     ]
+    every, redundant = flops.recompute_per_step, flops.redundant_per_step
     if told_apart:
-        parts += [
-            ("First recomputes", _less(flops.recompute_per_step, flops.redundant_per_step)),
-            ("Redundant recomputes", flops.redundant_per_step),
-        ]
+        first = None if every is None or redundant is None else every - redundant
+        parts += [("First recomputes", first), ("Redundant recomputes", redundant)]
     known = [value for _, value in parts if value is not None]
     whole = sum(known)
     if not whole:
         return []
     rows = [(name, _operations(value), share((value or 0.0) / whole)) for name, value in parts]
-    every = "All that could be counted" if flops.uncounted else "All that ran"
-    return [*rows, (every, _operations(whole), "")]
+    all_of_it = "All that could be counted" if flops.uncounted else "All that ran"
+    return [*rows, (all_of_it, _operations(whole), "")]
 
 
 def _flops_sentences(flops: Flops) -> list[str]:
@@ -274,10 +272,6 @@ def _operations(value: float | None) -> str:
         value, power = value / 1000, power + 1
     digits = 0 if value >= 100 or not power else 1 if value >= 10 else 2
     return f"{value:.{digits}f} {_PREFIXES[power]}FLOP"
-
-
-def _less(whole: float | None, part: float | None) -> float | None:
-    return None if whole is None or part is None else whole - part
 
 
 def _device_use_html(result: Result) -> Mapping[str, Any]:
@@ -323,54 +317,45 @@ class _Table(Struct, frozen=True):
 
 
 def _table(result: Result, verified: Verified) -> _Table:
-    """The measured figures side by side, the prediction among them."""
-    arms = [("Unchanged", verified.before)]
-    arms += [("With the fix", verified.after)] if verified.after else []
-    arms += [("With the plan", plan)] if (plan := plan_arm(verified)) else []
-    without = verified.without_checkpointing
-    arms += [("No checkpoints", without)] if without else []
-    measured = [arm for _, arm in arms]
-    rows = [
-        _row("Step time", measured, lambda arm: ms(arm.step_ms)),
-        _row("Likely between", measured, lambda arm: span(arm.step_low_ms, arm.step_high_ms)),
-        _predicted(result, verified, measured),
-        _bytes("GPU memory, allocated", measured, lambda arm: arm.peak_allocated_bytes),
-        _bytes("GPU memory, reserved", measured, lambda arm: arm.peak_reserved_bytes),
-        _bytes("Process memory", measured, lambda arm: arm.peak_rss_bytes),
-        _row("Recomputes per layer", measured, lambda arm: times(arm.recompute_per_backward)),
-    ]
-    return _Table(tuple(name for name, _ in arms), tuple(row for row in rows if row))
+    """The measured figures side by side, the prediction among them; no row without a figure."""
+    plan = plan_arm(verified)
+    arms = {
+        "Unchanged": verified.before,
+        "With the fix": verified.after,
+        "With the plan": plan,
+        "No checkpoints": verified.without_checkpointing,
+    }
+    shown = {name: arm for name, arm in arms.items() if arm is not None}
+    with_fix, with_plan = predicted_beside(result), predicted_plan(result)
 
+    def predicted(arm: Arm) -> str:
+        if arm is verified.after and with_fix:
+            return ms(with_fix.after_ms)
+        return ms(with_plan.step_ms) if arm is plan and with_plan else _NOTHING
 
-def _row(
-    label: str, arms: list[Arm], cell: Callable[[Arm], str]
-) -> tuple[str, tuple[str, ...]] | None:
-    cells = tuple(cell(arm) if arm.status == "measured" else _NOTHING for arm in arms)
-    return (label, cells) if any(text not in (UNKNOWN, _NOTHING) for text in cells) else None
-
-
-def _bytes(
-    label: str, arms: list[Arm], value: Callable[[Arm], int | None]
-) -> tuple[str, tuple[str, ...]] | None:
-    return _row(label, arms, lambda arm: size(value(arm)))
-
-
-def _predicted(
-    result: Result, verified: Verified, arms: list[Arm]
-) -> tuple[str, tuple[str, ...]] | None:
-    predicted, plan = predicted_beside(result), predicted_plan(result)
-
-    def cell(arm: Arm) -> str:
-        if arm is verified.after and predicted:
-            return ms(predicted.after_ms)
-        return ms(plan.step_ms) if arm is plan_arm(verified) and plan else _NOTHING
-
-    return _row("Predicted", arms, cell)
+    figures: tuple[tuple[str, Callable[[Arm], str]], ...] = (
+        ("Step time", lambda arm: ms(arm.step_ms)),
+        ("Likely between", lambda arm: span(arm.step_low_ms, arm.step_high_ms)),
+        ("Predicted", predicted),
+        ("GPU memory, allocated", lambda arm: size(arm.peak_allocated_bytes)),
+        ("GPU memory, reserved", lambda arm: size(arm.peak_reserved_bytes)),
+        ("Process memory", lambda arm: size(arm.peak_rss_bytes)),
+        ("Recomputes per layer", lambda arm: times(arm.recompute_per_backward)),
+    )
+    rows = []
+    for label, figure in figures:
+        measured = [figure(arm) if arm.status == "measured" else _NOTHING for arm in shown.values()]
+        if any(text not in (UNKNOWN, _NOTHING) for text in measured):
+            rows.append((label, tuple(measured)))
+    return _Table(tuple(shown), tuple(rows))
 
 
 def _removed(verified: Verified) -> list[str]:
-    """The checkpoints that were taken out in memory."""
-    return [removed_words(checkpoint) for checkpoint in verified.removed]
+    """The checkpoints that were taken out in memory: what each is, and where it was switched on."""
+    return [
+        mechanism_words(one) + (f" at {one.call_site}" if one.call_site else "")
+        for one in verified.removed
+    ]
 
 
 def _measured_fix_html(result: Result) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -33,8 +32,6 @@ _MOST_GROUPS_TEXT = 8
 _MOST_GROUPS_MARKDOWN = 12
 # From here on a block ran again more often than once.
 _MORE_THAN_ONCE = 1.005
-
-_K = TypeVar("_K", bound=Hashable)
 
 
 class RegionRows(Struct, frozen=True):
@@ -119,9 +116,9 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
-def _alike(keys: Sequence[_K]) -> list[list[int]]:
+def _alike(keys: Sequence[Hashable]) -> list[list[int]]:
     """Places of equal keys together, in order of the first of each."""
-    groups: dict[_K, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
         groups.setdefault(key, []).append(place)
     return list(groups.values())
@@ -190,21 +187,25 @@ BLOCK_BY_BLOCK = Section(
 )
 
 
+def _is_drawn(result: Result) -> bool:
+    return result.proof is not None and bool(result.proof.lanes)
+
+
 def _title(result: Result) -> str:
-    drawn = result.proof is not None and bool(result.proof.lanes)
-    return "The proof: one block, run by run" if drawn else "The count that anyone can redo"
-
-
-def _run_by_run_present(result: Result) -> bool:
-    drawn = result.proof is not None and bool(result.proof.lanes)
-    return analysed(result) and (drawn or bool(plain_count_table(result)))
+    return (
+        "The proof: one block, run by run"
+        if _is_drawn(result)
+        else "The count that anyone can redo"
+    )
 
 
 RUN_BY_RUN = Section(
     anchor="proof",
     title=_title,
     template="run_by_run.html",
-    present=_run_by_run_present,
+    present=lambda result: (
+        analysed(result) and (_is_drawn(result) or bool(plain_count_table(result)))
+    ),
     html=lambda result: {
         "proof": timeline(result),
         "families": family_table(result.proof) if result.proof else [],

@@ -27,16 +27,6 @@ _OUTCOMES: dict[PlanOutcome, str] = {
     "not-tried": "It was not measured (--no-verify).",
 }
 _RAN_OUT = "Rejected: the script ran out of memory with it."
-_IN_SHORT: dict[PlanOutcome, str] = {
-    "helps": "proven",
-    "fits": "proven",
-    "no-gain": "rejected",
-    "slower": "rejected",
-    "unclear": "not proven",
-    "does-not-fit": "rejected",
-    "failed": "rejected",
-    "not-tried": "not measured",
-}
 _AS_TODAY = "The script already does this."
 _FIT = "recompute_scan.fit"
 _PROVEN: tuple[PlanOutcome, ...] = ("helps", "fits")
@@ -116,6 +106,14 @@ def _outcome(plan: ActivationPlan) -> str:
     """The outcome of the measurement; without one, memory did not suffice for the plan."""
     ran_out = plan.proof.outcome == "does-not-fit" and plan.proof.peak_bytes is None
     return _RAN_OUT if ran_out else _OUTCOMES[plan.proof.outcome]
+
+
+def _in_short(plan: ActivationPlan) -> str:
+    """The first words of the outcome: proven, not proven, rejected, or that it was not measured."""
+    if plan.as_today:
+        return "as today"
+    word, colon, _ = _OUTCOMES[plan.proof.outcome].partition(":")
+    return word.lower() if colon else "not measured"
 
 
 def _proven(plan: ActivationPlan) -> bool:
@@ -304,7 +302,7 @@ def _html(result: Result) -> Mapping[str, Any]:
     return {
         "plan": plan,
         "measured": what_was_measured(result),
-        "in_short": "as today" if plan.as_today else _IN_SHORT[plan.proof.outcome],
+        "in_short": _in_short(plan),
         "title": _title(plan),
         "lead": f"Limit: {_limit(plan)}. {_proof_words(plan)}",
         "proven": _proven(plan),

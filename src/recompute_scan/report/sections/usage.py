@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recompute_scan.report.blocks import Page, Section
-from recompute_scan.report.templating import markdown_prose, visible
+from recompute_scan.report.templating import visible
 from recompute_scan.result import Result
 from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.units import ms, pct, plural, size
@@ -24,8 +24,9 @@ _KINDS = {
 }
 
 
-def _lead(watched: WatchedStep) -> str:
-    """The answer, a few sentences."""
+def _lead(result: Result) -> str:
+    watched = result.watched
+    assert watched is not None
     if watched.untold is not None:
         return watched.untold
     spare = sum(one.ms for one in watched.work)
@@ -55,22 +56,15 @@ def _bars(watched: WatchedStep) -> list[tuple[str, float, str]]:
     tail = sum(one.ms for one in watched.work if one.kind == "unread-recompute")
     again = max(watched.recomputed_ms - tail, 0.0)
     needed = max(watched.ms - twice - unused - again, 0.0)
-    parts = (
-        ("needed", needed),
-        ("recomputed", again),
-        ("repeated", twice),
-        ("unused", unused),
-    )
+    parts = {"needed": needed, "recomputed": again, "repeated": twice, "unused": unused}
     total = watched.ms or 1.0
-    return [(name, 100 * part / total, ms(part)) for name, part in parts if part > 0]
+    return [(name, 100 * part / total, ms(part)) for name, part in parts.items() if part > 0]
 
 
 def _html(result: Result) -> Mapping[str, Any]:
     watched = result.watched
-    if watched is None:
-        return {"lead": "", "work": [], "kept": [], "bars": []}
+    assert watched is not None
     return {
-        "lead": _lead(watched),
         "bars": _bars(watched),
         "work": [
             (
@@ -92,20 +86,13 @@ def _html(result: Result) -> Mapping[str, Any]:
 
 def _text(page: Page, result: Result) -> None:
     watched = result.watched
-    if watched is None:
-        return
+    assert watched is not None
     page.title(_TITLE)
-    page.prose(_lead(watched))
+    page.prose(_lead(result))
     for one in watched.work:
         page.prose(f"{pct(100 * one.share)} {_KINDS[one.kind]}: {visible(one.line, 200)}")
     for kept in watched.kept:
         page.prose(f"{size(kept.bytes)} {_KINDS[kept.kind]}: {visible(kept.line, 200)}")
-
-
-def _markdown(result: Result) -> str:
-    if result.watched is None:
-        return ""
-    return f"#### {_TITLE}\n\n{markdown_prose(_lead(result.watched))}"
 
 
 EARNS = Section(
@@ -114,7 +101,7 @@ EARNS = Section(
     template="earns.html",
     present=lambda result: result.watched is not None,
     html=_html,
+    lead=_lead,
     text=_text,
-    markdown=_markdown,
     link="Work",
 )
