@@ -55,8 +55,7 @@ def script_findings(
             "Leave preserve_rng_state out, unless no layer draws random numbers.",
         )
     for line in script.two_policies:
-        both = {"activation_checkpointing", "activation_checkpointing_policy"}
-        yield from (found_flaw(file, flaw) for flaw in trainers.lightning_refuses(both, line))
+        yield found_flaw(file, trainers.lightning_refuses(line))
     for line, keywords in script.arguments:
         config = keywords.get("fsdp_config")
         if (
@@ -217,9 +216,7 @@ def _trainer(
     file: str, values: Values, settings: Sequence[Setting], pinned: Pinned
 ) -> Iterator[Found]:
     own = next((values[path] for path in _OWN if path in values), None)
-    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or huggingface.wrapper_of(
-        settings
-    )
+    fsdp = huggingface.any_wrapper_of(settings)
     if own and fsdp and truthy(own.value) and truthy(fsdp.value):
         certain = pinned.refuses and ("output_dir",) in values and ("base_model",) not in values
         certain = certain and bool(("fsdp",) in values and values["fsdp",].value)
