@@ -32,8 +32,10 @@ _BOX = "│".encode()
 # Notebooks make links of places: "File [~/a.py:12](http://…), in f(x)".
 _LINK = re.compile(r"\[([^\[\]\s]*\.py(?::\d+)?)\]\(https?://[^)\s\[]*\)")
 
-_WARNINGS = ("Warning: ", "use_reentrant", "requires_grad=True", "AllGather", "ed layers")
-_WARNINGS += (" with gradient checkpointing",)
+_WARNINGS = (
+    *("Warning: ", "use_reentrant", "requires_grad=True", "AllGather", "ed layers"),
+    " with gradient checkpointing",
+)
 HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*| ─*[╮|]?\s*)$")
 # A name has up to 12 parts of 80 characters: without a bound, the time for a line grows with its
 # square.

@@ -284,7 +284,9 @@ class Checker:
         for twin in forward[self._next : self._next + _LOOKAHEAD]:
             types = other_in(twin, entry, "dtype") if twin.kind is entry.kind else None
             if types is not None and other_in(twin, entry, "shape") is None:
-                return Difference("type", where(), **types)
+                return Difference(
+                    "type", where(), forward=types["forward"], recompute=types["recompute"]
+                )
         expected = forward[self._next].kind.name if self._next < len(forward) else None
         return Difference("operators", where(), instead_of=expected)
 

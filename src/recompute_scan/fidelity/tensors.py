@@ -452,6 +452,8 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
 
     ``None`` where the elements are nowhere, or cannot be had.
     """
+    if order_in_memory(value) == ():
+        return fingerprint_as_it_lies(value) if is_there(value) else None
     parts = plain_parts(value)
     if not parts or any(part.is_quantized or part.is_meta or not is_there(part) for part in parts):
         return None

@@ -339,7 +339,7 @@ class _Answers:
             scripts[path] = replace(scripts[path], switches=switches)
         for path, script in scripts.items():
             known = self._pins[path.parent]
-            self.found.update(script_findings(str(path), script, known, calls=self._calls))
+            self.found.update(script_findings(str(path), script, known, self._calls))
             self.on.update(on_in_script(str(path), script, known))
         texts = {str(path): self._files.texts[path] for path in scripts}
         nested, cut = nested_findings(texts, {str(path): one for path, one in scripts.items()})

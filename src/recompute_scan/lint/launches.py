@@ -23,7 +23,7 @@ from recompute_scan.lint.doubling import (
     asks,
     both_on,
     found_flaw,
-    script_findings,
+    pairs,
 )
 from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import Found, Pinned, Unreadable
@@ -366,8 +366,8 @@ def _script(
             replaced(prepared, certain=whole and prepared.certain, where=where)
             for prepared in read.prepared
         ]
-        alone = set(script_findings(name, read, pinned))
-        yield from (f for f in script_findings(name, read, pinned, wrappers) if f not in alone)
+        alone = set(pairs(name, read, pinned))
+        yield from (found for found in pairs(name, read, pinned, wrappers) if found not in alone)
 
 
 _OWN = "the layers that the model's own switch covers"
@@ -415,8 +415,10 @@ def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchIn
     for line, keywords in script.arguments:
         if asks(keywords):
             given = keywords.get("gradient_checkpointing_kwargs")
-            chosen = given.get("use_reentrant") if isinstance(given, dict) else None
-            yield SwitchInFile(file, line, "Trainer arguments", _OWN, _variant(chosen, pinned))
+            variant = _variant(
+                given.get("use_reentrant") if isinstance(given, dict) else None, pinned
+            )
+            yield SwitchInFile(file, line, "Trainer arguments", _OWN, variant)
         config = keywords.get("fsdp_config")
         if isinstance(config, dict) and config.get("activation_checkpointing") is True:
             layers = "the layers that FSDP wraps"

@@ -239,13 +239,14 @@ def _delete(after: list[str | None], before: list[str], line: int) -> None:
             tree = ast.parse("".join(before))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    blocks = (
-        getattr(parent, arm, None)
+    blocks = [
+        block
         for parent in ast.walk(tree)
         for arm in ("body", "orelse", "finalbody")
-    )
+        if isinstance(block := getattr(parent, arm, None), list)
+    ]
     for body in blocks:
-        for statement in body if isinstance(body, list) else ():
+        for statement in body:
             end = statement.end_lineno
             if not (isinstance(statement, ast.Expr) and statement.lineno <= line <= end):
                 continue
