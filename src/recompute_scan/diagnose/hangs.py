@@ -259,7 +259,7 @@ class Dumped(Struct, frozen=True):
 
 
 class CollectiveReports:
-    """Gathers both, line by line; what torch itself says is in ``dumped``."""
+    """Gathers both, line by line; lines of torch itself are in ``dumped``."""
 
     def __init__(self) -> None:
         self._timeouts: dict[tuple[int, int | None, str | None], Timeout] = {}
