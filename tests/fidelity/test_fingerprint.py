@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recompute_scan.fidelity import tensors
 from recompute_scan.fidelity.runs import ForwardRun
-from recompute_scan.fidelity.state import ModuleState
 from recompute_scan.fidelity.tape import Prints
 from recompute_scan.fidelity.tensors import (
     Fingerprint,
@@ -238,7 +237,7 @@ def test_no_mode_of_the_script_sees_one_being_taken() -> None:
 )
 def test_no_mode_of_the_script_sees_what_is_saved_being_looked_at(saved: torch.Tensor) -> None:
     failures: list[str] = []
-    run = ForwardRun(failures.append, None, ModuleState({}, {}), {})
+    run = ForwardRun(failures.append, None, {}, {})
     with Dispatches() as dispatches, Functions() as functions:
         run.saved(saved, 0)
     with Dispatches() as alone:
@@ -312,14 +311,8 @@ def test_signs_that_a_view_turns_count() -> None:
     assert not taken(turned).same_bits(taken(one))
 
 
-class Kept:
-    """A run that others are compared with."""
-
-    keeps = True
-
-
 def test_where_one_cannot_be_summed_up_none_is_held() -> None:
-    prints = Prints([Kept()])
+    prints = Prints([ForwardRun(print, None, {}, {})])
     nowhere = torch.zeros(300, dtype=torch.uint8).view(torch.bits8)
     made = [prints.of(one) for one in (nowhere, torch.randn(300))]
     with pytest.raises(RuntimeError):

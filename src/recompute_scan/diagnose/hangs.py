@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame, RankEnd
-from recompute_scan.diagnose.tracebacks import activity, user_frame
+from recompute_scan.diagnose.tracebacks import doing, user_frame
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS
 from recompute_scan.frameworks.detect import NOTHING, Signature
 from recompute_scan.units import plural
@@ -152,7 +152,7 @@ RECOMPUTED_MESSAGE = Signature(
     code="RS214",
     cause_name="recomputed",
     error=r"\w*Error",
-    message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
+    message=GLOO.message,
     title="A checkpointed block's recompute waits in a send or recv between ranks",
     cause="""The recompute repeats the block's send or recv. The other rank sends once, unless it
         recomputes the same block at the same time.""",
@@ -233,7 +233,6 @@ class Timeout(Struct, frozen=True):
     Attributes:
         rank: The rank that gave up: the job's where its line says that, else the group's.
         line: 1-based number of the line.
-        operation: Such as ``ALLREDUCE``.
         sequence: Its number within its process group; ``None`` where an old torch does not say.
         elements: Elements put in.
         group: The process group; ``None`` where the log does not say.
@@ -250,12 +249,8 @@ class Timeout(Struct, frozen=True):
 
 
 class Dumped(Struct, frozen=True):
-    """A line in which torch itself compares the ranks.
-
-    Attributes:
-        line: 1-based number of the line.
-        text: The line.
-        mismatch: Whether ranks called different things, rather than some not at all.
+    """A line in which torch itself compares the ranks: whether they called different things
+    (``mismatch``), rather than some not at all.
     """
 
     line: int
@@ -264,11 +259,11 @@ class Dumped(Struct, frozen=True):
 
 
 class CollectiveReports:
-    """Gathers both, line by line."""
+    """Gathers both, line by line; lines of torch itself are in ``dumped``."""
 
     def __init__(self) -> None:
         self._timeouts: dict[tuple[int, int | None, str | None], Timeout] = {}
-        self._dumped: list[Dumped] = []
+        self.dumped: list[Dumped] = []
         self._groups: dict[tuple[int, int], tuple[str, int]] = {}
         self._held: tuple[int, str] | None = None
 
@@ -282,11 +277,6 @@ class CollectiveReports:
         """By rank, each with its group where any line names it."""
         found = map(self._with_status, self._timeouts.values())
         return tuple(sorted(found, key=lambda one: (one.rank, one.line)))
-
-    @property
-    def dumped(self) -> tuple[Dumped, ...]:
-        """In the log's order."""
-        return tuple(self._dumped)
 
     def read(self, number: int, text: str, rank: int | None = None) -> None:
         """Take in one line, of this rank of the job where the line says so."""
@@ -304,8 +294,8 @@ class CollectiveReports:
             if len(self._groups) < _MOST:
                 self._groups.setdefault(key, (match["group"].strip(), int(match["completed"])))
         mismatch = _MISMATCH.search(text) is not None
-        if len(self._dumped) < _MOST and (mismatch or _MISSING.search(text)):
-            self._dumped.append(Dumped(number, text.strip()[:300], mismatch))
+        if len(self.dumped) < _MOST and (mismatch or _MISSING.search(text)):
+            self.dumped.append(Dumped(number, text.strip()[:300], mismatch))
 
     def _with_status(self, one: Timeout) -> Timeout:
         status = self._groups.get((one.rank, one.sequence)) if one.sequence is not None else None
@@ -349,10 +339,9 @@ _UNEVEN = re.compile(r"ALLTOALL|SEND|RECV|^(?:ALL)?GATHER|^(?:REDUCE_)?SCATTER")
 _WRAPPERS = {"wrapper", "wait", "_work_wait"}
 _MESSAGES = re.compile(r"^(?:i?send|i?recv|batch_isend_irecv|(?:send|recv)_object_list)$")
 _NOTED = re.compile(r"flight recorder has (?P<name>\S+), number (?P<number>\S+),")
+_IN_RECOMPUTE, _SAVES = doing("recompute"), doing("saving")
 # Frames of the waiting itself differ between ranks that are at the same place.
 _LIBRARY_FRAMES = 40
-
-Standing = tuple[object, ...]
 
 
 def of_ranks(ranks: Sequence[RankEnd]) -> tuple[Signature, tuple[str, ...]]:
@@ -368,23 +357,15 @@ def of_ranks(ranks: Sequence[RankEnd]) -> tuple[Signature, tuple[str, ...]]:
     places = {_place(one) if one.ending == "hung" else (one.ending,) for one in ranks}
     if len(places) < 2:
         return NO_PROGRESS, evidence
-    saving = [one for one in hung if is_saving(one.stack)]
+    saving = [one for one in hung if _SAVES(one.stack) is not None]
     if len(saving) < len(ranks) and any(collective(one.stack) for one in saving):
         return SAVE_HANG, evidence
     waits = any(collective(one.stack) for one in hung)
-    if any(_recomputes_a_message(one.stack) for one in hung) and not all(
-        _recomputes_a_message(one.stack) for one in hung
-    ):
+    if len({_recomputes_a_message(one.stack) for one in hung}) > 1:
         return RECOMPUTED_MESSAGE, evidence
     if waits and len(hung) == len(ranks) and any(_by_itself(one.stack) for one in hung):
         return ONE_BEHIND, evidence
     return DIVERGED, evidence
-
-
-def is_saving(stack: Sequence[Frame]) -> bool:
-    """Does the innermost frame that shows an activity show saving?"""
-    found = activity(stack)
-    return found is not None and found[0] == "saving"
 
 
 def collective(stack: Sequence[Frame]) -> str | None:
@@ -409,13 +390,11 @@ def _by_itself(stack: Sequence[Frame]) -> bool:
 
 
 def _recomputes_a_message(stack: Sequence[Frame]) -> bool:
-    found = activity(stack)
     call = collective(stack)
-    recomputes = found is not None and found[0] == "recompute"
-    return recomputes and call is not None and _MESSAGES.match(call) is not None
+    return _IN_RECOMPUTE(stack) is not None and call is not None and bool(_MESSAGES.match(call))
 
 
-def _place(end: RankEnd) -> Standing:
+def _place(end: RankEnd) -> tuple[object, ...]:
     """The user's line, the functions below it, the collective, and its number where it is known."""
     frame = user_frame(end.stack)
     below = end.stack[end.stack.index(frame) + 1 :] if frame is not None else end.stack
@@ -453,7 +432,7 @@ def _parted(timeouts: Sequence[Timeout]) -> bool:
 
 
 def _asked(one: Timeout) -> tuple[str, int | None, int | None]:
-    return one.operation, one.sequence, _size(one)
+    return one.operation, one.sequence, None if _UNEVEN.search(one.operation) else one.elements
 
 
 def _group(one: Timeout) -> str | None:
@@ -468,10 +447,6 @@ def _group(one: Timeout) -> str | None:
     if guid:
         return name.partition("(")[0]
     return "0" if one.group.removeprefix("ID ").split(" ")[0].split("(")[0] == "0" else None
-
-
-def _size(one: Timeout) -> int | None:
-    return None if _UNEVEN.search(one.operation) else one.elements
 
 
 def _timed_out(one: Timeout) -> str:

@@ -32,6 +32,10 @@ _BOX = "│".encode()
 # Notebooks make links of places: "File [~/a.py:12](http://…), in f(x)".
 _LINK = re.compile(r"\[([^\[\]\s]*\.py(?::\d+)?)\]\(https?://[^)\s\[]*\)")
 
+_WARNINGS = (
+    *("Warning: ", "use_reentrant", "requires_grad=True", "AllGather", "ed layers"),
+    " with gradient checkpointing",
+)
 HEADER = re.compile(r"(?P<before>.*?)Traceback \(most recent call last\)(?::?\s*| ─*[╮|]?\s*)$")
 # A name has up to 12 parts of 80 characters: without a bound, the time for a line grows with its
 # square.
@@ -126,10 +130,7 @@ def shape(text: str) -> str:
 
 def is_warning(text: str) -> bool:
     """Whether the line is a warning that some diagnosis looks for."""
-    return any(
-        words in text
-        for words in ("Warning: ", "use_reentrant", "requires_grad=True", "AllGather", "ed layers")
-    ) or (" with gradient checkpointing" in text)
+    return any(words in text for words in _WARNINGS)
 
 
 # torch.compile compiles a function again, or unsloth gives up.
@@ -189,13 +190,7 @@ _STATUS = re.compile(r"^\s*exitcode\s*:\s*(?P<status>-?\d{1,18}) ")
 
 
 class Ended(Struct, frozen=True):
-    """The process that a launcher saw end first, by a signal.
-
-    Attributes:
-        signal: Its name, such as ``SIGKILL``.
-        line: 1-based number of the line that says so.
-        text: That line.
-    """
+    """The process that a launcher saw end first, by a signal such as ``SIGKILL``, and its line."""
 
     signal: str
     line: int
@@ -203,25 +198,24 @@ class Ended(Struct, frozen=True):
 
 
 class Launcher:
-    """Reads launchers' lines: the rank that failed first, and its signal."""
+    """Reads launchers' lines: the rank that failed first, and its signal.
+
+    Attributes:
+        listens: Whether the lines of a summary are still to come.
+    """
 
     def __init__(self) -> None:
         self.first_rank: int | None = None
         self.ended: Ended | None = None
         self._said = False
-        self._in_summary = False
-
-    @property
-    def listens(self) -> bool:
-        """Whether the lines of a summary are still to come."""
-        return self._in_summary
+        self.listens = False
 
     def read(self, number: int, text: str) -> None:
         """Take in one line."""
         if _ROOT.search(text):
-            self._in_summary = True
+            self.listens = True
             return
-        if self._in_summary:
+        if self.listens:
             self._summary(number, text)
             return
         if not self._said and (match := _FAILED.search(text)) is not None:
@@ -239,7 +233,7 @@ class Launcher:
         if self.first_rank is None and (match := _RANK_FIELD.match(text)) is not None:
             self.first_rank = int(match["rank"])
         elif (match := _STATUS.match(text)) is not None:
-            self._in_summary = False
+            self.listens = False
             # The summary knows which one was first; a line before it may speak of another.
             self._note(number, text, _name(int(match["status"])))
 

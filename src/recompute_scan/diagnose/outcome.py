@@ -62,8 +62,6 @@ def names() -> dict[str, str]:
     return dict(sorted({one.code: one.name for one in (*SIGNATURES, *IN_RUNS, *HANGS)}.items()))
 
 
-__all__ = ["Failure", "Log", "lines_of", "read_log"]
-
 LONGEST_LINE = 1 << 16
 MOST_FAILURES = 100
 _MOST_STREAMS = 4096
@@ -175,7 +173,7 @@ class _LogReader:
             failures=tuple(sorted(self._failures.values(), key=lambda one: one.line)),
             lines=tuple(self._lines.values()),
             timeouts=self._collectives.timeouts,
-            dumped=self._collectives.dumped,
+            dumped=tuple(self._collectives.dumped),
             first_rank=self._launcher.first_rank,
             ended=self._launcher.ended,
             read=self._number,
@@ -207,6 +205,7 @@ _MOST_SHOWN = 8
 # Lines between two exceptions of a process that show it to have outlived the first.
 _OUTLIVED = 30
 _IN_RECOMPUTE = doing("recompute")
+_SAVES = doing("saving")
 
 
 class Diagnosis(Struct, frozen=True):
@@ -229,12 +228,8 @@ class Diagnosis(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True):
-    """The answer for a log or a crash.
-
-    Attributes:
-        first: The failure that came first, known or not; ``None`` where there is none.
-        cause: What it is, where it is known.
-        hints: Other known things that the log shows, and that did not end the run.
+    """The answer for a log or a crash: the failure that came first, known or not, its cause where
+    that is known, and other known things that did not end the run.
     """
 
     first: Failure | None
@@ -264,7 +259,7 @@ def _last(failures: Sequence[Failure]) -> list[Failure]:
     for failure in failures:
         before = kept.setdefault(failure.process, [])
         consequence = is_consequence(failure.errors)
-        if before and not consequence and failure.began - before[-1].line > _OUTLIVED:
+        if before and not consequence and failure.began() - before[-1].line > _OUTLIVED:
             before.clear()
         before.append(failure)
     return [failure for some in kept.values() for failure in some]
@@ -283,8 +278,12 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
     if log.timeouts and not (ended is not None and gone):
         return _of_timeouts(log, failures)
     if ended is not None:
-        return _of_signal(ended)
-    alike = len(failures) > 1 and all(_recomputes(failure) for failure in failures)
+        signature = _SIGNALS[ended.signal]
+        shown_end = (f"line {ended.line}: {ended.text}", f"that is {ended.signal}")
+        return Diagnosis(signature, "medium", (*shown_end, how_checked(signature)))
+    alike = len(failures) > 1 and all(
+        any(_IN_RECOMPUTE(one.frames) is not None for one in failure.errors) for failure in failures
+    )
     for failure in failures:
         found = diagnose(failure, log.lines, alike=alike)
         if found is not None:
@@ -292,34 +291,19 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
     return None
 
 
-def _recomputes(failure: Failure) -> bool:
-    return any(one.frames and _IN_RECOMPUTE(one.frames) is not None for one in failure.errors)
-
-
 def _of_timeouts(log: Log, failures: Sequence[Failure]) -> Diagnosis:
     signature, evidence = hangs.of_timeouts(log.timeouts)
     ranks = {one.rank for one in log.timeouts}
     for failure in failures:
         for n, raised in enumerate(failure.errors):
-            if hangs.is_saving(raised.frames) and len(ranks) > 1 and failure.rank in ranks:
-                shown = _frame_line(failure, n, raised, _index(raised))
+            saving = _SAVES(raised.frames)
+            if saving is not None and len(ranks) > 1 and failure.rank in ranks:
+                shown = _frame_line(failure, n, raised, saving)
                 lines = (*evidence, f"rank {failure.rank}, {shown}", how_checked(hangs.SAVE_HANG))
                 others = [one for one in failures if one.rank not in (failure.rank, None)]
-                if not any(hangs.is_saving(e.frames) for one in others for e in one.errors):
+                if all(_SAVES(e.frames) is None for one in others for e in one.errors):
                     return Diagnosis(hangs.SAVE_HANG, "medium", lines, failure.rank)
     return Diagnosis(signature, "medium", (*evidence, how_checked(signature)))
-
-
-def _index(raised: Raised) -> int:
-    found = doing("saving")(raised.frames)
-    assert found is not None
-    return found
-
-
-def _of_signal(ended: Ended) -> Diagnosis:
-    signature = _SIGNALS[ended.signal]
-    shown = (f"line {ended.line}: {ended.text}", f"that is {ended.signal}")
-    return Diagnosis(signature, "medium", (*shown, how_checked(signature)))
 
 
 def diagnose(
@@ -338,9 +322,10 @@ def diagnose(
         alike: Whether every rank was recomputing, so that each had its partner.
     """
     for n, raised in enumerate(failure.errors):
-        began = _began(failure, n)
-        for signature in (*SIGNATURES, *_of_hangs(raised, alike=alike)):
-            match = signature.match(raised, nearby, began, failure.rank)
+        recomputes = not alike and _IN_RECOMPUTE(raised.frames) is not None
+        message = (hangs.RECOMPUTED_MESSAGE,) if recomputes else ()
+        for signature in (*SIGNATURES, *message, *hangs.BY_EXCEPTION):
+            match = signature.match(raised, nearby, failure.began(n), failure.rank)
             if match is not None:
                 return Diagnosis(
                     signature,
@@ -349,18 +334,6 @@ def diagnose(
                     failure.rank,
                 )
     return None
-
-
-def _of_hangs(raised: Raised, *, alike: bool) -> tuple[Signature, ...]:
-    recomputed = raised.frames and not alike and _IN_RECOMPUTE(raised.frames) is not None
-    return (hangs.RECOMPUTED_MESSAGE, *hangs.BY_EXCEPTION) if recomputed else hangs.BY_EXCEPTION
-
-
-def _began(failure: Failure, n: int) -> int:
-    places = failure.places[n] if failure.places else ()
-    if places:
-        return places[0]
-    return failure.lines[n] if failure.lines else 0
 
 
 def _order(failure: Failure, first_rank: int | None) -> tuple[bool, int]:
@@ -582,7 +555,7 @@ def _killed_headline(end: RankEnd, ends: Sequence[RankEnd]) -> str:
 
 def _hung_headline(ends: Sequence[RankEnd]) -> str:
     hung = [end for end in ends if end.ending == "hung"]
-    if len(hung) == 1 and len(ends) == 1:
+    if len(ends) == 1:
         return f"The script made no progress at {hung[0].place}."
     named = [f"rank {end.rank} at {end.place}" for end in hung]
     return f"The run hung: {first_few(named, _MOST_RANKS_NAMED)}."

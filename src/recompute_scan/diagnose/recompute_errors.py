@@ -12,6 +12,7 @@ from recompute_scan.diagnose.tracebacks import doing
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS
 from recompute_scan.frameworks.detect import (
     MISMATCH,
+    Fits,
     Mismatch,
     Signature,
     all_tensors,
@@ -115,11 +116,11 @@ _TYPES = re.compile(
 _RECOMPUTES = doing("recompute")
 
 
-def _other_precision(raised: Raised) -> bool:
-    """Do only dtypes differ, or does an operator of the recompute refuse them?"""
-    if MISMATCH.search(raised.message):
-        return _only_dtypes_differ(raised)
-    return _RECOMPUTES(raised.frames) is not None
+def _shown_or_refused(fits: Fits) -> Fits:
+    """Does the message show it, or does an operator of the recompute refuse its tensors?"""
+    return lambda raised: (
+        fits(raised) if MISMATCH.search(raised.message) else _RECOMPUTES(raised.frames) is not None
+    )
 
 
 # A tensor that had values when it was saved is on ``meta`` in the recompute.
@@ -243,7 +244,7 @@ _OTHER_MISMATCHES = (
         cause_name="mixed-precision",
         error="CheckpointError|RuntimeError",
         message=re.compile(f"{MISMATCH.pattern}|{_TYPES.pattern}"),
-        fits=_other_precision,
+        fits=_shown_or_refused(_only_dtypes_differ),
         title="The recompute ran in another precision than the original",
         cause="""FSDP2's mixed precision did not cast the recompute's inputs, or forward and
             recompute ran under different autocast states: a library's checkpoint function may not
@@ -277,20 +278,13 @@ _LEFT_META = re.compile(
 )
 
 
-def _weights_gone(raised: Raised) -> bool:
-    """Were there values in the forward pass, and is there a placeholder in the recompute?"""
-    if MISMATCH.search(raised.message):
-        return _on_meta(raised)
-    return _RECOMPUTES(raised.frames) is not None
-
-
 _SHOWN = (
     replace(
         _MISMATCH,
         cause_name="weights-gone",
         error="CheckpointError|RuntimeError|NotImplementedError",
         message=_LEFT_META,
-        fits=_weights_gone,
+        fits=_shown_or_refused(_on_meta),
         title="Weights were taken away before their layer was recomputed",
         cause="""In the recompute a weight is a placeholder on the device meta. Streaming,
             offloading or swapping moved it after the forward pass, and the

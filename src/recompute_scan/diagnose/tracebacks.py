@@ -74,12 +74,11 @@ class Failure(Struct, frozen=True):
     places: tuple[tuple[int, ...], ...] = ()
     process: str = ""
 
-    @property
-    def began(self) -> int:
-        """Number of the line where its first traceback begins; 0 under ``run``."""
-        if self.places and self.places[0]:
-            return self.places[0][0]
-        return self.lines[0] if self.lines else 0
+    def began(self, n: int = 0) -> int:
+        """Number of the line where the traceback of an exception begins; 0 under ``run``."""
+        if self.places and self.places[n]:
+            return self.places[n][0]
+        return self.lines[n] if self.lines else 0
 
 
 class _Open(Struct):
@@ -127,7 +126,7 @@ class LogStream:
             self._inside(number, text)
         elif _CHAIN.search(text) and self._chain:
             self._chained = True
-        elif self._frame(number, text, self._new(headed=False)):
+        elif self._frame(number, text, _Open(headed=False)):
             self._stamped = stamped
         elif not self._chained or text.strip():
             self._chained = False
@@ -141,20 +140,17 @@ class LogStream:
             self._keep(Failure(self._rank, lines[-1], errors, lines, places, self._process))
         self._chain, self._chained, self._quotes = [], False, False
 
-    def _new(self, *, headed: bool, prefix: str = "") -> _Open:
-        return _Open(headed, prefix)
-
     def _head(self, before: str, *, stamped: bool) -> None:
         if before.strip() == _QUOTED and self._type is not None:
             self._close()
-            self._open, self._quotes = self._new(headed=True), True
+            self._open, self._quotes = _Open(headed=True), True
             return
         # Two processes that write into one log begin at once: their frames cannot be separated.
         mixed = self._open is not None and self._type is None and self._open.headed
         if not mixed and not self._chained:
             self.end()
         kept = self._open if mixed else None
-        self._open = kept or self._new(headed=True, prefix=shape(before) if before.strip() else "")
+        self._open = kept or _Open(headed=True, prefix=shape(before) if before.strip() else "")
         self._open.mixed = mixed
         self._chained = False
         self._stamped = stamped
@@ -177,8 +173,7 @@ class LogStream:
             self._type, self._named = raised["type"], number
             self._message = [raised["message"] or ""]
             return
-        unindented = open_.indent == 0 and open_.frames and open_.frames[-1].source is None
-        if unindented:
+        if open_.indent == 0 and open_.frames and open_.frames[-1].source is None:
             self._source(" " + body)
         open_.between += 1
         if open_.between > _MOST_BETWEEN:
@@ -237,14 +232,14 @@ class LogStream:
             self.end()
         elif _frame_of(text)[0] is not None and not text[:1].isspace():
             self.end()
-            self._frame(number, text, self._new(headed=False))
+            self._frame(number, text, _Open(headed=False))
         else:
             self._message.append(text)
 
     def _close(self) -> None:
         """The exception that was being read is complete and belongs to the chain."""
         if self._type is not None:
-            open_ = self._open or self._new(headed=False)
+            open_ = self._open or _Open(headed=False)
             message = "\n".join(self._message).strip().rstrip("`*").strip()
             frames = () if open_.mixed else tuple(open_.frames)
             places = () if open_.mixed else tuple(open_.places)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from msgspec import Struct, field
@@ -17,14 +17,13 @@ from torch import nn
 from recompute_scan.fidelity.lost_gradients import (
     Application,
     Applied,
-    Around,
     HandedTensors,
     Leaving,
     Passing,
     see_what_is_handed,
 )
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.runs import ForwardRun, PartRun, RecomputeRun, RegionRun, Shown
+from recompute_scan.fidelity.runs import ForwardRun, PartRun, RecomputeRun, Shown
 from recompute_scan.fidelity.state import (
     Reach,
     changed_again,
@@ -33,7 +32,9 @@ from recompute_scan.fidelity.state import (
     python_states,
 )
 from recompute_scan.fidelity.tape import (
+    Around,
     NameOf,
+    RegionRun,
     Thread,
     Watch,
     WatchedStep,
@@ -75,9 +76,7 @@ class Comparing:
         self, name_of: NameOf, around: Around, weights: Callable[[], dict[int, str]] = dict
     ) -> None:
         self._weights = weights
-        self._name_of = name_of
-        self._around = around
-        self._step = WatchedStep()
+        self._step = WatchedStep(name_of, around)
         self._thread = Thread(self._step)
         self._thread.leaving = self.leaving = Leaving(name_of)
         # Numbers of the weights that no module holds.
@@ -103,24 +102,23 @@ class Comparing:
             application: The call of an autograd function of the script's that runs it.
         """
         total = self._regions.setdefault(region, _Sum())
-        named = [(self._name_of(module)[0], module) for module in modules]
+        named = [(self._step.name_of(module)[0], module) for module in modules]
         passing = None
         if application is not None:
 
             def tell(why: WhyLost) -> None:
                 total.left.append(LostGradient("", _backward_of(region), why))
 
-            passing = Passing(application, self._around, tell)
+            passing = Passing(application, self._step.around, tell)
             self._passing.append((passing, region, total))
-        watching = _Watching(self._thread, self._name_of, self._around)
         non_reentrant = region.variant == "non-reentrant"
         reach = total.reach(function, named)
-        return RegionCall(total, named, reach, watching, passing, non_reentrant=non_reentrant)
+        return RegionCall(total, named, reach, self._thread, passing, non_reentrant=non_reentrant)
 
     def hand_over(self, hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
         """A checkpoint is about to put its hooks in place, and to run what it checkpoints."""
         if self._step.under_way:
-            self._thread.handed = see_what_is_handed(hooks, self._around)
+            self._thread.handed = see_what_is_handed(hooks, self._step.around)
 
     def outcome(self) -> Fidelity:
         """The outcome, when the step has ended."""
@@ -240,14 +238,6 @@ def _identity(function: object) -> object:
     return id(function)
 
 
-class _Watching(NamedTuple):
-    """How the runs of a step are watched."""
-
-    thread: Thread
-    name_of: NameOf
-    around: Around
-
-
 class RegionCall:
     """One call: its forward is noted, and each recompute followed along it."""
 
@@ -256,12 +246,12 @@ class RegionCall:
         total: _Sum,
         modules: Sequence[tuple[str, nn.Module]],
         reach: Reach,
-        watching: _Watching,
-        passing: Passing | None = None,
+        thread: Thread,
+        passing: Passing | None,
         *,
         non_reentrant: bool,
     ) -> None:
-        self._thread, self._name_of, self._around = watching
+        self._thread = thread
         self._passing = passing
         self._non_reentrant = non_reentrant
         self._sum = total
@@ -336,7 +326,12 @@ class RegionCall:
                 yield None
             return
         run = RecomputeRun(
-            self.leave_untold, handed, forward, self._parameters, self._around, self._drawn_from()
+            self.leave_untold,
+            handed,
+            forward,
+            self._parameters,
+            self._thread.step.around,
+            self._drawn_from(),
         )
         began = look_at_state(self._reach)
         try:
@@ -392,7 +387,7 @@ class RegionCall:
         runs.append(run)
         try:
             watched = watched_already(self._thread)
-            with nullcontext() if watched else Watch(self._thread, self._name_of):
+            with nullcontext() if watched else Watch(self._thread):
                 yield
         finally:
             runs.remove(run)

@@ -31,7 +31,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from msgspec import Struct, field
@@ -39,23 +39,14 @@ from torch import nn
 
 from recompute_scan.crash import is_from_handler
 from recompute_scan.fidelity.operators import SeeingMode, kind_of, tensors, tensors_in
-from recompute_scan.fidelity.tape import NameOf, called_at, in_own_function
+from recompute_scan.fidelity.tape import Around, NameOf, RegionRun, called_at, in_own_function
 from recompute_scan.fidelity.tensors import unseen
 from recompute_scan.result.fidelity import LostGradient, Operation, WhyLost
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
-# Makes a function of one of torch's and one of ours around it, which cannot fail for the script.
-Around = Callable[..., Callable[..., Any]]
 # Returns its argument. A method of a dictionary: in a Python function something could go wrong.
 AS_IT_IS: Callable[[torch.Tensor], Any] = functools.partial(dict[None, Any]().get, None)
-
-
-class Saving(Protocol):
-    """A run that wants to know of the tensors that its nodes save."""
-
-    def saved(self, tensor: torch.Tensor, place: int) -> None:
-        """The next tensor is saved."""
 
 
 class HandedTensors(Struct):
@@ -63,11 +54,10 @@ class HandedTensors(Struct):
 
     Attributes:
         run: The run that sees each of them.
-        count: Tensors so far.
         used: Numbers of the tensors that the backward pass has asked for.
     """
 
-    run: Saving | None = None
+    run: RegionRun | None = None
     count: int = 0
     used: set[int] = field(default_factory=set)
     _places: dict[int, int] = field(default_factory=dict)
@@ -109,12 +99,8 @@ def see_what_is_handed(
 
 
 class SavedGraph(Struct, frozen=True):
-    """The recomputed nodes that the gradient of one output runs through.
-
-    Attributes:
-        nodes: Their numbers.
-        saved: The tensors that they have saved.
-        unknown: Whether some of these could not be seen.
+    """The recomputed nodes that the gradient of one output runs through: their numbers, the tensors
+    that they have saved, and whether some of these could not be seen.
     """
 
     nodes: frozenset[int]
@@ -196,19 +182,16 @@ class _Seeing:
         return tensor
 
 
-class Arrives:
-    """Whether an output gets a gradient that is not zero."""
+def arrives(output: torch.Tensor, around: Around) -> Callable[[], bool]:
+    """Whether an output gets a gradient that is not zero; asked after the backward pass."""
+    seen: list[bool] = []
 
-    def __init__(self, output: torch.Tensor, around: Around) -> None:
-        self._seen = False
-        output.register_hook(around(AS_IT_IS, self._see, named=False))  # type: ignore[no-untyped-call]
-
-    def __call__(self) -> bool:
-        return self._seen
-
-    def _see(self, call: Pack, gradient: torch.Tensor) -> Any:
-        self._seen = self._seen or bool(unseen(torch.any, gradient))
+    def see(call: Pack, gradient: torch.Tensor) -> Any:
+        seen.append(bool(unseen(torch.any, gradient)))
         return call(gradient)
+
+    output.register_hook(around(AS_IT_IS, see, named=False))  # type: ignore[no-untyped-call]
+    return lambda: any(seen)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -447,7 +430,6 @@ class Application(Struct, eq=False):
 
     Attributes:
         node: Its context, which is its node in the graph.
-        args: What it is called with.
         returned: Functions that take its result.
     """
 

@@ -15,25 +15,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recompute_scan.crash import is_from_handler
 from recompute_scan.fidelity.lost_gradients import (
-    Around,
-    Arrives,
     HandedTensors,
     SavedGraph,
+    arrives,
     graphs_below,
 )
 from recompute_scan.fidelity.operators import tensors
-from recompute_scan.fidelity.state import ModuleState
-from recompute_scan.fidelity.tape import (
-    Outside,
-    Prints,
-    Tape,
-    TapeEntry,
-    function_modes,
-    nodes_so_far,
-)
-from recompute_scan.fidelity.tensors import Fingerprint, is_plain, unseen, unseen_below
+from recompute_scan.fidelity.state import State
+from recompute_scan.fidelity.tape import Around, Prints, RegionRun, TapeEntry, nodes_so_far
+from recompute_scan.fidelity.tensors import Fingerprint, unseen
 from recompute_scan.result.fidelity import Difference, DifferenceKind, LostGradient, Operation
 
 _Prints = tuple[Fingerprint | None, ...]
@@ -70,7 +61,7 @@ def changed_inputs(twin: TapeEntry, entry: TapeEntry) -> list[Fingerprint]:
     return [
         now.print
         for before, now in pairs
-        if now is not None and now.print is not None and not same_from_outside(before, now)
+        if now is not None and now.print is not None and differ(before.print, now.print)
     ]
 
 
@@ -84,11 +75,6 @@ def other_in(twin: TapeEntry, entry: TapeEntry, what: str) -> dict[str, str] | N
             names = [str(value).removeprefix("torch.") for value in (before, after)]
             return {"forward": names[0], "recompute": names[1]}
     return None
-
-
-def same_from_outside(before: Outside, now: Outside) -> bool:
-    """Are two tensors from outside the region not known to differ?"""
-    return not differ(before.print, now.print)
 
 
 def differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:
@@ -126,7 +112,6 @@ class _Suspect(Struct, frozen=True):
         twin: Place of the forward's call.
         cause: Why: a difference of this call, or of an argument.
         own: Whether the difference is its own.
-        entry: The call.
     """
 
     twin: int
@@ -169,14 +154,7 @@ class Checker:
         self.rounding: float | None = None
 
     def meet(self, entry: TapeEntry, where: _Where, repeat: _Repeat) -> None:
-        """The recompute has made a call.
-
-        Args:
-            entry: The call.
-            where: Gives its place; called only for a call that differs from the forward's.
-            repeat: Makes the call once more and gives the fingerprint of its first result;
-                ``None`` where that cannot be done without changing anything.
-        """
+        """The recompute has made a call, as :meth:`RegionRun.made` gets it."""
         place = self._place_of(entry)
         if (place is None or place > self._next) and self._unmatched is None:
             self._unmatched = self._cause_of(entry) or self._other_operator(entry, where)
@@ -318,7 +296,7 @@ class Checker:
             now = after.get(before.place)
             if not before.needs_gradient or now is None or before.print is None:
                 continue
-            if self._grad_mode and (now.needs_gradient or not same_from_outside(before, now)):
+            if self._grad_mode and (now.needs_gradient or differ(before.print, now.print)):
                 continue
             name, operation = self._parameters().get(before.tensor_id, ""), where()
             why: Why = "detached" if self._grad_mode else "grad-mode-off"
@@ -375,55 +353,6 @@ class Shown(Struct, frozen=True):
         return next((difference for used, difference in self.possible if used()), None)
 
 
-class RegionRun:
-    """A run of a region: its tape, and how it sees the tensors that its nodes save.
-
-    Attributes:
-        keeps: Whether later runs are compared with it.
-    """
-
-    keeps = False
-
-    def __init__(self, untold: Callable[[str], None], handed: HandedTensors | None) -> None:
-        self.tape = Tape()
-        self.grad_mode = torch.is_grad_enabled()
-        self.handed = handed
-        self._untold = untold
-
-    def made(self, entry: TapeEntry, where: _Where, repeat: _Repeat) -> None:
-        """A call has been noted on the tape."""
-
-    def saved(self, tensor: torch.Tensor, place: int) -> None:
-        """A node of this run saves a tensor."""
-        try:
-            hide = unseen
-            if not function_modes() and is_plain(tensor) and tensor.layout == torch.strided:
-                known = self.tape.at_hand(tensor)
-                if known is not None and self._saved_known(known, place):
-                    return
-                hide = unseen_below
-            hide(self._see_saved, tensor, place, Prints((self,)))
-        except Exception as error:
-            self.failed(error)
-
-    def _saved_known(self, print_: Fingerprint, place: int) -> bool:
-        """Compare it by its fingerprint; false where that is not enough."""
-        return False
-
-    def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
-        """Compare it by a look at the tensor, or keep its fingerprint for that."""
-
-    def failed(self, error: Exception) -> None:
-        """Stop comparing the region, because looking at it has failed.
-
-        Raises:
-            Exception: A signal handler of the script has raised it.
-        """
-        if is_from_handler(error):
-            raise error
-        self._untold(f"Its results could not be looked at ({type(error).__name__}).")
-
-
 class ForwardRun(RegionRun):
     """The first run of a region, with which a recompute is compared."""
 
@@ -433,10 +362,11 @@ class ForwardRun(RegionRun):
         self,
         untold: Callable[[str], None],
         handed: HandedTensors | None,
-        before: ModuleState,
+        before: State,
         random_before: dict[str, int],
     ) -> None:
-        super().__init__(untold, handed)
+        super().__init__(untold)
+        self.handed = handed
         if handed is not None:
             handed.run = self
         self.before = before
@@ -457,15 +387,10 @@ class ForwardRun(RegionRun):
         self.results = tuple(self.tape.print_of(one, prints) for one in results)
         prints.let_go()
 
-    def _saved_known(self, print_: Fingerprint, place: int) -> bool:
-        self.prints.append(print_)
-        return True
-
     def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
         self.prints.append(self.tape.print_of(tensor, prints))
-        prints.let_go()
 
-    def end(self, after: ModuleState, random_after: dict[str, int]) -> None:
+    def end(self, after: State, random_after: dict[str, int]) -> None:
         """The forward has ended; only what another run may need is kept."""
         self.after = after
         if self.handed is not None:
@@ -481,7 +406,7 @@ class PartRun(RegionRun):
     """A recompute on other parts than the forward's runs: only where it draws can be compared."""
 
     def __init__(self, untold: Callable[[str], None], forwards: Iterable[ForwardRun]) -> None:
-        super().__init__(untold, None)
+        super().__init__(untold)
         entries = (entry for one in forwards for entry in one.tape.entries)
         self._drawn = {entry.drawing.before for entry in entries if entry.drawing}
         self._found: Difference | None = None
@@ -511,7 +436,8 @@ class RecomputeRun(RegionRun):
         around: Around,
         drawn_from: dict[str, int],
     ) -> None:
-        super().__init__(untold, handed)
+        super().__init__(untold)
+        self.handed = handed
         self._around = around
         self._forward = forward
         self._checker = Checker(forward.tape.entries, parameters, grad_mode=self.grad_mode)
@@ -526,17 +452,11 @@ class RecomputeRun(RegionRun):
         """Compare it with the forward's."""
         self._checker.meet(entry, where, repeat)
 
-    def _saved_known(self, print_: Fingerprint, place: int) -> bool:
-        known = self._forward.prints
-        before = known[place] if place < len(known) else None
-        return before is None or before.same_bits(print_)
-
     def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
         known = self._forward.prints
         now = self.tape.print_of(tensor, prints)
         if place < len(known) and now is not None and differ(known[place], now):
             self._differing.append((place, self.tape.maker_of(tensor), now))
-        prints.let_go()
 
     def returned(self, result: Any) -> None:
         """The recompute returns, and the backward pass will run through its own nodes."""
@@ -576,8 +496,8 @@ class RecomputeRun(RegionRun):
                 # Without a checkpoint the block runs with gradients, as this recompute does.
                 cause = None if self._comes_to_the_same(results) else cause
             if cause is not None:
-                arrives = Arrives(output, self._around) if len(outputs) > 1 else _always
-                self._possible.append((arrives, cause))
+                used = arrives(output, self._around) if len(outputs) > 1 else _always
+                self._possible.append((used, cause))
 
     def shown(self) -> Shown:
         """The outcome, when the recompute has ended."""

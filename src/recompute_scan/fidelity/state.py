@@ -96,13 +96,6 @@ class _Buffer(Struct, frozen=True):
         first = parts[0].detach()
         return cls(print_, first.flatten()[:: max(1, first.numel() // _SHOWN)].clone())
 
-    @classmethod
-    def of_array(cls, array: Any) -> _Buffer | None:
-        """The same of an array of NumPy's; ``None`` where torch has no such type."""
-        with suppress(TypeError, ValueError):
-            return cls.of(torch.from_numpy(array.copy()))
-        return None
-
     def __str__(self) -> str:
         """The mean of the elements, or of their sizes where they are complex."""
         some = self.some.abs() if self.some.is_complex() else self.some
@@ -111,7 +104,6 @@ class _Buffer(Struct, frozen=True):
 
 # The text of a plain value, the length of a container, or a tensor, each at one moment.
 _Value = str | _Buffer
-_Values = dict[tuple[str, str], _Value]
 
 
 def _differ(one: _Value, other: _Value) -> bool:
@@ -120,50 +112,48 @@ def _differ(one: _Value, other: _Value) -> bool:
     return one is not other and one != other
 
 
-class ModuleState(Struct, frozen=True):
-    """The values that a region may change, at one moment, by names of module and attribute."""
-
-    buffers: _Values
-    attributes: _Values
+# The values that a region may change, at one moment: by whether each is a buffer, its module's name
+# and its own.
+State = dict[tuple[bool, str, str], _Value]
 
 
-def look_at_state(reach: Reach) -> ModuleState:
+def look_at_state(reach: Reach) -> State:
     """The state that a region reaches now."""
-    found = ModuleState({}, {})
-    unseen(_look_at_all, reach, found)
+    found: State = {}
+
+    def look() -> None:
+        for name, module in reach.parts:
+            _look_at(name, module, found)
+        for key, value in reach.values():
+            _note("", key, value, found)
+
+    unseen(look)
     return found
 
 
-def _look_at_all(reach: Reach, found: ModuleState) -> None:
-    for name, module in reach.parts:
-        _look_at(name, module, found)
-    for key, value in reach.values():
-        _note("", key, value, found.attributes)
-
-
-def _look_at(name: str, module: nn.Module, found: ModuleState) -> None:
+def _look_at(name: str, module: nn.Module, found: State) -> None:
     own = vars(module)
     for key, buffer in own.get("_buffers", {}).items():
         seen = None if buffer is None else _Buffer.of(buffer)
         if seen is not None:
-            found.buffers[name, key] = seen
+            found[True, name, key] = seen
     if _is_torchs(module):
         return
     for key, value in list(own.items()):
         if key not in _TORCHS:
-            _note(name, key, value, found.attributes)
+            _note(name, key, value, found)
     for base in type(module).__mro__:
         if _package(base) in ("torch", "builtins"):
             break
         for key, value in list(vars(base).items()):
             if type(value) in _COUNTERS and not key.startswith("__"):
-                _note(name, key, value, found.attributes)
+                _note(name, key, value, found)
 
 
-def _note(name: str, key: str, value: object, attributes: _Values) -> None:
+def _note(name: str, key: str, value: object, found: State) -> None:
     # Another thread of the script may change the value now.
     with suppress(Exception):
-        attributes |= {(name, f"{key}{step}"): one for step, one in _values_in(value)}
+        found |= {(False, name, f"{key}{step}"): one for step, one in _values_in(value)}
 
 
 class Reach:
@@ -351,8 +341,12 @@ def _values_in(value: object) -> Iterator[tuple[str, _Value]]:
         elif issubclass(kind, nn.Parameter):
             continue  # the optimizer changes it, and it is large
         elif _is_array(kind):
-            tensor = issubclass(kind, torch.Tensor)
-            buffer = _Buffer.of(cast("Any", one)) if tensor else _Buffer.of_array(one)
+            tensor: Any = one
+            buffer = None
+            with suppress(TypeError, ValueError):  # an array of a type that torch does not have
+                if not issubclass(kind, torch.Tensor):
+                    tensor = torch.from_numpy(tensor.copy())
+                buffer = _Buffer.of(tensor)
             if buffer is not None:
                 yield step, buffer
         # Modules are looked at by themselves, and the script keeps nothing in torch's objects.
@@ -378,31 +372,27 @@ def _is_torchs(module: nn.Module) -> bool:
     return _package(type(module)) == "torch"
 
 
-def changed_again(
-    before: ModuleState, forward: ModuleState, start: ModuleState, recompute: ModuleState
-) -> list[KeptState]:
+def changed_again(before: State, forward: State, start: State, recompute: State) -> list[KeptState]:
     """The state that both the forward (from ``before``) and the recompute (from ``start``) change.
 
     Of several values in one attribute, the first.
     """
-    found: dict[tuple[bool, tuple[str, str]], KeptState] = {}
-    for is_buffer in (True, False):
-        old, new, first, last = (
-            state.buffers if is_buffer else state.attributes
-            for state in (before, forward, start, recompute)
-        )
-        for name in last:
-            if not (name in old and name in new and name in first):
-                continue
-            # An attribute that is set to the same value again, such as a kept result, changes once.
-            changed = _differ(old[name], new[name]) and _differ(first[name], last[name])
-            if changed and (is_buffer or _differ(new[name], last[name])):
-                attribute = name[0], name[1] if is_buffer else re.split(r"[.\[]", name[1])[0]
-                values = old[name], new[name], last[name]
-                texts = unseen(lambda some: [str(one) for one in some], values)
-                tensor = not is_buffer and isinstance(last[name], _Buffer)
-                state = KeptState(_joined(*name), is_buffer, texts[0], texts[1], texts[2], tensor)
-                found.setdefault((is_buffer, attribute), state)
+    found: dict[tuple[bool, str, str], KeptState] = {}
+    for key, last in recompute.items():
+        if not (key in before and key in forward and key in start):
+            continue
+        is_buffer, module, name = key
+        old, new = before[key], forward[key]
+        # An attribute that is set to the same value again, such as a kept result, changes once.
+        changed = _differ(old, new) and _differ(start[key], last)
+        if changed and (is_buffer or _differ(new, last)):
+            attribute = name if is_buffer else re.split(r"[.\[]", name)[0]
+            texts = unseen(lambda some: [str(one) for one in some], (old, new, last))
+            tensor = not is_buffer and isinstance(last, _Buffer)
+            state = KeptState(
+                _joined(module, name), is_buffer, texts[0], texts[1], texts[2], tensor
+            )
+            found.setdefault((is_buffer, module, attribute), state)
     return [*found.values()]
 
 

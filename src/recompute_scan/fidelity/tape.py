@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from msgspec import Struct, field
@@ -41,33 +41,21 @@ from recompute_scan.fidelity.tensors import (
 )
 from recompute_scan.result.fidelity import Operation
 
-# A key for a part of a tensor's memory, and the tensor's order in memory.
-Part = tuple[object, tuple[int, ...] | None]
 
+def part_of_memory(tensor: torch.Tensor) -> object:
+    """Which part of its memory a tensor is, as which type; ``None`` where that is unknown.
 
-def part_of_memory(tensor: torch.Tensor) -> Part:
-    """Which part of its memory a tensor is, as which type; and :func:`order_in_memory` of it.
-
-    Another shape of the same elements in the same order has the same key. The key is ``None`` where
-    the part is unknown.
+    Another shape of the same elements in the same order has the same key.
     """
     order = order_in_memory(tensor)
     if order:
-        return (tensor.dtype, tensor.storage_offset(), tensor.shape, order), order
+        return tensor.dtype, tensor.storage_offset(), tensor.shape, order
     if order is not None and tensor.numel() <= TOGETHER:
-        return (tensor.dtype, tensor.storage_offset(), tensor.numel()), order
+        return tensor.dtype, tensor.storage_offset(), tensor.numel()
     if not is_plain(tensor) or tensor.layout != torch.strided:
-        return None, order
+        return None
     bits = tensor.is_conj(), tensor.is_neg()
-    return (tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits), order
-
-
-class Keeping(Protocol):
-    """A run, as far as a tape knows it."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether later runs are compared with it."""
+    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), bits
 
 
 class Prints:
@@ -80,17 +68,9 @@ class Prints:
         runs: The runs under way; if a later run is compared with one, distances are kept.
     """
 
-    def __init__(self, runs: Sequence[Keeping]) -> None:
+    def __init__(self, runs: Sequence[RegionRun]) -> None:
         self._keep = True in [run.keeps for run in runs]
         self._made: dict[int, Fingerprint | None] = {}
-        self._parts: dict[int, Part] = {}
-
-    def part(self, tensor: torch.Tensor) -> Part:
-        """See :func:`part_of_memory`."""
-        known = self._parts.get(id(tensor))
-        if known is None:
-            known = self._parts[id(tensor)] = part_of_memory(tensor)
-        return known
 
     def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
         """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
@@ -100,14 +80,11 @@ class Prints:
             known: Its fingerprint, where a tape has it.
         """
         key = id(tensor)
-        if key in self._made:
-            return self._made[key]
-        if known is not None:
-            print_: Fingerprint | None = known.held(tensor)
-        else:
-            print_ = fingerprint_as_it_lies(tensor, self.part(tensor)[1])
-        self._made[key] = print_
-        return print_
+        if key not in self._made:
+            self._made[key] = (
+                known.held(tensor) if known is not None else fingerprint_as_it_lies(tensor)
+            )
+        return self._made[key]
 
     def let_go(self) -> None:
         """The call has been noted."""
@@ -138,17 +115,13 @@ class Outside(Struct, frozen=True, gc=False):
 
 
 class TapeEntry(Struct, frozen=True, gc=False):
-    """One call of an operator that computes something.
+    """One call of an operator that computes something, as :class:`OperatorCall` without tensors.
 
     Attributes:
-        kind: The operator.
         prints: Fingerprints of its results; ``None`` where they cannot be had.
         others: Fingerprints of its further results, which may hold what was in memory before.
         outside: What it got from outside the region.
-        numbers: Its arguments that are no tensors.
-        drawing: Where it drew random numbers.
-        differentiable: Whether an argument needs a gradient, with autograd on.
-        node: Number of the autograd node that was made last before it ran: its own, if it has one.
+        differentiable: Whether autograd goes through it.
         place: Number of the call on its tape.
         sources: Numbers of the calls that made or last wrote its arguments.
     """
@@ -197,14 +170,13 @@ class OperatorCall(Struct, frozen=True, gc=False):
     """One call of an operator that has returned.
 
     Attributes:
-        kind: The operator.
         numbers: Its arguments that are no tensors.
         returned: The tensors that it returned.
         computed: Those that it has computed, to be compared.
         others: What else it has computed.
         drawing: Where it drew random numbers.
         differentiable: Whether an argument needs a gradient, with autograd on.
-        node: Number of the autograd node that was made last before it ran.
+        node: Number of the autograd node that was made last before it: its own, if it has one.
     """
 
     kind: OperatorKind
@@ -260,17 +232,6 @@ class Tape(Struct):
         memory = self._memory_of(tensor)
         return None if memory is None or memory.open else _print_in(memory, tensor, prints)
 
-    def at_hand(self, tensor: torch.Tensor) -> Fingerprint | None:
-        """The same, without a look at its elements; ``None`` where it takes one.
-
-        This is unseen if the tensor is dense and no subclass, and no function mode is on.
-        """
-        memory = self._memory_of(tensor)
-        if memory is None or memory.open:
-            return None
-        known = memory.prints.get(part_of_memory(tensor)[0])
-        return known.in_shape(tensor.shape) if known is not None else None
-
     def is_outside(self, tensor: torch.Tensor) -> bool:
         """Whether no operator of the run has made or written it."""
         memory = self._memory_of(tensor)
@@ -312,7 +273,7 @@ class Tape(Struct):
             else:
                 print_ = prints.of(result)
                 prints_of.append(print_)
-                if memory is not None and (key := prints.part(result)[0]) is not None:
+                if memory is not None and (key := part_of_memory(result)) is not None:
                     memory.prints[key] = print_
         real = any(one.is_floating_point() or one.is_complex() for one in computed)
         entry = TapeEntry(
@@ -345,7 +306,7 @@ class Tape(Struct):
 
 
 def _print_in(memory: _Memory, tensor: torch.Tensor, prints: Prints) -> Fingerprint | None:
-    key, _ = prints.part(tensor)
+    key = part_of_memory(tensor)
     if key is None:
         return prints.of(tensor)
     print_ = memory.prints[key] = prints.of(tensor, memory.prints.get(key))
@@ -362,13 +323,24 @@ _mode_at: Callable[[int], object] = getattr(torch._C, "_get_dispatch_stack_at", 
 _APPLY = getattr(torch.autograd.Function.apply, "__code__", None)
 _T = TypeVar("_T")
 NameOf = Callable[[nn.Module], tuple[str, str]]
+# Makes a function of one of torch's and one of ours around it, which cannot fail for the script.
+Around = Callable[..., Callable[..., Any]]
 
 
-class WatchedRun(Keeping, Protocol):
-    """A run of a region under way: its tape, and whether autograd was on when it began."""
+class RegionRun:
+    """A run of a region: its tape, and how it sees the tensors that its nodes save.
 
-    tape: Tape
-    grad_mode: bool
+    Attributes:
+        keeps: Whether later runs are compared with it.
+        grad_mode: Whether autograd was on when it began.
+    """
+
+    keeps = False
+
+    def __init__(self, untold: Callable[[str], None]) -> None:
+        self.tape = Tape()
+        self.grad_mode = torch.is_grad_enabled()
+        self._untold = untold
 
     def made(
         self,
@@ -376,17 +348,44 @@ class WatchedRun(Keeping, Protocol):
         where: Callable[[], Operation],
         repeat: Callable[[], Fingerprint | None],
     ) -> None:
-        """A call has been noted on the tape."""
+        """A call has been noted on the tape.
+
+        Args:
+            entry: The call.
+            where: Gives its place; called only for a call that differs from the forward's.
+            repeat: Makes the call once more and gives the fingerprint of its first result;
+                ``None`` where that cannot be done without changing anything.
+        """
+
+    def saved(self, tensor: torch.Tensor, place: int) -> None:
+        """A node of this run saves a tensor."""
+        try:
+            prints = Prints((self,))
+            unseen(self._see_saved, tensor, place, prints)
+            unseen(prints.let_go)
+        except Exception as error:
+            self.failed(error)
+
+    def _see_saved(self, tensor: torch.Tensor, place: int, prints: Prints) -> None:
+        """Compare it, or keep its fingerprint for that."""
 
     def failed(self, error: Exception) -> None:
-        """Something of ours has failed; nothing more is asked of this run."""
+        """Stop comparing the region, because looking at it has failed.
+
+        Raises:
+            Exception: A signal handler of the script has raised it.
+        """
+        if is_from_handler(error):
+            raise error
+        self._untold(f"Its results could not be looked at ({type(error).__name__}).")
 
 
-class WatchedStep:
-    """Whether the step that is compared is under way still, in all threads."""
+class WatchedStep(Struct, eq=False):
+    """How the step that is compared is watched, in all threads, and whether it goes on still."""
 
-    def __init__(self) -> None:
-        self.under_way = True
+    name_of: NameOf
+    around: Around
+    under_way: bool = True
 
 
 class Thread(threading.local):
@@ -394,23 +393,14 @@ class Thread(threading.local):
 
     def __init__(self, step: WatchedStep) -> None:
         self.step = step
-        self.runs: list[WatchedRun] = []
+        self.runs: list[RegionRun] = []
         self.inside = False
         self.handed: Any = None
         self.leaving: Any = None
 
 
 class _Call(Struct, frozen=True, gc=False):
-    """A call of an operator.
-
-    Attributes:
-        func: The operator.
-        kind: Its kind.
-        args: Its arguments.
-        named: Its arguments by name.
-        grad_mode: Whether autograd is on.
-        node: Number of the autograd node that was made last before it.
-    """
+    """A call of an operator, with autograd's state: on or off, and its last node's number."""
 
     func: Any
     kind: OperatorKind
@@ -431,12 +421,10 @@ class _Call(Struct, frozen=True, gc=False):
 
 
 class _Arguments(Struct, frozen=True, gc=False):
-    """The arguments of a call.
+    """The tensors and the numbers in a call.
 
     Attributes:
-        tensors: The tensors.
-        given: The same, as each tape knows them.
-        numbers: The arguments that are no tensors.
+        given: The tensors, as each tape knows them.
         prints: Fingerprints of the unchanged arguments, and of the results.
         drawn: Sees whether the call draws random numbers, where it may.
     """
@@ -451,10 +439,9 @@ class _Arguments(Struct, frozen=True, gc=False):
 class Watch(SeeingMode):
     """Sees each call; entered with a run, unless :func:`watched_already`."""
 
-    def __init__(self, thread: Thread, name_of: NameOf) -> None:
+    def __init__(self, thread: Thread) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._here = thread
-        self._name_of = name_of
 
     def __torch_dispatch__(
         self,
@@ -471,8 +458,6 @@ class Watch(SeeingMode):
         if kind is None or not (kind.computes or kind.leaves_open):
             return func(*args, **named)
         here.inside = True
-        # Below a dispatch mode autograd is off; only subclasses and other modes could see us look.
-        alone = not types and not _modes() and not function_modes()
         try:
             call = _Call(func, kind, args, named, torch.is_grad_enabled(), nodes_so_far() - 1)
             before = None
@@ -483,10 +468,7 @@ class Watch(SeeingMode):
                     self._fail(error)
             result = func(*args, **named)
             try:
-                if alone:
-                    self._note(call, before, result)
-                else:
-                    unseen(self._note, call, before, result)
+                unseen(self._note, call, before, result)
             except Exception as error:
                 self._fail(error)
         finally:
@@ -513,7 +495,7 @@ class Watch(SeeingMode):
             if kind.changes:  # to look at it has failed
                 return
             before = self._look(call)
-        where = functools.partial(called_at, kind.name, self._name_of)
+        where = functools.partial(called_at, kind.name, self._here.step.name_of)
         runs, prints = self._here.runs, before.prints
         # Where a run began without autograd, nothing in it is differentiated.
         if not grad_mode and True in [run.grad_mode for run in runs]:
@@ -562,17 +544,13 @@ def watched_already(thread: Thread) -> bool:
 def called_at(operator: str, name_of: NameOf) -> Operation:
     """Where an operator is called now: as far out as the region's function."""
     module, site, torchs = None, "", ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _package(frame) == "recompute_scan":
-        frame = frame.f_back
-    while frame is not None and _package(frame) != "recompute_scan":
+    for frame in _frames():
         own = frame.f_locals.get("self")
         at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if isinstance(own, nn.Module):
             module, torchs = module or own, torchs or at
         if not site and _package(frame) not in ("torch", "contextlib"):
             site = at
-        frame = frame.f_back
     name, kind_name = name_of(module) if module is not None else ("", "")
     return Operation(operator, name, kind_name, site or torchs)
 
@@ -582,14 +560,19 @@ def in_own_function() -> bool:
 
     Autograd is off there, and runs through what it computes nevertheless.
     """
+    return any(
+        frame.f_code is _APPLY or (_APPLY is None and _has_context(frame)) for frame in _frames()
+    )
+
+
+def _frames() -> Iterator[FrameType]:
+    """The region's frames, innermost first: those between ours that look and ours that run it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame) == "recompute_scan":
         frame = frame.f_back
     while frame is not None and _package(frame) != "recompute_scan":
-        if frame.f_code is _APPLY or (_APPLY is None and _has_context(frame)):
-            return True
+        yield frame
         frame = frame.f_back
-    return False
 
 
 def _has_context(frame: FrameType) -> bool:

@@ -64,21 +64,15 @@ def plain_parts(value: torch.Tensor) -> list[torch.Tensor] | None:
     return parts
 
 
-def is_there(part: torch.Tensor, *, dense: bool = False) -> bool:
+def is_there(part: torch.Tensor) -> bool:
     """Whether a plain tensor's memory holds all its elements: it may have been given back.
 
     There is none, either, of zeros that need none, and of tensors that a transform works with.
-
-    Args:
-        part: The tensor.
-        dense: Whether its elements are known to lie without gaps.
     """
-    size = part.nbytes
-    if not size:
+    if not part.nbytes:
         return True
-    if not dense:
-        last = sum((many - 1) * by for many, by in zip(part.shape, part.stride(), strict=True))
-        size = (last + 1) * part.element_size()
+    last = sum((many - 1) * by for many, by in zip(part.shape, part.stride(), strict=True))
+    size = (last + 1) * part.element_size()
     try:
         memory = part.untyped_storage()
         room = memory.nbytes() if memory.data_ptr() else 0
@@ -177,13 +171,10 @@ class Sums(Struct, eq=False, gc=False):
         return apart / norm if norm else (float("inf") if apart else 0.0)
 
 
-def sums_of(part: torch.Tensor, fewest: int = _FEWEST, *, ready: bool = False) -> Sums:
-    """The sums of a plain tensor, to be taken unseen; never fewer than ``fewest``.
-
-    With ``ready`` it is known to be its memory on the CPU, in order.
-    """
+def sums_of(part: torch.Tensor, fewest: int = _FEWEST) -> Sums:
+    """The sums of a plain tensor, to be taken unseen; never fewer than ``fewest``."""
     size = part.numel() * (2 if part.is_complex() else 1)
-    whole = part.numel() <= TOGETHER and (ready or order_in_memory(part) == ())
+    whole = part.numel() <= TOGETHER and order_in_memory(part) == ()
     if size <= max(_FEW, fewest):
         flat = part.view(-1) if whole else next(flat_pieces(part))
         return Sums(np.array(flat.tolist(), np.float64))
@@ -230,8 +221,6 @@ def _sums_here(piece: torch.Tensor, number: int, known: type[Any]) -> tuple[_Flo
 
 
 def _sum_rows(elements: _Floats, number: int) -> _Floats:
-    if len(elements) < number:
-        elements = np.pad(elements, (0, number - len(elements)))
     rows, more = divmod(len(elements), number)
     sums: _Floats = _signs_here(rows, elements.dtype).dot(
         elements[: rows * number].reshape(rows, number)
@@ -242,9 +231,6 @@ def _sum_rows(elements: _Floats, number: int) -> _Floats:
 
 
 def _sum_with_signs(flat: torch.Tensor, number: int) -> _Floats:
-    size = flat.numel()
-    if size < number:
-        flat = torch.nn.functional.pad(flat, (0, number - size))
     rows, more = divmod(flat.numel(), number)
     table = flat.as_strided((rows, number), (number, 1))
     # On a GPU a matrix product may be refused where only deterministic kernels are allowed.
@@ -335,11 +321,8 @@ _T = TypeVar("_T")
 class Fingerprint(Struct, eq=False, gc=False):
     """A tensor's type and shape, its bits as a number, and the sums that give a distance.
 
-    Attributes:
-        dtype: Its type.
-        shape: Its shape; -1 for a ragged size.
-        order: Strides of a tensor that was looked at as it lies in memory, where its elements do
-            not lie in order.
+    A ragged size is -1 in ``shape``. ``order`` has the strides of a tensor that was looked at as it
+    lies in memory, where its elements do not lie in order.
     """
 
     dtype: torch.dtype
@@ -348,7 +331,6 @@ class Fingerprint(Struct, eq=False, gc=False):
     order: tuple[int, ...] = ()
     _tensor: torch.Tensor | None = None
     _sums: Sums | LaterSums | None = None
-    _ready: bool = False
 
     @property
     def bits(self) -> int:
@@ -387,7 +369,7 @@ class Fingerprint(Struct, eq=False, gc=False):
         if shape == self.shape:
             return self
         return Fingerprint(
-            self.dtype, tuple(shape), self._bits, self.order, self._tensor, self._sums, self._ready
+            self.dtype, tuple(shape), self._bits, self.order, self._tensor, self._sums
         )
 
     def let_go(self, *, keep: bool) -> None:
@@ -405,7 +387,7 @@ class Fingerprint(Struct, eq=False, gc=False):
                 return None  # a distance of other numbers is never needed
             if lying.is_contiguous() and lying.numel() and not tensor.is_complex():
                 return LaterSums(class_sums(lying.view(-1)), lying.numel())
-        return sums_of(lying, ready=self._ready)
+        return sums_of(lying)
 
     def distance(self, other: Fingerprint) -> float | None:
         """Norm of the difference over this one's norm, of all elements; 0 or more.
@@ -444,13 +426,7 @@ def unseen(function: Callable[..., _T], *args: Any) -> _T:
     Not a context manager of ours: one that failed between its beginning and the body would leave
     autograd off.
     """
-    with torch._C.DisableTorchFunction():
-        return unseen_below(function, *args)
-
-
-def unseen_below(function: Callable[..., _T], *args: Any) -> _T:
-    """The same, where there are plain tensors only and no function modes."""
-    with torch._C._DisableTorchDispatch():
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         on = torch.is_grad_enabled()
         try:
             if on:  # by torch's function itself: its context manager takes twice as long
@@ -476,25 +452,8 @@ def fingerprint(value: torch.Tensor) -> Fingerprint | None:
 
     ``None`` where the elements are nowhere, or cannot be had.
     """
-    if order_in_memory(value) != ():
-        return fingerprint_as_it_lies(value, None)
-    return fingerprint_as_it_lies(value, ()) if is_there(value, dense=True) else None
-
-
-def fingerprint_as_it_lies(
-    value: torch.Tensor, order: tuple[int, ...] | None
-) -> Fingerprint | None:
-    """The same, without a copy of elements that lie in memory in another order than they count in.
-
-    Compared with another of the kind, they are put in order where they have to be.
-
-    Args:
-        value: The tensor, with its memory.
-        order: Its order in memory.
-    """
-    if order is not None:
-        whole = _bits(value if _on_host(value) else in_memory(value, order).view(-1), 0)
-        return Fingerprint(value.dtype, tuple(value.shape), whole, order, value, None, True)
+    if order_in_memory(value) == ():
+        return fingerprint_as_it_lies(value) if is_there(value) else None
     parts = plain_parts(value)
     if not parts or any(part.is_quantized or part.is_meta or not is_there(part) for part in parts):
         return None
@@ -505,6 +464,18 @@ def fingerprint_as_it_lies(
     # A ragged size has another name in each tensor.
     shape = tuple(size if type(size) is int else -1 for size in value.shape)
     return Fingerprint(value.dtype, shape, bits, (), parts[0])
+
+
+def fingerprint_as_it_lies(value: torch.Tensor) -> Fingerprint | None:
+    """The same, without a copy of elements that lie in memory in another order than they count in.
+
+    Compared with another of the kind, they are put in order where they have to be.
+    """
+    order = order_in_memory(value)
+    if order is None:
+        return fingerprint(value)
+    whole = _bits(value if _on_host(value) else in_memory(value, order).view(-1), 0)
+    return Fingerprint(value.dtype, tuple(value.shape), whole, order, value)
 
 
 def _bits(flat: torch.Tensor, so_far: int | LaterNumber) -> int | LaterNumber:
@@ -544,7 +515,6 @@ class Ledger:
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         self._stream = stream
-        self._places = _LEDGER
         self._numbers = torch.empty(_LEDGER, dtype=torch.int64, device=device)
         self._used = 0
         self._read: list[int] = []
@@ -553,7 +523,7 @@ class Ledger:
     @property
     def full(self) -> bool:
         """Whether there is no place left."""
-        return self._used >= self._places
+        return self._used >= _LEDGER
 
     def note(self, number_into: Callable[[torch.Tensor], None]) -> int:
         """The place of a number, which this is to leave in the tensor that it is given."""

@@ -239,6 +239,12 @@ def wrapper_of(settings: Sequence[Setting]) -> Setting | None:
     return next((s for s in settings if s.path in _PLUGIN and truthy(s.value)), None)
 
 
+def any_wrapper_of(settings: Sequence[Setting]) -> Setting | None:
+    """The Trainer's setting of a wrapper around layers, on or off, or else accelerate's."""
+    trainers = [s for s in settings if s.path == ("fsdp_config", "activation_checkpointing")]
+    return trainers[-1] if trainers else wrapper_of(settings)
+
+
 def is_fsdp(settings: Sequence[Setting]) -> bool:
     """Whether accelerate's configuration asks for FSDP."""
     kind = value_of(settings, "distributed_type")

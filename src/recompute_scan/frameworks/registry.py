@@ -130,17 +130,7 @@ def framework_files(package: str) -> tuple[str, ...]:
 
 def matches(patterns: tuple[str, ...], places: Iterable[str]) -> bool:
     """Does any place fit any pattern? A path may have more folders in front of the pattern's."""
-    return any(
-        part in place and _compiled(pattern).fullmatch(place)
-        for place in places
-        for pattern, part in zip(patterns, map(_longest_part, patterns), strict=True)
-    )
-
-
-@cache
-def _longest_part(pattern: str) -> str:
-    """A part of every place that fits: a place without it needs no matching, as most do not."""
-    return max(_WILDCARD.split(pattern), key=len)
+    return any(_compiled(pattern).fullmatch(place) for place in places for pattern in patterns)
 
 
 @cache

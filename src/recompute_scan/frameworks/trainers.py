@@ -51,7 +51,7 @@ from recompute_scan.frameworks.base import (
 from recompute_scan.frameworks.detect import Signature, innermost
 
 _GRANULARITY = ("activations_checkpoint_granularity",)
-_POLICIES = {"activation_checkpointing", "activation_checkpointing_policy"}
+POLICIES = {"activation_checkpointing", "activation_checkpointing_policy"}
 _FSDP_FILES = (
     "lightning/fabric/strategies/fsdp",
     "lightning/pytorch/strategies/fsdp",
@@ -304,21 +304,19 @@ def _lightning_flaws(values: Values) -> Iterator[Flaw]:
         if path[-1:] != ("class_path",) or not str(setting.value).endswith("FSDPStrategy"):
             continue
         begins = begins or {other[:size] for other in values for size in range(1, len(other) + 1)}
-        given = {name for name in _POLICIES if (*path[:-1], "init_args", name) in begins}
-        if given == _POLICIES:
-            yield from lightning_refuses(given, setting.line)
+        if all((*path[:-1], "init_args", name) in begins for name in POLICIES):
+            yield lightning_refuses(setting.line)
 
 
-def lightning_refuses(given: set[str], line: int) -> Iterator[Flaw]:
+def lightning_refuses(line: int) -> Flaw:
     """Two arguments of one strategy, which takes either alone."""
-    if given >= _POLICIES:
-        yield Flaw(
-            line,
-            "RS604",
-            "activation_checkpointing and activation_checkpointing_policy are both given",
-            "Lightning's FSDPStrategy raises a ValueError.",
-            "Keep activation_checkpointing_policy.",
-        )
+    return Flaw(
+        line,
+        "RS604",
+        "activation_checkpointing and activation_checkpointing_policy are both given",
+        "Lightning's FSDPStrategy raises a ValueError.",
+        "Keep activation_checkpointing_policy.",
+    )
 
 
 def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwitch]:

@@ -25,26 +25,14 @@ _ONE = "Keep one of the two: delete the model's own switch, or the wrapper."
 
 
 def script_findings(
-    file: str,
-    script: Script,
-    pinned: Pinned,
-    wrappers: Sequence[CheckpointSwitch] = (),
-    calls: frozenset[str] | None = None,
+    file: str, script: Script, pinned: Pinned, calls: frozenset[str]
 ) -> Iterator[Found]:
-    """The findings of one script.
-
-    Args:
-        file: Its name.
-        script: Its switches and other facts.
-        pinned: The version of transformers.
-        wrappers: Wrappers that other files put around its model.
-        calls: Frameworks' functions that some script calls; ``None`` where that is not known.
-    """
-    for section in script.sections if calls is not None else ():
+    """The findings of one script; ``calls`` are frameworks' functions that some script calls."""
+    for section in script.sections:
         for flaw in parallel.flaws({setting.path: setting for setting in section}):
-            if not (calls or frozenset()).intersection(flaw.unless):
+            if calls.isdisjoint(flaw.unless):
                 yield found_flaw(file, flaw)
-    yield from _pairs(file, script, pinned, (*script.switches, *wrappers))
+    yield from pairs(file, script, pinned)
     for line in script.no_rng:
         yield Found(
             file,
@@ -55,8 +43,7 @@ def script_findings(
             "Leave preserve_rng_state out, unless no layer draws random numbers.",
         )
     for line in script.two_policies:
-        both = {"activation_checkpointing", "activation_checkpointing_policy"}
-        yield from (found_flaw(file, flaw) for flaw in trainers.lightning_refuses(both, line))
+        yield found_flaw(file, trainers.lightning_refuses(line))
     for line, keywords in script.arguments:
         config = keywords.get("fsdp_config")
         if (
@@ -89,7 +76,7 @@ def settings_findings(
     if not trainers.is_llama_factory(settings):
         yield from _trainer(file, values, settings, pinned)
     for flaw in registry.flaws(values):
-        if not calls.intersection(flaw.unless):
+        if calls.isdisjoint(flaw.unless):
             yield found_flaw(file, flaw)
 
 
@@ -98,9 +85,18 @@ def found_flaw(file: str, flaw: Flaw) -> Found:
     return Found(file, flaw.line, flaw.code, flaw.title, flaw.why, flaw.fix, flaw.edit)
 
 
-def _pairs(
-    file: str, script: Script, pinned: Pinned, switches: Sequence[CheckpointSwitch]
+def pairs(
+    file: str, script: Script, pinned: Pinned, wrappers: Sequence[CheckpointSwitch] = ()
 ) -> Iterator[Found]:
+    """The findings on two switches for the same layers.
+
+    Args:
+        file: The script's name.
+        script: Its switches and other facts.
+        pinned: The version of transformers.
+        wrappers: Wrappers that other files put around its model.
+    """
+    switches = (*script.switches, *wrappers)
     found: set[int] = set()
     for wrapper in switches:
         for model in switches:
@@ -217,9 +213,7 @@ def _trainer(
     file: str, values: Values, settings: Sequence[Setting], pinned: Pinned
 ) -> Iterator[Found]:
     own = next((values[path] for path in _OWN if path in values), None)
-    fsdp = values.get(("fsdp_config", "activation_checkpointing")) or huggingface.wrapper_of(
-        settings
-    )
+    fsdp = huggingface.any_wrapper_of(settings)
     if own and fsdp and truthy(own.value) and truthy(fsdp.value):
         certain = pinned.refuses and ("output_dir",) in values and ("base_model",) not in values
         certain = certain and bool(("fsdp",) in values and values["fsdp",].value)

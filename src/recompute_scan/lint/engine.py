@@ -32,7 +32,7 @@ from recompute_scan.lint.launches import (
 )
 from recompute_scan.lint.library_calls import Script, pinned_beside
 from recompute_scan.lint.python import read_script
-from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Found, Pinned, Unreadable
+from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned, Unreadable
 from recompute_scan.lint.wrappers import nested_findings
 from recompute_scan.project_file import LintSettings
 from recompute_scan.result.run_record import source_lines
@@ -49,7 +49,6 @@ class Acceptance(Struct, frozen=True):
     """A comment that accepts findings of its line, or of the next where it stands alone.
 
     Attributes:
-        line: The line of the comment.
         at: The line of the findings that it accepts.
         codes: Their codes; empty for all.
         reason: Why, as written; one is needed.
@@ -89,12 +88,10 @@ def acceptances(text: str, *, python: bool) -> list[Acceptance]:
 
 def _comments(text: str) -> Iterator[tuple[int, str, bool]]:
     """Python's comments, each with its line and whether it stands alone there."""
-    try:
+    with suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string, not token.line[: token.start[1]].strip()
-    except (tokenize.TokenError, SyntaxError):
-        return
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
@@ -104,12 +101,11 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def sorted_out(
-    file: str, found: Iterable[Found], accepting: Iterable[Acceptance]
+    file: str, found: Sequence[Found], accepting: Iterable[Acceptance]
 ) -> tuple[list[Found], list[Found], list[Unused]]:
     """A file's open findings, its accepted ones, and comments that accept nothing."""
-    everything = list(found)
     at_line: dict[int, list[Found]] = {}
-    for finding in everything:
+    for finding in found:
         at_line.setdefault(finding.line, []).append(finding)
     hidden: set[Found] = set()
     idle: list[Unused] = []
@@ -126,17 +122,16 @@ def sorted_out(
             idle.append(Unused(file, comment.line, "it gives no reason, so it suppresses nothing"))
         else:
             hidden.update(accepts)
-    kept = [finding for finding in everything if finding not in hidden]
-    return kept, [finding for finding in everything if finding in hidden], idle
+    kept = [finding for finding in found if finding not in hidden]
+    return kept, [finding for finding in found if finding in hidden], idle
 
 
 _CONFIGURATION = {".yaml", ".yml", ".json", ".toml"}
 _SUFFIXES = {".py", ".sh", ".bash", ".slurm", *_CONFIGURATION}
-_LARGEST = {".py": 1_000_000}
-_LARGE = 256_000
+_LARGEST_SCRIPT, _LARGEST = 1_000_000, 256_000
 # Of one configuration: to find the line of each takes a walk through the file.
 _MOST_SAID = 200
-_SEVERITIES = ("error", "warning", "info")
+_SEVERITIES = ("none", "error", "warning", "info")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
 _DEFAULT = LintSettings()
 
@@ -169,9 +164,7 @@ class Report(Struct, frozen=True):
     @property
     def status(self) -> int:
         """Exit status: 1 something is refused, 4 a named file was not read, 0 passed."""
-        refused = (
-            _SEVERITIES[: _SEVERITIES.index(self.fail_on) + 1] if self.fail_on != "none" else ()
-        )
+        refused = _SEVERITIES[: _SEVERITIES.index(self.fail_on) + 1]
         if any(finding.severity in refused for finding in self.found):
             return 1
         return 4 if self.undecided else 0
@@ -229,44 +222,52 @@ def _excluded(path: Path, project: LintSettings) -> bool:
     )
 
 
-class _Inside:
-    """The files below the folders that are asked for, or the working folder."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        folders = (path if path.is_dir() else path.parent for path in (*paths, Path()))
-        self._roots = {folder.resolve() for folder in folders}
-
-    def __contains__(self, path: Path) -> bool:
-        """Whether the file is there, where its links lead."""
-        end = path.resolve()
-        return end in self._roots or not self._roots.isdisjoint(end.parents)
-
-
 class _Files:
     """The files that are asked for, and those that commands in them name; each is read once.
 
     Attributes:
-        texts: The text of each file that was read.
-        scripts: Facts of Python scripts.
-        configurations: Settings of configuration files.
-        launches: Commands of shell scripts.
         unread: Files that were asked for and not read, with why.
     """
 
     def __init__(self, paths: Sequence[Path], project: LintSettings) -> None:
-        self._inside = _Inside(paths)
+        folders = (path if path.is_dir() else path.parent for path in (*paths, Path()))
+        self._roots = {folder.resolve() for folder in folders}
         self.texts: dict[Path, str] = {}
         self.scripts: dict[Path, Script] = {}
         self.configurations: dict[Path, list[Setting]] = {}
         self.launches: dict[Path, list[Launch]] = {}
         self.unread: dict[Path, str] = {}
         self._unreadable: set[Path] = set()
-        for path in dict.fromkeys(file for asked in paths for file in _files(asked, self._inside)):
+        for path in dict.fromkeys(file for asked in paths for file in self._below(asked)):
             if path in paths or not _excluded(path, project):
                 try:
                     self._read(path)
                 except Unreadable as error:
                     self.unread[path] = str(error)
+
+    def _below(self, path: Path) -> Iterator[Path]:
+        if not path.exists() and not path.is_symlink():
+            raise InputError("E301", f"Cannot read {path}.", why="there is no such file")
+        if not path.is_dir():  # a pipe or a device is named as one that was not read
+            yield path
+            return
+        anything = False
+        # Links to folders are not followed, so that there is no circle.
+        for folder, below, names in os.walk(path):
+            below[:] = sorted(name for name in below if name not in _SKIPPED and name[0] != ".")
+            for name in sorted(names):
+                file = Path(folder, name)
+                if file.suffix in _SUFFIXES and is_file(file):
+                    anything = True
+                    if not file.is_symlink() or self._is_inside(file):
+                        yield file
+        if not anything:
+            raise nothing_to_read(path)
+
+    def _is_inside(self, path: Path) -> bool:
+        """Whether links lead to what is below the folders asked for, or the working folder."""
+        end = path.resolve()
+        return end in self._roots or not self._roots.isdisjoint(end.parents)
 
     def _read(self, path: Path) -> None:
         text = _text(path)
@@ -285,7 +286,7 @@ class _Files:
         for folder in (beside.parent, Path()):
             path = folder / name
             with suppress(OSError):  # what is no name of a file, being too long
-                if path.suffix in _SUFFIXES and path.is_file() and path in self._inside:
+                if path.suffix in _SUFFIXES and path.is_file() and self._is_inside(path):
                     return path
         return None
 
@@ -338,7 +339,7 @@ class _Answers:
             scripts[path] = replace(scripts[path], switches=switches)
         for path, script in scripts.items():
             known = self._pins[path.parent]
-            self.found.update(script_findings(str(path), script, known, calls=self._calls))
+            self.found.update(script_findings(str(path), script, known, self._calls))
             self.on.update(on_in_script(str(path), script, known))
         texts = {str(path): self._files.texts[path] for path in scripts}
         nested, cut = nested_findings(texts, {str(path): one for path, one in scripts.items()})
@@ -379,26 +380,6 @@ class _Answers:
             )
 
 
-def _files(path: Path, inside: _Inside) -> Iterator[Path]:
-    if not path.exists() and not path.is_symlink():
-        raise InputError("E301", f"Cannot read {path}.", why="there is no such file")
-    if not path.is_dir():  # a pipe or a device is named as one that was not read
-        yield path
-        return
-    anything = False
-    # Links to folders are not followed, so that there is no circle.
-    for folder, below, names in os.walk(path):
-        below[:] = sorted(name for name in below if name not in _SKIPPED and name[0] != ".")
-        for name in sorted(names):
-            file = Path(folder, name)
-            if file.suffix in _SUFFIXES and is_file(file):
-                anything = True
-                if not file.is_symlink() or file in inside:
-                    yield file
-    if not anything:
-        raise nothing_to_read(path)
-
-
 def nothing_to_read(*paths: Path, excluded: bool = False) -> UsageError:
     """The error of paths that hold nothing to read, or nothing that is not excluded."""
     why = "no Python script, shell script, YAML, JSON or TOML is there"
@@ -413,7 +394,7 @@ def nothing_to_read(*paths: Path, excluded: bool = False) -> UsageError:
 def _text(path: Path) -> str:
     if path.suffix not in _SUFFIXES:
         raise Unreadable("it has no suffix of a script or configuration")
-    most = _LARGEST.get(path.suffix, _LARGE)
+    most = _LARGEST_SCRIPT if path.suffix == ".py" else _LARGEST
     try:
         with opened(path) as file:
             data = file.read(most + 1)
@@ -452,26 +433,16 @@ def _wrappers_from_elsewhere(scripts: Mapping[Path, Script]) -> dict[Path, list[
     for path, script in scripts.items():
         switches = script.switches
         for call in script.imported:
-            switches = _put_in(switches, call, scripts, defined)
+            module, _, name = call.name.rpartition(".")
+            named = [file for file in defined.get(name, ()) if _within(file, module)]
+            if len(named) != 1:
+                continue
+            switches = [one for one in switches if one.line != call.line or one.kind != "wrapper"]
+            for place, switch, certain in scripts[named[0]].helpers[name]:
+                if place < len(call.given):
+                    switches.append(switch.moved(call, call.given[place], certain=certain))
         found[path] = switches
     return found
-
-
-def _put_in(
-    switches: list[CheckpointSwitch],
-    call: CalledHelper,
-    scripts: Mapping[Path, Script],
-    defined: Mapping[str, list[Path]],
-) -> list[CheckpointSwitch]:
-    module, _, name = call.name.rpartition(".")
-    named = [path for path in defined.get(name, ()) if _within(path, module)]
-    if len(named) != 1:
-        return switches
-    kept = [switch for switch in switches if switch.line != call.line or switch.kind != "wrapper"]
-    for place, switch, certain in scripts[named[0]].helpers[name]:
-        if place < len(call.given):
-            kept.append(switch.moved(call, call.given[place], certain=certain))
-    return kept
 
 
 def _within(path: Path, module: str) -> bool:

@@ -23,7 +23,7 @@ from recompute_scan.lint.doubling import (
     asks,
     both_on,
     found_flaw,
-    script_findings,
+    pairs,
 )
 from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import Found, Pinned, Unreadable
@@ -194,9 +194,9 @@ def read_shell(text: str) -> Iterator[Launch]:
             left -= len(whole)
             if left < 0:
                 raise Unreadable(f"its commands are longer than {_MOST_OF_A_FILE // 1000} kB")
-            words = _split(whole)
-            if words:
-                yield _launch(words, line)
+            with suppress(ValueError):  # quotes that do not end
+                if words := shlex.split(whole, comments=True):
+                    yield _launch(words, line)
 
 
 def read_documents(text: str) -> Iterator[list[Setting]]:
@@ -279,13 +279,6 @@ def _put_in(command: str, known: dict[str, str]) -> str:
     return "".join((*parts, command[at:]))[:_MOST]
 
 
-def _split(command: str) -> list[str]:
-    try:
-        return shlex.split(command, comments=True)
-    except ValueError:
-        return []
-
-
 def _launch(words: list[str], line: int) -> Launch:
     settings = []
     files = tuple(word for word in words if word.endswith(_FILES))
@@ -312,11 +305,19 @@ def launch_findings(
 ) -> Iterator[Found]:
     """The findings of one command; each file comes with its name, and its settings where read."""
     plugin = launch.get("fsdp_activation_checkpointing")
-    wrapped = truthy(plugin.value) if plugin else huggingface.wrapper_of(config[1]) is not None
+    wrapper = huggingface.wrapper_of(config[1])
+    wrapped = truthy(plugin.value) if plugin else wrapper is not None
     if not (wrapped and (launch.get("use_fsdp") is not None or huggingface.is_fsdp(config[1]))):
         return
+    whole = huggingface.wraps_layers(config[1])
     if trainers.is_llama_factory(arguments[1]):
-        yield from _factory(file, launch, config, arguments)
+        fsdp2 = huggingface.is_fsdp2(config[1])
+        variant = trainers.llama_factory_variant(arguments[1], fsdp2=fsdp2)
+        if variant is not None:
+            name, line = (config[0], wrapper.line) if wrapper else (file, launch.line)
+            where = f"FSDP's wrapper, for {arguments[0]} launched at {file}:{launch.line}"
+            flaw = trainers.llama_factory_doubled(line, variant, certain=whole, where=where)
+            yield found_flaw(name, flaw)
         return
     own = launch.get("gradient_checkpointing") or launch.get("activation_checkpointing")
     if own is not None and truthy(own.value):
@@ -324,15 +325,18 @@ def launch_findings(
         which = f"--{own.path[0]} and FSDP's activation_checkpointing"
         yield both_on(file, launch.line, which, certain=certain)
     elif own is None and script is not None:
-        yield from _script(file, launch, config, script, pinned)
+        at = f"{config[0]}:{wrapper.line}" if wrapper else f"{file}:{launch.line}"
+        yield from _script(file, launch, script, pinned, at, whole=whole)
 
 
 def _script(
     file: str,
     launch: Launch,
-    config: tuple[str, Sequence[Setting]],
     script: tuple[str, Script],
     pinned: Pinned,
+    wrapped_at: str,
+    *,
+    whole: bool,
 ) -> Iterator[Found]:
     name, read = script
     said = next((line for line, keywords in read.arguments if asks(keywords)), None)
@@ -342,7 +346,10 @@ def _script(
             f"both are on: Trainer arguments in {name}:{said}, and FSDP's activation_checkpointing"
         )
         yield Found(file, launch.line, code, title, REFUSES, ONE_SETTING)
-    elif read.trl and not _switched_off(read):
+    elif read.trl and not (
+        read.arguments
+        and all(keywords.get("gradient_checkpointing") is False for _, keywords in read.arguments)
+    ):
         yield Found(
             file,
             launch.line,
@@ -354,40 +361,13 @@ def _script(
             "activation_checkpointing.",
         )
     else:
-        plugin = huggingface.wrapper_of(config[1])
-        at = f"{config[0]}:{plugin.line}" if plugin else f"{file}:{launch.line}"
-        whole = huggingface.wraps_layers(config[1])
+        where = f"FSDP's wrapper ({wrapped_at})"
         wrappers = [
-            replaced(prepared, certain=whole and prepared.certain, where=f"FSDP's wrapper ({at})")
+            replaced(prepared, certain=whole and prepared.certain, where=where)
             for prepared in read.prepared
         ]
-        alone = set(script_findings(name, read, pinned))
-        yield from (f for f in script_findings(name, read, pinned, wrappers) if f not in alone)
-
-
-def _switched_off(read: Script) -> bool:
-    """Whether every Trainer arguments that the script makes have its own switch off."""
-    return bool(read.arguments) and all(
-        keywords.get("gradient_checkpointing") is False for _, keywords in read.arguments
-    )
-
-
-def _factory(
-    file: str,
-    launch: Launch,
-    config: tuple[str, Sequence[Setting]],
-    arguments: tuple[str, Sequence[Setting]],
-) -> Iterator[Found]:
-    own = trainers.llama_factory_variant(arguments[1], fsdp2=huggingface.is_fsdp2(config[1]))
-    if own is None:
-        return
-    plugin = huggingface.wrapper_of(config[1])
-    name, line = (config[0], plugin.line) if plugin else (file, launch.line)
-    where = f"FSDP's wrapper, for {arguments[0]} launched at {file}:{launch.line}"
-    found = trainers.llama_factory_doubled(
-        line, own, certain=huggingface.wraps_layers(config[1]), where=where
-    )
-    yield found_flaw(name, found)
+        alone = set(pairs(name, read, pinned))
+        yield from (found for found in pairs(name, read, pinned, wrappers) if found not in alone)
 
 
 _OWN = "the layers that the model's own switch covers"
@@ -399,8 +379,6 @@ class SwitchInFile(Struct, frozen=True, order=True):
     """One switch that is on.
 
     Attributes:
-        file: Where.
-        line: Where in it.
         by: What switches it on.
         layers: What is checkpointed, in words.
         variant: Which of torch's two; ``default`` where it is the library's, which changed with its
@@ -426,7 +404,7 @@ def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchIn
             by = "a checkpoint wrapper"
             chosen = f"each {switch.around}" if switch.around else "what is chosen"
             layers = f"{chosen} in {subject}"
-        variant = _known(switch.variant, pinned)
+        variant = pinned.default if switch.variant == "default" else switch.variant
         yield SwitchInFile(file, switch.line, by, layers, variant, bool(switch.branch))
     for call in script.direct:
         inside = ".".join(part.partition(":")[0] for part in call.scope)
@@ -437,8 +415,10 @@ def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchIn
     for line, keywords in script.arguments:
         if asks(keywords):
             given = keywords.get("gradient_checkpointing_kwargs")
-            variant = _by_kwargs(given.get("use_reentrant") if isinstance(given, dict) else None)
-            yield SwitchInFile(file, line, "Trainer arguments", _OWN, _known(variant, pinned))
+            variant = _variant(
+                given.get("use_reentrant") if isinstance(given, dict) else None, pinned
+            )
+            yield SwitchInFile(file, line, "Trainer arguments", _OWN, variant)
         config = keywords.get("fsdp_config")
         if isinstance(config, dict) and config.get("activation_checkpointing") is True:
             layers = "the layers that FSDP wraps"
@@ -450,9 +430,7 @@ def on_in_settings(
 ) -> Iterator[SwitchInFile]:
     """Those of a configuration file."""
     values = {setting.path: setting for setting in settings}
-    wrapper = values.get(("fsdp_config", "activation_checkpointing")) or huggingface.wrapper_of(
-        settings
-    )
+    wrapper = huggingface.any_wrapper_of(settings)
     if wrapper is not None and truthy(wrapper.value):
         named = next((s.value for s in settings if s.path[-1] in _WRAPPED if s.path), None)
         layers = f"each {named}" if named else "the layers that FSDP wraps"
@@ -462,9 +440,9 @@ def on_in_settings(
         if own is not None:
             yield SwitchInFile(file, values["stage",].line, "LLaMA-Factory, by default", _OWN, own)
     elif (own_switch := values.get(("gradient_checkpointing",))) and truthy(own_switch.value):
-        variant = _by_kwargs(value_of(settings, "gradient_checkpointing_kwargs", "use_reentrant"))
+        chosen = value_of(settings, "gradient_checkpointing_kwargs", "use_reentrant")
         by = "gradient_checkpointing"
-        yield SwitchInFile(file, own_switch.line, by, _OWN, _known(variant, pinned))
+        yield SwitchInFile(file, own_switch.line, by, _OWN, _variant(chosen, pinned))
     for path, setting in values.items():
         for switch in registry.switched_on(path, setting):
             yield SwitchInFile(file, setting.line, switch.by, switch.layers, switch.variant)
@@ -481,7 +459,7 @@ def on_in_launch(file: str, launch: Launch, pinned: Pinned) -> Iterator[SwitchIn
             said = _REENTRANT.search(str(kwargs.value))
             given = said[1] if said else None
         by = f"--{own.path[0]}"
-        yield SwitchInFile(file, launch.line, by, _OWN, _known(_by_kwargs(given), pinned))
+        yield SwitchInFile(file, launch.line, by, _OWN, _variant(given, pinned))
     plugin = launch.get("fsdp_activation_checkpointing")
     if plugin is not None and truthy(plugin.value) and launch.get("use_fsdp") is not None:
         layers = "the layers that FSDP wraps"
@@ -492,11 +470,7 @@ def on_in_launch(file: str, launch: Launch, pinned: Pinned) -> Iterator[SwitchIn
             yield SwitchInFile(file, launch.line, switch.by, switch.layers, switch.variant)
 
 
-def _by_kwargs(reentrant: object) -> Variant:
+def _variant(reentrant: object, pinned: Pinned) -> Variant:
     if reentrant is None:
-        return "default"
+        return pinned.default
     return "reentrant" if truthy(reentrant) else "non-reentrant"
-
-
-def _known(variant: Variant, pinned: Pinned) -> Variant:
-    return pinned.default if variant == "default" else variant

@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from recompute_scan.files import opened
+from recompute_scan.frameworks import trainers
 from recompute_scan.frameworks.base import Setting, Variant
 from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Pinned
 
@@ -26,13 +27,7 @@ _LAYERS = ("DecoderLayer", "Block", "Layer")
 
 
 class ScriptNames:
-    """The names of one script.
-
-    Attributes:
-        origins: Of what is imported, the dotted name.
-        functions: The script's own, by name.
-        classes: The script's own, by name.
-    """
+    """The names of one script: what each import stands for, its functions and its classes."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.origins: dict[str, str] = {}
@@ -71,22 +66,13 @@ class ScriptNames:
         """The value of a name that is given one once; anything else as it is."""
         return self._values.get(node.id, node) if isinstance(node, ast.Name) else node
 
-    def is_layer(self, check: ast.expr | None) -> bool:
-        """``lambda m: isinstance(m, LlamaDecoderLayer)``, the class being one of transformers."""
-        kind = self._checked(check)
-        return kind is not None and self.is_layer_class(kind)
-
     def is_layer_class(self, kind: ast.expr) -> bool:
         """A decoder layer's class of transformers."""
         name = self.origin(kind)
         return name.startswith("transformers.models.") and name.endswith(_LAYERS)
 
-    def checked_class(self, check: ast.expr | None) -> str:
-        """The class that such a function asks for, by the name that it has here."""
-        kind = self._checked(check)
-        return kind.id if isinstance(kind, ast.Name) else ""
-
-    def _checked(self, check: ast.expr | None) -> ast.expr | None:
+    def checked_class(self, check: ast.expr | None) -> ast.expr | None:
+        """The class that ``lambda m: isinstance(m, LlamaDecoderLayer)`` or a function asks for."""
         check = self.resolved(check) if check is not None else None
         call: ast.AST | None = None
         if isinstance(check, ast.Lambda):
@@ -136,11 +122,14 @@ _DISABLE = {
 _KWARGS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 _CHECKPOINTS = {"checkpoint", "checkpoint_sequential", "checkpoint_wrapper"}
 _TORCH = ("torch.utils.checkpoint", "torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+_WRAPPER = "checkpoint_wrapper.checkpoint_wrapper"
 # llama-cookbook and its forks call their own helper so; the effect of an import is not known.
 HELPERS = {"apply_fsdp_checkpointing"}
 
 Scope = tuple[str, ...]
 Branch = tuple[tuple[int, str], ...]
+# In a helper: the place of a parameter, the switch on it, whether a call is certain to reach it.
+Inside = tuple[int, CheckpointSwitch, bool]
 
 
 class Script(Struct):
@@ -165,8 +154,7 @@ class Script(Struct):
             there.
         two_policies: Lines of Lightning's strategies that are given both of their arguments.
         modules: Its classes that are Lightning's modules.
-        helpers: Its functions that switch on their argument: the parameter's name and place, the
-            switch, and whether a call is certain to reach it.
+        helpers: Its functions that switch on their argument.
         imported: Calls of imported functions that may be such helpers.
         checkpoints: How often it names a function that checkpoints, up to two.
         checkpointing: Its functions and classes that do.
@@ -190,7 +178,7 @@ class Script(Struct):
     prepared: list[CheckpointSwitch] = []
     two_policies: list[int] = []
     modules: frozenset[str] = frozenset()
-    helpers: dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]] = {}
+    helpers: dict[str, list[Inside]] = {}
     imported: list[CalledHelper] = []
     checkpoints: int = 0
     checkpointing: frozenset[str] = frozenset()
@@ -234,7 +222,7 @@ class LibraryCalls:
         elif last == "FullyShardedDataParallelPlugin" and name.startswith("accelerate"):
             self._plugin(keywords)
         elif last == "FSDPStrategy":
-            if {"activation_checkpointing", "activation_checkpointing_policy"} <= set(keywords):
+            if keywords.keys() >= trainers.POLICIES:
                 self.found.two_policies.append(node.lineno)
         elif last in ("Trainer", "Fabric") and isinstance(keywords.get("strategy"), ast.Call):
             self._strategy(node, keywords["strategy"])
@@ -330,27 +318,23 @@ class LibraryCalls:
         check = keywords.get("check_fn") or (node.args[2] if len(node.args) > 2 else None)
         variant, whole = self._made(made)
         kind = self.names.checked_class(check)
-        self._switch(
-            "wrapper",
-            variant,
-            node,
-            node.args[0],
-            certain=whole and (self.names.is_layer(check) or kind in self.names.classes),
-            around=kind or "",
+        name = kind.id if isinstance(kind, ast.Name) else ""
+        layers = name in self.names.classes or (
+            kind is not None and self.names.is_layer_class(kind)
         )
+        self._switch("wrapper", variant, node, node.args[0], certain=whole and layers, around=name)
 
     def _made(self, made: ast.expr | None) -> tuple[Variant, bool]:
         """Which variant a wrapper is of, and whether it is known to be an ordinary one."""
         made = self.names.resolved(made) if made is not None else None
-        if made is None or self.names.origin(made).endswith(
-            "checkpoint_wrapper.checkpoint_wrapper"
-        ):
+        if made is None or self.names.origin(made).endswith(_WRAPPER):
             return "non-reentrant", True
-        if not (isinstance(made, ast.Call) and made.args):
-            return "unknown", False
-        if self.names.origin(made.func) != "functools.partial" or not self.names.origin(
-            made.args[0]
-        ).endswith("checkpoint_wrapper.checkpoint_wrapper"):
+        if not (
+            isinstance(made, ast.Call)
+            and made.args
+            and self.names.origin(made.func) == "functools.partial"
+            and self.names.origin(made.args[0]).endswith(_WRAPPER)
+        ):
             return "unknown", False
         keywords = {k.arg: k.value for k in made.keywords}
         if is_constant(keywords.get("preserve_rng_state"), False):

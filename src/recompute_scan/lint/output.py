@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
-import io
 import os
 import re
 import warnings
@@ -26,12 +24,14 @@ from recompute_scan.check.formats import (
 )
 from recompute_scan.check.policy import Site
 from recompute_scan.files import content
+from recompute_scan.frameworks.base import opposite
 from recompute_scan.lint.engine import Report, encoding_of
 from recompute_scan.lint.launches import SwitchInFile
 from recompute_scan.lint.rules import RULES, Found
 from recompute_scan.report.templating import visible
+from recompute_scan.result.patch import Changed
 from recompute_scan.result.run_record import source_lines
-from recompute_scan.terminal import inert, patch_name
+from recompute_scan.terminal import inert
 
 _ON = re.compile(r"^(\s*[\"']?[\w.-]+[\"']?\s*[:=]\s*)([\"']?)(true|yes|on)\2", re.IGNORECASE)
 
@@ -198,26 +198,19 @@ def diff(found: Iterable[Found]) -> str:
             by_file.setdefault(finding.file, []).append(finding)
     parts = []
     for file, findings in sorted(by_file.items()):
+        path = Path(file)
         try:
-            data = content(Path(file))
-            encoding = encoding_of(Path(file), data).removesuffix("-sig")
-            before = source_lines(data.decode(encoding))
+            data = content(path)
+            encoding = encoding_of(path, data).removesuffix("-sig")
+            lines = source_lines(data.decode(encoding))
+            before, after = (
+                "".join(some).encode(encoding) for some in (lines, _edited(lines, findings))
+            )
         except (OSError, LookupError, ValueError):
             continue
-        # Each line with the bytes that it has in the file, whatever they stand for.
-        before, after = (
-            [line.encode(encoding).decode("utf-8", "surrogateescape") for line in lines]
-            for lines in (before, _edited(before, findings))
-        )
         name = os.path.relpath(file).replace(os.sep, "/")
-        # For `patch` a line ends with "\n"; Python ends one at a lone "\r" too.
-        before, after = (
-            io.StringIO("".join(lines), newline="\n").readlines() for lines in (before, after)
-        )
-        old, new = (patch_name(f"{side}/{name}") for side in "ab")
-        lines = difflib.unified_diff(before, after, old, new)
-        for each in lines:
-            parts.append(each if each.endswith("\n") else each + "\n\\ No newline at end of file\n")
+        # The bytes that the file has, whatever they stand for.
+        parts.append(Changed(name, path, before, after).diff.decode("utf-8", "surrogateescape"))
     return "".join(parts)
 
 
@@ -232,13 +225,10 @@ def _edited(before: list[str], findings: list[Found]) -> list[str]:
 
 
 def _switch_off(after: list[str | None], line: int) -> None:
-    text = after[line - 1] if 0 < line <= len(after) else None
-    said = _ON.match(text or "")
-    if text is None or said is None:
-        return
-    off = {"true": "false", "yes": "no", "on": "off"}[said[3].lower()]
-    off = off.capitalize() if said[3][0].isupper() else off
-    after[line - 1] = f"{said[1]}{said[2]}{off}{text[said.end(3) :]}"
+    said = _ON.match(after[line - 1] or "") if 0 < line <= len(after) else None
+    if said is not None:
+        rest = said.string[said.end(3) :]
+        after[line - 1] = f"{said[1]}{said[2]}{opposite(said[3])}{rest}"
 
 
 def _delete(after: list[str | None], before: list[str], line: int) -> None:
@@ -249,23 +239,21 @@ def _delete(after: list[str | None], before: list[str], line: int) -> None:
             tree = ast.parse("".join(before))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    for parent in ast.walk(tree):
-        for body in (getattr(parent, arm, None) for arm in ("body", "orelse", "finalbody")):
-            if not isinstance(body, list):
+    blocks = [
+        block
+        for parent in ast.walk(tree)
+        for arm in ("body", "orelse", "finalbody")
+        if isinstance(block := getattr(parent, arm, None), list)
+    ]
+    for body in blocks:
+        for statement in body:
+            end = statement.end_lineno
+            if not (isinstance(statement, ast.Expr) and statement.lineno <= line <= end):
                 continue
-            for statement in body:
-                if not isinstance(statement, ast.Expr) or statement.end_lineno is None:
-                    continue
-                if not statement.lineno <= line <= statement.end_lineno:
-                    continue
-                first, last = statement.lineno - 1, statement.end_lineno - 1
-                if not _alone(before[first][: statement.col_offset], before[last], statement):
-                    return
-                keep = None if len(body) > 1 else before[first][: statement.col_offset] + "pass\n"
+            first, last = statement.lineno - 1, end - 1
+            indent = before[first][: statement.col_offset]
+            rest = before[last].encode()[statement.end_col_offset :].decode(errors="replace")
+            if not indent.strip() and rest.strip()[:1] in ("", "#"):
+                keep = None if len(body) > 1 else f"{indent}pass\n"
                 after[first : last + 1] = [keep] + [None] * (last - first)
-                return
-
-
-def _alone(indent: str, last: str, statement: ast.Expr) -> bool:
-    rest = last.encode()[statement.end_col_offset :].decode(errors="replace").strip()
-    return not indent.strip() and (not rest or rest.startswith("#"))
+            return

@@ -7,16 +7,15 @@ import io
 import re
 import tokenize
 import warnings
-from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from recompute_scan.frameworks import parallel, registry
 from recompute_scan.frameworks.base import Setting
-from recompute_scan.lint.library_calls import HELPERS, LibraryCalls, Script, ScriptNames
+from recompute_scan.lint.library_calls import HELPERS, Inside, LibraryCalls, Script, ScriptNames
 from recompute_scan.lint.rules import CalledHelper, CheckpointSwitch, Unreadable
+from recompute_scan.result.run_record import source_lines
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.BoolOp, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -76,11 +75,12 @@ class _ScriptReader(ast.NodeVisitor):
 
     def script(self, text: str) -> Script:
         names = set(self.names.origins.values())
+        helpers = self._helpers()
         return replace(
             self.found,
-            switches=[*self._all_switches(), *self.library.plugged],
+            switches=[*self._all_switches(helpers), *self.library.plugged],
             modules=frozenset(self._modules()),
-            helpers=self._helpers(),
+            helpers=helpers,
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
             calls=registry.calls_in(text),
@@ -161,17 +161,14 @@ class _ScriptReader(ast.NodeVisitor):
 
     def _checkpointing(self, text: str) -> frozenset[str]:
         found: set[str] = set()
-        hits = [
-            text.count("\n", 0, hit.start()) + 1 for hit in islice(CHECKPOINTS.finditer(text), 500)
-        ]
+        lines = source_lines(text)
         parts = [(top, top.name) for top in self.names.functions.values()]
         for kind in self.names.classes.values():
             methods = (part for part in kind.body if isinstance(part, ast.FunctionDef))
             parts += [(part, name) for part in methods for name in (kind.name, part.name)]
         for part, name in parts:
-            first, last = part.lineno, part.end_lineno or part.lineno
-            at = bisect_left(hits, first)
-            if at < len(hits) and hits[at] <= last and name[:2] != "__":
+            own = "".join(lines[part.lineno - 1 : part.end_lineno])
+            if name[:2] != "__" and CHECKPOINTS.search(own):
                 found.add(name)
         return frozenset(found - {"forward"})
 
@@ -182,30 +179,15 @@ class _ScriptReader(ast.NodeVisitor):
             if any(self.names.origin(base).endswith("LightningModule") for base in kind.bases)
         ]
 
-    def _helpers(self) -> dict[str, tuple[tuple[int, CheckpointSwitch, bool], ...]]:
-        return {
-            name: tuple(
-                (parameters.index(switch.subject), switch, certain)
-                for switch, certain in inside
-                if switch.subject in parameters
-            )
-            for name, inside in self._in_helpers().items()
-            for parameters in [[given.arg for given in self.names.functions[name].args.args]]
-        }
-
-    def _all_switches(self) -> list[CheckpointSwitch]:
+    def _all_switches(self, helpers: Mapping[str, Sequence[Inside]]) -> list[CheckpointSwitch]:
         """The script's switches; one in a helper stands where the helper is called."""
-        inside = self._in_helpers()
         moved: set[CheckpointSwitch] = set()
         derived: list[CheckpointSwitch] = []
         for call in self.calls:
-            names = [argument.arg for argument in self.names.functions[call.name].args.args]
-            given = dict(zip(names, call.given, strict=False))
-            for switch, certain in inside.get(call.name, ()):
-                subject = given.get(switch.subject or "")
-                if subject is not None:
+            for place, switch, certain in helpers.get(call.name, ()):
+                if place < len(call.given):
                     moved.add(switch)
-                    derived.append(switch.moved(call, subject, certain=certain))
+                    derived.append(switch.moved(call, call.given[place], certain=certain))
             if len(derived) > _MOST_SWITCHES:
                 break
         found = [*(one for one in self.found.switches if one not in moved), *derived]
@@ -213,9 +195,9 @@ class _ScriptReader(ast.NodeVisitor):
             raise Unreadable(f"it switches checkpointing on more than {_MOST_SWITCHES} times")
         return found
 
-    def _in_helpers(self) -> dict[str, list[tuple[CheckpointSwitch, bool]]]:
-        """By function, the switches on what it is given; is it certain that a call reaches each?"""
-        found: dict[str, list[tuple[CheckpointSwitch, bool]]] = {}
+    def _helpers(self) -> dict[str, list[Inside]]:
+        """By function, the switches on what it is given."""
+        found: dict[str, list[Inside]] = {}
         scopes: dict[tuple[str, ...], ast.FunctionDef] = {
             (f"{name}:{helper.lineno}",): helper for name, helper in self.names.functions.items()
         }
@@ -226,9 +208,12 @@ class _ScriptReader(ast.NodeVisitor):
                 for name, line, _ in self.found.rebound
             ):
                 continue
-            left = any(helper.lineno < line < switch.line for line in self.found.leaves)
-            certain = switch.certain and not switch.branch and not left
-            found.setdefault(helper.name, []).append((switch, certain))
+            inside = found.setdefault(helper.name, [])
+            parameters = [given.arg for given in helper.args.args]
+            if switch.subject in parameters:
+                left = any(helper.lineno < line < switch.line for line in self.found.leaves)
+                certain = switch.certain and not switch.branch and not left
+                inside.append((parameters.index(switch.subject), switch, certain))
         return found
 
 

@@ -45,10 +45,7 @@ class Frame(Struct, eq=False):
     """The names of a module, or of one call of a function.
 
     Attributes:
-        file: The file that holds the code.
-        names: The values of each name.
         outer: Where other names are looked up.
-        function: The function that is called.
         given: The argument for each parameter, as written.
         caller: The calling frame, and the line there.
         returned: The values of its ``return`` statements.
@@ -132,7 +129,6 @@ class Object(Struct, eq=False):
     """An object of a class; lists, tuples and dictionaries, too.
 
     Attributes:
-        kind: Its class.
         attributes: Its attributes; of a dictionary its entries.
         items: The items of a sequence.
         around: Checkpoints that are wrapped around it, innermost first.
@@ -190,14 +186,9 @@ class Call(Struct, eq=False):
 
 
 class CheckpointSite(Struct, frozen=True, order=True):
-    """The place of a checkpoint: its statement, its variant, the code in it.
+    """The place of a checkpoint: its statement, its variant, the code in it in words.
 
-    Attributes:
-        file: Where.
-        line: Where in it.
-        variant: Which of torch's two.
-        around: The checkpointed code, in words.
-        alone: The class that a statement wraps, where it wraps nothing else.
+    ``alone`` where the statement wraps one class and nothing else.
     """
 
     file: str
@@ -239,9 +230,9 @@ def contradict(conditions: Conditions) -> bool:
     return any(texts <= true for texts, holds in conditions if not holds)
 
 
-def sequence(items: Iterable[Held], name: str = "list") -> Held:
+def sequence(items: Iterable[Held]) -> Held:
     """A list of these."""
-    return one(Object(External(name), items=list(items)))
+    return one(Object(External("list"), items=list(items)))
 
 
 def elements(held: Held) -> Held:
@@ -272,20 +263,20 @@ class Enough(Exception):
 
 
 class Nested(Struct, eq=False):
-    """A checkpoint that is met inside another.
+    """A checkpoint, ``inner``, that is met inside another.
 
     Attributes:
-        outer: The other.
-        inner: The one.
         conditions: The conditions of the walk there.
         followed: Whether what runs behind the inner one, still in the outer, keeps anything for the
             backward pass; ``None`` where that is not known.
+        early_stop_off: torch's early stop is off.
     """
 
     outer: CheckpointSite
     inner: CheckpointSite
     conditions: Conditions
     followed: bool | None = False
+    early_stop_off: bool = False
 
 
 class Region(Struct, eq=False):

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
-
 from recompute_scan.frameworks.base import RUN
 from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.python import CHECKPOINTS
@@ -228,13 +226,6 @@ _FILES_AROUND = 100
 _MOST_OBJECTS = 50
 
 
-class _Pair(Struct):
-    """A checkpoint and another inside it, and whether torch's early stop is off."""
-
-    nested: Nested
-    early_stop_off: bool
-
-
 def nested_findings(
     texts: Mapping[str, str], scripts: Mapping[str, Script]
 ) -> tuple[list[Found], list[str]]:
@@ -247,29 +238,28 @@ def nested_findings(
     names = {posixpath.normpath(Path(path).absolute().as_posix()): path for path in texts}
     sources = Sources({file: texts[path] for file, path in names.items()})
     read = {file: scripts[path] for file, path in names.items()}
-    pairs: dict[tuple[CheckpointSite, CheckpointSite], _Pair] = {}
+    pairs: dict[tuple[CheckpointSite, CheckpointSite], Nested] = {}
     cut: list[str] = []
     left = _STEPS
     words = frozenset[str]().union(*(script.checkpointing for script in read.values()))
     for file in sorted(read):
-        parts = _Parts(sources, file, words)
-        if not parts.any or _sites_around(file, sources, read) < 2:
+        parts = _parts(sources, file, words)
+        if not parts or _sites_around(file, sources, read) < 2:
             continue
         if left <= 0:
             cut.append(names[file])
             continue
-        walks = _Walks(sources, parts, left)
-        for nested, early_stop_off in walks:
+        walks = _Walks(sources, file, parts, left)
+        for nested in walks:
             key = (nested.outer, nested.inner)
-            kept = pairs.get(key)
-            if kept is None or len(nested.conditions) < len(kept.nested.conditions):
-                pairs[key] = _Pair(nested, early_stop_off)
+            if key not in pairs or len(nested.conditions) < len(pairs[key].conditions):
+                pairs[key] = nested
         left -= walks.steps
         if walks.cut:
             cut.append(names[file])
     found: dict[tuple[str, int], Found] = {}
-    for _, pair in sorted(pairs.items(), key=lambda item: item[0]):
-        finding = _finding(pair, names)
+    for _, nested in sorted(pairs.items(), key=lambda item: item[0]):
+        finding = _finding(nested, names)
         at = (finding.file, finding.line)
         if at not in found or finding.code < found[at].code:
             found[at] = finding
@@ -291,72 +281,71 @@ def _sites_around(file: str, sources: Sources, read: Mapping[str, Script]) -> in
     return number
 
 
-class _Parts:
+def _parts(sources: Sources, file: str, words: frozenset[str]) -> dict[tuple[str, ...], ast.stmt]:
     """The functions and methods of a file that checkpoint, or name what does.
 
-    Attributes:
-        nodes: Each by its name, or by the names of its class and itself.
-        any: Whether there are any, or other statements that do.
+    Each is by its name, or by the names of its class and itself; another statement is by no name.
     """
 
-    def __init__(self, sources: Sources, file: str, words: frozenset[str]) -> None:
-        self.file = file
-        self.nodes: dict[tuple[str, ...], ast.stmt] = {}
-        text = sources.texts[file]
-        self.any = bool(CHECKPOINTS.search(text)) or not words.isdisjoint(_WORD.findall(text))
-        if not self.any:
-            return
-        lines = source_lines(text)
+    def concerned(text: str) -> bool:
+        return bool(CHECKPOINTS.search(text)) or not words.isdisjoint(_WORD.findall(text))
 
-        def concerned(node: ast.stmt) -> bool:
-            own = "".join(lines[node.lineno - 1 : node.end_lineno])
-            return bool(CHECKPOINTS.search(own)) or not words.isdisjoint(_WORD.findall(own))
-
-        self.any = False
-        for node in sources.tree(file).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                self.nodes |= {(node.name,): node} if concerned(node) else {}
-            elif isinstance(node, ast.ClassDef):
-                methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
-                self.nodes |= {(node.name, m.name): m for m in methods if concerned(m)}
-            elif not isinstance(node, ast.Import | ast.ImportFrom):
-                self.any = self.any or concerned(node)
-        self.any = self.any or bool(self.nodes)
+    text = sources.texts[file]
+    if not concerned(text):
+        return {}
+    lines = source_lines(text)
+    found: dict[tuple[str, ...], ast.stmt] = {}
+    for node in sources.tree(file).body:
+        parts: dict[tuple[str, ...], ast.stmt] = {(): node}
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            parts = {(node.name,): node}
+        elif isinstance(node, ast.ClassDef):
+            methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
+            parts = {(node.name, method.name): method for method in methods}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            parts = {}
+        for way, part in parts.items():
+            if concerned("".join(lines[part.lineno - 1 : part.end_lineno])):
+                found[way] = part
+    return found
 
 
 class _Walks:
     """The walks of one file: its statements, then the functions that they did not call."""
 
-    def __init__(self, sources: Sources, parts: _Parts, most: int) -> None:
-        self.sources, self.parts, self.file, self.most = sources, parts, parts.file, most
+    def __init__(
+        self, sources: Sources, file: str, parts: Mapping[tuple[str, ...], ast.stmt], most: int
+    ) -> None:
+        self.sources, self.file, self.parts, self.most = sources, file, parts, most
         self.steps = 0
         self.cut = False
         self.walked: set[int] = set()
 
-    def __iter__(self) -> Iterator[tuple[Nested, bool]]:
+    def __iter__(self) -> Iterator[Nested]:
         yield from self._walk(())
-        for way, node in self.parts.nodes.items():
-            if id(node) in self.walked:
+        for way, node in self.parts.items():
+            if not way or id(node) in self.walked:
                 continue
             if self.steps >= self.most:
                 self.cut = True
                 return
             yield from self._walk(way)
 
-    def _walk(self, way: tuple[str, ...]) -> Iterator[tuple[Nested, bool]]:
+    def _walk(self, way: tuple[str, ...]) -> Iterator[Nested]:
         follower = Checkpoints(self.sources, self.file)
         try:
             frame = follower.run()
             if way:
                 self._call(follower, way, frame)
-            kinds = set() if way else {names[0] for names in self.parts.nodes if len(names) > 1}
+            kinds = set() if way else {names[0] for names in self.parts if len(names) > 1}
             _use_what_was_made(follower, frame, kinds)
         except (Enough, RecursionError):
             self.cut = True
         self.steps += follower.steps
         self.walked |= follower.walked
         for nested in follower.nested:
-            yield nested, follower.early_stop_off
+            nested.early_stop_off = follower.early_stop_off
+            yield nested
 
     def _call(self, follower: Checkpoints, way: tuple[str, ...], frame: Frame) -> None:
         for value, _ in frame.names.get(way[0], ()):
@@ -382,8 +371,8 @@ def _use_what_was_made(follower: Checkpoints, frame: Frame, kinds: set[str]) -> 
                 follower.call_whole(follower.make(value, frame), frame)
 
 
-def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
-    outer, inner, met = pair.nested.outer, pair.nested.inner, pair.nested
+def _finding(met: Nested, names: Mapping[str, str]) -> Found:
+    outer, inner = met.outer, met.inner
     file = names.get(outer.file, outer.file)
     where = f"line {inner.line}"
     if inner.file != outer.file:
@@ -399,7 +388,7 @@ def _finding(pair: _Pair, names: Mapping[str, str]) -> Found:
     doubt = ""
     if "unknown" in variants and "reentrant" not in variants:
         doubt = "if either is reentrant"
-    elif both and pair.early_stop_off:
+    elif both and met.early_stop_off:
         doubt = "where early stop is off"
     elif both and met.followed is None:
         doubt = "if what follows the inner one keeps anything for the backward pass"
