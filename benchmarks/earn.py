@@ -11,8 +11,6 @@ waste. The analyser has no part in any of the three.
 The status is 1 where a waste was not found, or something was found in an ordinary training.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import statistics

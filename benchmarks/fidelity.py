@@ -9,8 +9,6 @@ the same seeds. What is said is what `recompute-scan run` would say of a step th
 The status is 1 where the two disagree, or where the operator or module named is another one.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The status is 1 where an answer differs.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
