@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recompute_scan.result import Result, from_json
-from tests.record.runs import plain_environment, run_plain
+from tests.record.runs import plain_environment, run_within
 
 SCRIPTS = Path(__file__).with_name("scripts")
 HUNG = 124
@@ -153,5 +153,5 @@ def run_case(case: Case, folder: Path, *launcher: str, first: Path | None = None
     command = [*launcher[1:], "-m", "recompute_scan", "run", *options, "train.py", "saved.pt"]
     path = plain_environment()["PYTHONPATH"]
     path = path if first is None else f"{first}{os.pathsep}{path}"
-    done = run_plain(folder, *command, timeout_s=600, PYTHONPATH=path)
+    done = run_within(600, folder, *command, PYTHONPATH=path)
     return Ended(done.returncode, done.stdout, done.stderr, folder / "out")

@@ -15,7 +15,7 @@ from recompute_scan.recompute.study import study
 from recompute_scan.result import from_json
 from tests.cases import device
 from tests.cases.nesting import CASES
-from tests.record.runs import run_plain
+from tests.record.runs import run_within
 
 ROOT = Path(__file__).parents[2]
 # The seven ways to put two checkpoints, or one, around a layer.
@@ -34,7 +34,7 @@ def run(*command: str | Path, timeout: float = 600) -> str:
 
 def run_in(folder: Path, *command: str | Path, timeout: float = 600) -> str:
     path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    done = run_plain(folder, "-W", "ignore", *command, timeout_s=timeout, PYTHONPATH=path)
+    done = run_within(timeout, folder, "-W", "ignore", *command, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 

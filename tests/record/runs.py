@@ -194,9 +194,16 @@ def recording_command(
 
 
 def run_plain(
-    folder: Path, *command: str | Path, timeout_s: float = 500, **environment: str
+    folder: Path, *command: str | Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Python in this folder, with these variables besides."""
+    return run_within(500, folder, *command, **environment)
+
+
+def run_within(
+    timeout_s: float, folder: Path, *command: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The same with another limit than that of most."""
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.startup import VARIABLE
-from tests.record.runs import LAYERS, QUICK, tool, write_script
-from tests.record.test_launch import FSDP, TORCHRUN
+from tests.record.runs import LAYERS, QUICK, TORCHRUN, tool, write_script
+from tests.record.test_launch import FSDP
 
 ALONE = (
     LAYERS
