@@ -1,7 +1,5 @@
 """``python -m benchmarks`` lists the benchmarks, ``python -m benchmarks NAME`` runs one."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Versions of torch with the packages of their day, and an environment made for one of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

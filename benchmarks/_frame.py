@@ -1,7 +1,5 @@
 """What every benchmark shares: its command, clean processes, runs in turn, ratios and tables."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

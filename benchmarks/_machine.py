@@ -1,7 +1,5 @@
 """What a benchmark ran on, and what processes take; for any interpreter, with nothing installed."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ Each case is a pair of arrangements of checkpoints around the same layers. The m
 from the same seed, so both do the same work but for the recomputes.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Iterator

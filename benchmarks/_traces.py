@@ -11,8 +11,6 @@ ones. A longer one is a recorded one's steps over and over, with times and runni
 as a longer recording would have them: first all operators in order of time, then all Python frames.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -19,8 +19,6 @@ The status is 1 where an answer is wrong, or a case cannot be recorded for anoth
 the backend of attention has no kernel for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -9,8 +9,6 @@ would not be tested.
 The status is 1 where a verdict or an action is wrong, or a row can be spoilt unnoticed.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

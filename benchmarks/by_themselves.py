@@ -10,8 +10,6 @@ with two. Beside that stands the answer. Without diffusers only transformers' mo
 The status is 1 where an answer is not what was counted.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 
 from tests.cases.by_themselves import MODELS, tried

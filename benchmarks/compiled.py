@@ -7,8 +7,6 @@ the folder alone that ``TORCH_TRACE`` names. The status is 1 where a verdict dif
 recomputes: in all, of a layer or of a module.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ that changes nothing on any of them is one to do without, or one that
   python -m benchmarks constants attention --traces FOLDER   as `shapes --write` leaves them
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from pathlib import Path

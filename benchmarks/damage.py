@@ -11,8 +11,6 @@ from the sound trace's. The ways called later were written when the rules that s
 The status is 1 where an answer was wrong at high confidence.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

@@ -17,8 +17,6 @@ which), five to seven gigabytes, which is removed again.
 The status is 1 where an answer differs.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

@@ -11,8 +11,6 @@ waste. The analyser has no part in any of the three.
 The status is 1 where a waste was not found, or something was found in an ordinary training.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import statistics
@@ -24,13 +22,12 @@ from typing import Any
 
 import click
 import torch
+from tests.work import trainings
 from tests.work.test_work import watch_of
-from tests.work.trainings import ORDINARY as trainings_of_tests  # noqa: N811
+from tests.work.trainings import ALONE, ORDINARY, ORDINARY_LAYERS, PLANTED, Planted, Step
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import _earn_cases
-from benchmarks._earn_cases import ORDINARY, ORDINARY_LAYERS, PLANTED, Planted, Step
 from benchmarks._frame import Table, benchmark, wanted, words
 from benchmarks._machine import machine
 from recompute_scan.record.isolation import Guard
@@ -122,19 +119,19 @@ def _line(one: Any) -> int:
 
 
 def _lines(name: str) -> set[int]:
-    source = Path(_earn_cases.__file__).read_text("utf-8").splitlines()
+    source = Path(trainings.__file__).read_text("utf-8").splitlines()
     return {n for n, text in enumerate(source, 1) if text.endswith(f"# WASTE: {name}")}
 
 
 def ordinary(words: Sequence[str]) -> int:
     """Prints what is found in ordinary trainings; in how many of them anything was."""
     tried = untrue = 0
-    trainings = {**trainings_of_tests} | {
+    every = {**ALONE} | {
         f"{name} {layers}": functools.partial(make, layers)
         for name, make in ORDINARY.items()
         for layers in ORDINARY_LAYERS
     }
-    for name, made in trainings.items():
+    for name, made in every.items():
         if not wanted(name, words):
             continue
         torch.manual_seed(0)

@@ -6,8 +6,6 @@
 The status is 1 where a status, a report or what was kept is not what it should be.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

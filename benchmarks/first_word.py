@@ -7,8 +7,6 @@ of a job that ends early, in each phase, is a table of `faults`.
   python -m benchmarks first-word --run=--quick      with an option of `run`
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -13,8 +13,6 @@ The status is 1 where a peak is over its limit, where losses differ, where bytes
 step by 8 %, or where a simple arrangement that fits is faster by 2 %.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ That it finds injected regressions, tells nothing of healthy trainings and chang
 ``tests/guard`` checks; ``--healthy`` runs these trainings for longer, and is 1 where one alarms.
 """
 
-from __future__ import annotations
-
 import logging
 import statistics
 import time

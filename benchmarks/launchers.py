@@ -12,8 +12,6 @@ cluster that answers, two nodes are network namespaces and need root.
 The status is 1 where one is not right.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

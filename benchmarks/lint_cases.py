@@ -3,14 +3,10 @@
 The status is 1 where an answer differs.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
-from tests.lint.cases import CASES, Case, answer
-from tests.lint.found_cases import FOUND
-from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
+from tests.lint.cases import CASES, FOUND, FRAMEWORKS, HELD_OUT, Case, answer
 from tests.lint.nested_cases import NESTED
 
 from benchmarks._frame import Table, benchmark

@@ -11,8 +11,6 @@ orjson's rows need an interpreter that has them (``pip install traceinsight ijso
 The status is 1 where one of our own measurements failed.
 """
 
-from __future__ import annotations
-
 import datetime
 import gzip
 import shutil

@@ -8,8 +8,6 @@ under any names: a hash tells each. A file of the folder that is not listed gets
 The status is 1 where a listed one is missing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 import sys

@@ -16,8 +16,6 @@ point; beside it stands the largest output of a checkpointed region.
   python -m benchmarks overhead --part steps --width 16 --rows 8 --blocks 1 --rounds 150
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging

@@ -5,8 +5,6 @@ that of the first contentful paint after the navigation began (Paint Timing); th
 started before. It needs what `make browser` installs. The status is 1 where a page misses a target.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

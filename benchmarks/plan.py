@@ -21,8 +21,6 @@ The status is 1 where a plan is over its budget, where its bytes or its step are
 where a simple arrangement is faster.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -18,8 +18,6 @@ the median step before.
 The status is 1 where a target is missed.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -18,8 +18,6 @@ with us or prints other losses, where a fix leaves a doubled checkpoint, and whe
 all rows ran.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -7,8 +7,6 @@ row is in the result. Memory is the peak by the kernel's count, of all processes
   python -m benchmarks scale --ranks 8,32,128,512
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -15,8 +15,6 @@ there are two of models without attention.
 The status is 1 where an answer is wrong.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import tempfile

@@ -10,8 +10,6 @@ with canaries in every field goes the same way, and is searched for them afterwa
 The status is 1 where an answer differs or a canary comes out.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import tempfile

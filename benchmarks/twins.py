@@ -12,8 +12,6 @@ The status is 1 where that round's twin is outside the prediction, or where its 
 (their middle half by a tenth) that they should be recorded again.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

@@ -16,8 +16,6 @@ bring CUDA's libraries and run on a CPU too. What each check said is kept in
 The status is 1 where one is not right.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

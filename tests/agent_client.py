@@ -6,10 +6,7 @@ cases, those of other versions of torch), or what is known of the traces that ot
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 
 from tests.cases.case import record
 from tests.cases.nesting import NESTING
+from tests.record.runs import tool
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = ROOT / "traces"
@@ -136,14 +134,7 @@ def _text(value: object) -> str:
 
 def ask(question: Question) -> Seen:
     """Call the command line, and read what it has to say."""
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", *question.command],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = tool(Path.cwd(), *question.command)
     text = done.stdout
     if question.result is not None:
         text = question.result.read_text(encoding="utf-8") if question.result.exists() else ""

@@ -26,7 +26,6 @@ SAMPLE = {
     ],
     "record/test_children.py": ["test_each_rank_is_seen_and_one_reports[fork]"],
     "record/test_in_the_wild.py": ["test_a_package_with_all_that_scripts_do"],
-    "record/test_launch.py": ["test_every_rank_records_its_own"],
     "record/test_own_functions.py": ["test_the_line_that_applies_it[GradCkpt-NAME.apply]"],
     "record/test_phases.py": [
         "test_the_phases_in_order_and_an_orderly_end",

@@ -1,12 +1,10 @@
 """A copy of the package to change, and what it prints then."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import recompute_scan
+from tests.record.runs import run_plain
 
 
 def copy_package(folder: Path) -> Path:
@@ -18,13 +16,6 @@ def copy_package(folder: Path) -> Path:
 
 def printed(package: Path, *words: str, **environment: str) -> str:
     """What Python prints for these arguments, with the copy as the package."""
-    ran = subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, **environment, "PYTHONPATH": str(package.parent)},
-        cwd=package.parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ran = run_plain(package.parent, *words, PYTHONPATH=str(package.parent), **environment)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

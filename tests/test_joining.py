@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.startup import MAIN, VARIABLE, joined
+from tests.record.runs import run_plain
 
 OPTIONS = '{"steps": 2, "output": "a b"}'
 TOOLS = ["/venv/bin", "/venv/lib/python3.11"]
@@ -59,18 +60,8 @@ def test_tools_and_helpers_run_on_as_they_are(argv: list[str]) -> None:
 @pytest.mark.parametrize("left", ["", "left", '{"target": 1}', "[]", "\udcff"])
 def test_a_variable_that_another_run_has_left_changes_nothing(left: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, sys\nprint(sys.argv, os.environ.get('A'))\n")
-    command = [sys.executable, "-u", "train.py", "--steps", "2"]
-    ran = [
-        subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=os.environ | more,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        for more in ({}, {VARIABLE: left})
-    ]
+    command = ("-u", "train.py", "--steps", "2")
+    ran = [run_plain(tmp_path, *command, **more) for more in ({}, {VARIABLE: left})]
     assert [one.returncode for one in ran] == [0, 0]
     assert ran[0].stdout == ran[1].stdout
     assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]

@@ -12,8 +12,6 @@ against what the programs count and time by themselves, and are in `results.json
 `stages.yaml` says what is run. The status is 1 where an answer is wrong or a program failed.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What came of an item, beside what is true; and all that a folder of such items has."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ inside are switched on and off, so that steps with them and without take turns i
     python benchmarks/gpu/llama.py --outer N --inner R --report report.json
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,7 +1,5 @@
 """The items of the stages: their commands, and how they are run, side by side or alone."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

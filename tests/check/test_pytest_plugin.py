@@ -1,14 +1,13 @@
 """The fixtures, in a test file of a model's own repository."""
 
-import os
 import re
-import subprocess
-import sys
 import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
+from tests.record.runs import run_plain
 
 MODEL = """
 import torch
@@ -101,15 +100,9 @@ def test_in_a_project_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "test_model.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "recompute_scan.pytest_plugin"],
-        cwd=tmp_path,
-        # Whether this environment knows the entry point is not the question here.
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    # Whether this environment knows the entry point is not the question here.
+    command = ("-m", "pytest", "-q", "-p", "recompute_scan.pytest_plugin")
+    done = run_plain(tmp_path, *command, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     printed = done.stdout
     assert "5 failed, 3 passed" in printed, printed + done.stderr
     for name in (

@@ -1,7 +1,6 @@
 """``run`` keeps the compiler's graphs, and a folder that ``TORCH_TRACE`` names has the same."""
 
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from recompute_scan.record.isolation import Guard
 from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.result import Result, from_json
 from recompute_scan.result.run_record import compiled_name
+from tests.record.runs import tool
 
 _LAYERS = Path(__file__).parents[1] / "versions" / "compiled_layers.py"
 _SCRIPT = """
@@ -49,15 +49,9 @@ def _graphs(result: Result) -> list[tuple[object, ...]]:
 def test_a_run_and_torchs_own_log_give_one_answer(tmp_path: Path) -> None:
     script, out, log = tmp_path / "train.py", tmp_path / "out", tmp_path / "log"
     script.write_text(_SCRIPT)
-    command = [sys.executable, "-m", "recompute_scan", "run", "--steps", "2", "--timing-steps"]
-    command += ["1", "--warmup", "2", "--keep-going", "-o", str(out), str(script)]
-    ran = subprocess.run(
-        command,
-        env={**os.environ, "TORCH_TRACE": str(log)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    options = ("--steps", "2", "--timing-steps", "1", "--warmup", "2", "--keep-going")
+    ran = tool(Path.cwd(), "run", *options, "-o", out, script, TORCH_TRACE=str(log))
+    assert ran.returncode == 0, ran.stderr
     assert "done" in ran.stdout
     by_run = analyse([out])
     assert (by_run.verdict, by_run.recompute_per_backward) == ("doubled", 2.0)

@@ -1,9 +1,8 @@
 """The solver says nothing, and what others print while it is made comes through."""
 
-import subprocess
-import sys
+from pathlib import Path
 
-from tests.record.runs import plain_environment
+from tests.record.runs import run_plain
 
 # As highspy 1.16 does it: by C's buffered stream, when the first solver is made.
 BANNER = """\
@@ -27,13 +26,7 @@ print("behind")
 
 
 def test_the_banner_is_left_out_and_all_else_passes_in_order() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BANNER + MAKE],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=plain_environment() | {"PYTHONUNBUFFERED": ""},
-    )
+    done = run_plain(Path.cwd(), "-c", BANNER + MAKE, PYTHONUNBUFFERED="")
     assert done.stdout == "by Python\nby C\nof another thread\nbehind\n"
     assert done.stderr == ""
 
@@ -41,5 +34,4 @@ def test_the_banner_is_left_out_and_all_else_passes_in_order() -> None:
 def test_a_closed_standard_output_is_no_hindrance() -> None:
     close = "import os\nos.close(1)\n"
     make = "from recompute_scan.cost.arrangement import silent_solver\nsilent_solver(1.0)\n"
-    done = subprocess.run([sys.executable, "-c", close + make], env=plain_environment())
-    assert done.returncode == 0
+    assert run_plain(Path.cwd(), "-c", close + make).returncode == 0

@@ -101,9 +101,8 @@ def test_too_many_members(tmp_path: Path) -> None:
     file = tmp_path / "many.zip"
     file.write_bytes(zipped(*[(f"{number}.txt", b"") for number in range(11)]))
     assert refused(file, Limits(members=10)).code == "E316"
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="E316"):
         find([file], Limits(members=10))
-    assert caught.value.code == "E316"
 
 
 def test_quotes_that_never_close_cost_no_more_than_a_second(tmp_path: Path) -> None:
@@ -165,9 +164,8 @@ def test_globs_are_expanded_where_no_file_has_that_name(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(good)
     assert find([tmp_path / "r*.json"]) == [tmp_path / "r2.json", tmp_path / "r10.json"]
     assert find([tmp_path / "[r].json"]) == [tmp_path / "[r].json"]
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="E301"):
         find([tmp_path / "x*.json"])
-    assert caught.value.code == "E301"
 
 
 def test_the_whole_file_need_not_be_json_to_be_told_from_one(tmp_path: Path) -> None:

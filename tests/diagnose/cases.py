@@ -2,13 +2,11 @@
 
 import importlib.metadata
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recompute_scan.result import Result, from_json
-from tests.record.runs import plain_environment
+from tests.record.runs import plain_environment, run_within
 
 SCRIPTS = Path(__file__).with_name("scripts")
 HUNG = 124
@@ -140,7 +138,7 @@ def run_case(case: Case, folder: Path, *launcher: str, first: Path | None = None
     Args:
         case: Which script.
         folder: A folder of its own; the run's folder is ``out`` in it.
-        launcher: What starts the command instead of its own ``--nproc-per-node``.
+        launcher: What starts the command instead of its own ``--nproc-per-node``; Python first.
         first: A folder with other versions of libraries, which come before those installed.
     """
     script = folder / "train.py"
@@ -152,12 +150,8 @@ def run_case(case: Case, folder: Path, *launcher: str, first: Path | None = None
     options += ["--timeout", str(TIMEOUT_S if case.hangs else 60)]
     if case.ranks > 1 and not launcher:
         options += ["--nproc-per-node", str(case.ranks)]
-    python = launcher or (sys.executable,)
-    command = [*python, "-m", "recompute_scan", "run", *options, "train.py", "saved.pt"]
-    environment = plain_environment()
-    if first is not None:
-        environment["PYTHONPATH"] = f"{first}{os.pathsep}{environment['PYTHONPATH']}"
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment
-    )
+    command = [*launcher[1:], "-m", "recompute_scan", "run", *options, "train.py", "saved.pt"]
+    path = plain_environment()["PYTHONPATH"]
+    path = path if first is None else f"{first}{os.pathsep}{path}"
+    done = run_within(600, folder, *command, PYTHONPATH=path)
     return Ended(done.returncode, done.stdout, done.stderr, folder / "out")

@@ -1,10 +1,9 @@
 """A rank's stacks are kept when a launcher ends it after it had told that it hangs."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.record.runs import run_plain
 
 CODE = """
 import os, signal, sys
@@ -27,10 +26,8 @@ is_ended_here()
 
 
 def test_what_was_told_of_a_hang_outlives_the_end_by_a_launcher(tmp_path: Path) -> None:
-    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", CODE, str(tmp_path)], env=environment, capture_output=True, text=True
-    )
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    ended = run_plain(tmp_path, "-c", CODE, tmp_path, **rank)
     assert ended.returncode == -signal.SIGTERM, ended.stderr
     kept = (tmp_path / "where-rank1.txt").read_text(encoding="utf-8")
     assert "in hangs_here" in kept

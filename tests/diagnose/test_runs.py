@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,15 +9,10 @@ import pytest
 
 from recompute_scan.result.run_record import read_run_info, run_info_name
 from tests.diagnose.cases import CASES, FORMS, HUNG, REPAIRED, Case, Ended, run_case
-from tests.record.runs import run_plain, write_script
+from tests.record.runs import TORCHRUN, run_plain, write_script
 from tests.result_schema import validate
 
 BY_NAME = {case.script: case for case in CASES}
-TORCHRUN = (
-    sys.executable,
-    *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
-    "--nproc-per-node=2",
-)
 
 Ran = Callable[[str], Ended]
 

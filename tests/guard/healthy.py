@@ -3,8 +3,6 @@
 Each is named by what it does; a part of them changes for a reason what is recomputed.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

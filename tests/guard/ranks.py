@@ -1,7 +1,5 @@
 """Two ranks with gloo: the other one is a process of its own, under a guard of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from recompute_scan.events import ChangeTold, CommandEnded
+from tests.record.runs import run_plain
 from tests.test_events import events_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,16 +32,7 @@ sys.exit(7)
 
 def started(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_plain(folder, *words, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
 
 
 def guarded(folder: Path, change: int) -> subprocess.CompletedProcess[str]:

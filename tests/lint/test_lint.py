@@ -15,9 +15,7 @@ from recompute_scan.cli.show import titles
 from recompute_scan.lint import lint
 from recompute_scan.lint.rules import RULES
 from recompute_scan.project_file import lint_settings
-from tests.lint.cases import CASES, Case, answer
-from tests.lint.found_cases import FOUND
-from tests.lint.framework_cases import FRAMEWORKS, HELD_OUT
+from tests.lint.cases import CASES, FOUND, FRAMEWORKS, HELD_OUT, Case, answer
 
 DOUBLED = next(case for case in CASES if case.codes == ("RS601",)).files["train.py"]
 

@@ -12,11 +12,10 @@ from click.testing import CliRunner
 from recompute_scan.cli import cli, main
 from recompute_scan.lint import lint
 from recompute_scan.project_file import lint_settings
-from tests.lint.cases import _HEAD, _ON_REENTRANT, _WRAP
-from tests.lint.framework_cases import _FSDP_ON, _LLAMA_FACTORY
+from tests.lint.cases import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
-DOUBLED = _HEAD + _WRAP + _ON_REENTRANT
+DOUBLED = PARTS["HEAD"] + PARTS["WRAP"] + PARTS["ON_REENTRANT"]
 NOTE = "checkpoint(f, x, use_reentrant=False, preserve_rng_state=False)"
 RANDOM = f"from torch.utils.checkpoint import checkpoint\n{NOTE}"
 
@@ -32,10 +31,15 @@ def _patched(folder: Path, text: bytes) -> None:
         {"train.py": DOUBLED},
         {"train.py": DOUBLED.rstrip("\n")},
         {"train.py": DOUBLED.replace("\n", "\r\n")},
-        {"train.py": _HEAD + "if x:\n    " + _WRAP.replace("\n", "\n    ") + _ON_REENTRANT},
+        {
+            "train.py": PARTS["HEAD"]
+            + "if x:\n    "
+            + PARTS["WRAP"].replace("\n", "\n    ")
+            + PARTS["ON_REENTRANT"]
+        },
         {"sub/a b.py": DOUBLED, "train.py": DOUBLED},
         {
-            "sft.yaml": _LLAMA_FACTORY + "fsdp: full_shard auto_wrap\nfsdp_config:\n"
+            "sft.yaml": PARTS["LLAMA_FACTORY"] + "fsdp: full_shard auto_wrap\nfsdp_config:\n"
             "  activation_checkpointing: true  # saves memory\n"
         },
         {
@@ -60,13 +64,13 @@ def test_the_diff_mends_what_is_certain(
 
 
 def test_a_block_is_never_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = _HEAD + "def f():\n    " + _ON_REENTRANT + "f()\n"
+    script = PARTS["HEAD"] + "def f():\n    " + PARTS["ON_REENTRANT"] + "f()\n"
     (tmp_path / "t.py").write_text(script.replace("f()\n", "f()\n", 1))
     from recompute_scan.lint.output import diff  # noqa: PLC0415
     from recompute_scan.lint.rules import Found  # noqa: PLC0415
 
     monkeypatch.chdir(tmp_path)
-    at = script.splitlines().index("    " + _ON_REENTRANT.rstrip()) + 1
+    at = script.splitlines().index("    " + PARTS["ON_REENTRANT"].rstrip()) + 1
     assert "+    pass" in diff([Found("t.py", at, "RS601", "", "", "", "delete")])
 
 
@@ -163,7 +167,7 @@ def test_the_hook_runs_on_the_files_that_it_is_given(tmp_path: Path) -> None:
     command, *options = shlex.split(hook["entry"])
     assert command == "recompute-scan"
     (tmp_path / "train.py").write_text(DOUBLED)
-    (tmp_path / "fsdp.yaml").write_text(_FSDP_ON)
+    (tmp_path / "fsdp.yaml").write_text(PARTS["FSDP_ON"])
     files = [str(tmp_path / name) for name in ("train.py", "fsdp.yaml")]
     assert main([*options, *files]) == 1
     assert main([*options, files[1]]) == 0

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 
 from recompute_scan.cli import cli
 from recompute_scan.lint import lint
-from tests.lint.cases import _HEAD, _ON, _ON_REENTRANT, _WRAP
+from tests.lint.cases import PARTS
 
-SCRIPT = _HEAD + _WRAP + "if args.gc:\n    " + _ON_REENTRANT
+SCRIPT = PARTS["HEAD"] + PARTS["WRAP"] + "if args.gc:\n    " + PARTS["ON_REENTRANT"]
 ON = {
     # torchtitan 0.2.2, distributed/activation_checkpoint.py
     "titan.toml": (
@@ -104,7 +104,7 @@ def test_what_a_file_switches_on(name: str, tmp_path: Path) -> None:
 def test_the_installed_version_counts_where_none_is_pinned(
     installed: str | None, pinned: str, code: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(_HEAD + _WRAP + _ON)
+    (tmp_path / "train.py").write_text(PARTS["HEAD"] + PARTS["WRAP"] + PARTS["ON"])
     (tmp_path / "requirements.txt").write_text(pinned)
     (found,) = lint([tmp_path], installed=installed).found
     assert found.code == code

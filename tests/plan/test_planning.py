@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from tests.plan.device import Device
 from tests.plan.oracle import peak_of
 from tests.plan.rehearsed import SCRIPT, all_choices, arranged, some_choices
 from tests.plan.scripts import CASES, arrange, build
+from tests.record.runs import tool
 from tests.report import sample_results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,13 +42,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["plan", "--timing-steps", "3", "--steps", "1", "-o", str(folder / "out"), *arguments]
-    return subprocess.run(
-        [sys.executable, "-m", "recompute_scan", *command],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
-    )
+    path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    return tool(Path.cwd(), *command, COLUMNS="80", PYTHONPATH=path)
 
 
 @pytest.mark.slow
@@ -405,9 +400,7 @@ with Device(*model.parameters(), limit=int(sys.argv[1])):
 
 
 @pytest.mark.slow
-def test_a_script_that_fits_only_with_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_fits_only_with_checkpoints(tmp_path: Path) -> None:
     """What no step could show is as the oracle counts it, who has memory enough."""
     model, step = build(CASES["mlp"])
     with Device(*model.parameters()) as device:
@@ -419,7 +412,6 @@ def test_a_script_that_fits_only_with_checkpoints(
     most = peak_of(model, step)
     script = tmp_path / "train.py"
     script.write_text(_TIGHT, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     few = ("--timing-steps", "2")
     done = plan(tmp_path, *few, "--memory", "150%", str(script), str(limit))
     assert done.returncode == 0, done.stderr

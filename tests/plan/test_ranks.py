@@ -1,9 +1,6 @@
 """``recompute-scan plan`` with two processes: one plan, applied and proven on both alike."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from recompute_scan.cost.plan import arm_of_way
 from recompute_scan.result import from_json
 from recompute_scan.result.run_record import read_rehearsals
+from tests.record.runs import tool
 
 # Each rank prints for every step how often each of its layers ran in the backward pass.
 SCRIPT = """\
@@ -67,13 +65,7 @@ def test_a_plan_is_made_for_all_ranks_and_proven_on_each(tmp_path: Path) -> None
     script.write_text(SCRIPT, encoding="utf-8")
     out = tmp_path / "out"
     arguments = ["--timing-steps", "2", "--steps", "1", "--nproc-per-node", "2", "-o", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "plan", *arguments, "--memory", "180%", script],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = tool(Path.cwd(), "plan", *arguments, "--memory", "180%", script)
     assert done.returncode == 0, done.stderr
     made = from_json((out / "result.json").read_bytes()).plan
     assert made is not None

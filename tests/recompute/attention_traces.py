@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tests.cases.kernel_names import ATTENTION
+
 Group = tuple[int, int]  # first and last layer
 Event = dict[str, Any]
 Kind = Literal["forward", "recompute", "backward"]
@@ -28,62 +30,27 @@ class Names:
     behind: tuple[str, ...] = ()
 
 
-FLASH_2 = Names(
-    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, "
-    "false, false, cutlass::bfloat16_t, pytorch_flash::Flash_kernel_traits<64, 128, 128, 4, "
-    "cutlass::bfloat16_t> >, false, true, false, false, false, true, false>"
-    "(pytorch_flash::Flash_fwd_params)",
-    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<"
-    "pytorch_flash::Flash_bwd_kernel_traits<64, 128, 128, 8, 4, 4, 4, false, false, "
-    "cutlass::bfloat16_t, pytorch_flash::Flash_kernel_traits<64, 128, 128, 8, "
-    "cutlass::bfloat16_t> >, false, true, false, false, true, true>"
-    "(pytorch_flash::Flash_bwd_params)",
-    before=("void pytorch_flash::flash_bwd_dot_do_o_kernel<true, pytorch_flash::"
-            "Flash_bwd_kernel_traits<64, 128, 128, 8, 4> >(pytorch_flash::Flash_bwd_params)",),
-    behind=("void pytorch_flash::flash_bwd_convert_dq_kernel<pytorch_flash::"
-            "Flash_bwd_kernel_traits<64, 128, 128, 8, 4, 4, 4> >(pytorch_flash::Flash_bwd_params, "
-            "int)",),
-)  # fmt: skip
-FLASH_3 = Names(
-    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
-    "flash::CollectiveMainloopFwdSm90<2> > > >()",
-    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnBwdSm90<"
-    "flash::CollectiveMainloopBwdSm90<2, 2, 2> > > >()",
-    before=("void cutlass::device_kernel<flash::FlashAttnBwdPreprocess<cute::C<64> > >()",),
-    behind=("void cutlass::device_kernel<flash::FlashAttnBwdPostprocessConvertdQ<cute::C<64> > >",),
-)  # fmt: skip
-CUDNN = Names(
-    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1",
-    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1",
-    before=("void cudnn::fusion::compute_dot_do_o_specialized<true, 128>()",),
-    behind=("void cudnn::fusion::convert_dq_to_16bits<true>()",),
-)
-EFFICIENT = Names(
-    "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<"
-    "cutlass::bfloat16_t, cutlass::arch::Sm80, true, 64, 128, 128, true, true>::Params)",
-    "fmha_cutlassB_bf16_aligned_128x64_k65536_sm80(PyTorchMemEffAttention::AttentionBackwardKernel<"
-    "cutlass::arch::Sm80, cutlass::bfloat16_t, true, false, true, 128, 64, 65536>::Params)",
-)
-AITER = Names(
-    "aiter::fmha_fwd_hd128_bf16_causal",
-    "aiter::fmha_bwd_hd128_bf16_causal_a32_rtna_psskddv",
-    before=("aiter::fmha_bwd_hd128_odo_bf16",),
-    behind=("aiter::fmha_bwd_hd128_dq_convert_bf16",),
-)
-AOTRITON = Names(
-    "attn_fwd.kd",
-    "bwd_kernel_dk_dv.kd",
-    before=("bwd_preprocess.kd",),
-    behind=("bwd_kernel_dq.kd",),
-)
+def _names(kernels: tuple[str, tuple[str, ...]]) -> Names:
+    """Of several kernels of a backward call the second is the main one."""
+    forward, backward = kernels
+    main = min(1, len(backward) - 1)
+    return Names(forward, backward[main], backward[:main], backward[main + 1 :])
+
+
 ALL = {
-    "flash_attention_2": FLASH_2,
-    "flash_attention_3": FLASH_3,
-    "cudnn_attention": CUDNN,
-    "efficient_attention": EFFICIENT,
-    "aiter_attention": AITER,
-    "triton_attention": AOTRITON,
+    "flash_attention_2": _names(ATTENTION["flash_2"]),
+    "flash_attention_3": _names(ATTENTION["flash_3"]),
+    "cudnn_attention": _names(ATTENTION["cudnn"]),
+    "efficient_attention": _names(ATTENTION["efficient"]),
+    "aiter_attention": Names(
+        "aiter::fmha_fwd_hd128_bf16_causal",
+        "aiter::fmha_bwd_hd128_bf16_causal_a32_rtna_psskddv",
+        before=("aiter::fmha_bwd_hd128_odo_bf16",),
+        behind=("aiter::fmha_bwd_hd128_dq_convert_bf16",),
+    ),
+    "triton_attention": _names(ATTENTION["aotriton"]),
 }
+FLASH_2 = ALL["flash_attention_2"]
 
 
 def each_layer(layers: int, levels: int = 1) -> list[Group]:

@@ -4,8 +4,6 @@ They run in processes of their own, which have the device from the beginning.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from recompute_scan.recompute.study import study
 from recompute_scan.result import from_json
 from tests.cases import device
 from tests.cases.nesting import CASES
+from tests.record.runs import run_within
 
 ROOT = Path(__file__).parents[2]
 # The seven ways to put two checkpoints, or one, around a layer.
@@ -34,11 +33,8 @@ def run(*command: str | Path, timeout: float = 600) -> str:
 
 
 def run_in(folder: Path, *command: str | Path, timeout: float = 600) -> str:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+    path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    done = run_within(timeout, folder, "-W", "ignore", *command, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 

@@ -1,22 +1,14 @@
 """Checkpoint functions are known by what their nodes do, whatever their names."""
 
-import functools
-
 import pytest
 
-from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.annotations import IN_PARTS
-from recompute_scan.result import Result
 from tests.cases.case import Case
 from tests.cases.functions import FUNCTIONS
 from tests.cases.functions_more import MORE_FUNCTIONS
 from tests.cases.recorded import recorded
 from tests.effort import some
-
-
-@functools.cache
-def answer(name: str) -> Result:
-    return analyse([recorded(name)[0]])
+from tests.recompute.test_accuracy import answer
 
 
 @pytest.mark.parametrize("case", some((*FUNCTIONS, *MORE_FUNCTIONS), 2), ids=lambda case: case.name)

@@ -3,7 +3,6 @@
 The names are written down here; the counts are the model's own.
 """
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from recompute_scan.analysis.pipeline import analyse, result_of
 from recompute_scan.recompute.study import study
-from recompute_scan.result import Result
 from recompute_scan.trace import load
 from tests.cases.case import Case, TrainingStep, record
 from tests.cases.functions_others import OTHERS, UNMARKED, _GoesThrough, _Held
@@ -21,6 +19,7 @@ from tests.cases.marked import annotating
 from tests.cases.model import Model, Oracle
 from tests.cases.recorded import recorded
 from tests.effort import some
+from tests.recompute.test_accuracy import answer
 
 BUFFERED, QUANTISED, TREE, TILES = "PinnedStash", "Int8Input", "TreeKept", "TiledPart"
 STEMS = {
@@ -81,11 +80,6 @@ NAMES: dict[str, list[str | None]] = {
     "own_in_r_accumulated": [None, BUFFERED],
     "own_own_accumulated": [TREE, QUANTISED],
 }
-
-
-@functools.cache
-def answer(name: str) -> Result:
-    return analyse([recorded(name)[0]])
 
 
 @pytest.mark.parametrize("case", some(OTHERS, 4), ids=lambda case: case.name)

@@ -11,6 +11,7 @@ from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
 from tests.cases.discarded import DISCARDED
 from tests.cases.distributed import DISTRIBUTED, leave_group, record_ranks
+from tests.cases.groups import highest
 from tests.cases.hooks import HOOKS
 from tests.cases.places import PLACES
 from tests.cases.stacks import STACKS
@@ -50,7 +51,7 @@ ONE_OF_EACH = ("compiled_model_r_in_n", "compiled_layers_n_inside", "compiled_la
 def check(trace: Path, truth: Truth) -> None:
     result = analyse([trace])
     assert truth.verdict in (None, result.verdict)
-    assert result.recompute_per_backward == max(max(layer) for layer in truth.multiplicity())
+    assert result.recompute_per_backward == highest(truth)
 
 
 @pytest.fixture(autouse=True)

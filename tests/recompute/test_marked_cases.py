@@ -11,9 +11,8 @@ from recompute_scan import trace as traces
 from recompute_scan.recompute.study import study
 from tests.cases.case import Case, record
 from tests.cases.distributed import leave_group
-from tests.cases.groups import GROUPS, HIDDEN
+from tests.cases.groups import GROUPS, HIDDEN, highest
 from tests.cases.marked import annotating
-from tests.cases.truth import Truth
 
 # What others wrote bears marks where it happens to: ``test_functions_others.py``.
 CASES = {case.name: case for name, group in GROUPS.items() if name != "others" for case in group}
@@ -41,10 +40,6 @@ def alone_again() -> Iterator[None]:
     """No process group is left to the tests that follow."""
     yield
     leave_group()
-
-
-def highest(truth: Truth) -> float:
-    return max(max(layer) for layer in truth.multiplicity())
 
 
 @pytest.mark.slow

@@ -25,7 +25,8 @@ BESIDE = ["int8_round_buffered", "two_gradients_round_n"]
 WITHOUT_ATTENTION = ["kinds_first_n", "kinds_rolled_out_n", "kinds_recommender_n"]
 # In one process: its imports take most of the time of a few cases.
 COMMANDS = (
-    ["no_checkpoint", "n_outside", "r_in_n"],
+    ["r_in_n"],
+    ["no_checkpoint", "n_outside", "--shapes", "launch-bound,two-streams,nsight,graph,kernels"],
     [*BESIDE, "--shapes", "two-streams", "--cost"],
     [*WITHOUT_ATTENTION, "--shapes", "launches,kernels"],
 )
@@ -40,21 +41,21 @@ def printed() -> list[str]:
 
 
 def test_some_cases_in_every_shape(printed: list[str]) -> None:
-    said = rows(printed[0])
+    said = {**rows(printed[0]), **rows(printed[1])}
     assert set(said) == {"no_checkpoint", "n_outside", "r_in_n"}
-    assert {word for row in said.values() for word in row} == {"."}, printed[0]
+    assert {word for row in said.values() for word in row} == {"."}, printed[:2]
 
 
 def test_what_functions_do_beside_their_blocks_goes_with_them(printed: list[str]) -> None:
-    assert {word for row in rows(printed[1]).values() for word in row} == {"."}, printed[1]
-    costs = printed[1].partition("of saving\n")[2].partition("\n\n")[0]
+    assert {word for row in rows(printed[2]).values() for word in row} == {"."}, printed[2]
+    costs = printed[2].partition("of saving\n")[2].partition("\n\n")[0]
     off = {line.split()[0]: line.split()[6] for line in costs.splitlines()}
     assert off.keys() == {*BESIDE}
     assert all(abs(float(one.rstrip("%"))) < 1 for one in off.values()), off
 
 
 def test_kernels_alone_say_nothing_of_models_without_attention(printed: list[str]) -> None:
-    said = rows(printed[2])
+    said = rows(printed[3])
     assert {word for name in WITHOUT_ATTENTION for word in said[name]} == {"?"}
 
 

@@ -8,8 +8,6 @@ from torchrun's environment variables; where Open MPI or Slurm started it, or wh
 starts N ranks itself, they are set here first.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

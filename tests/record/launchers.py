@@ -5,8 +5,6 @@ The doubled and the repaired Llama of ``examples/`` are trained under each, unch
 must say the same. Two nodes are network namespaces, and need root.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from textwrap import dedent
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 import recompute_scan
@@ -28,6 +29,11 @@ OURS = re.compile(r"recompute-scan: (step \d+ of |\d\d:\d\d:\d\d step |stopped t
 DRIVER = Path(__file__).with_name("driver.py")
 ZYGOTE = DRIVER.with_name("zygote.py")
 Printed = tuple[int, str, str]
+TORCHRUN = (
+    sys.executable,
+    *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
+    "--nproc-per-node=2",
+)
 
 # Put in front of test scripts that train: a layer that counts how often its forward runs.
 LAYERS = """\
@@ -140,14 +146,7 @@ def record_target(
     """Record it in the folder; without a launcher in a process that has imported torch before."""
     if launcher:
         command = recording_command(folder, target, *args, launcher=launcher, **options)
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=plain_environment(),
-        )
+        done = run_plain(folder, *command[1:])
         status, out, err = done.returncode, done.stdout, done.stderr
     else:
         status, out, err = _forked(folder, target, list(args), options)
@@ -194,27 +193,30 @@ def recording_command(
     return [*python, str(DRIVER), json.dumps(chosen)]
 
 
-def run_plain(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run_plain(
+    folder: Path, *command: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Python in this folder, with these variables besides."""
+    return run_within(500, folder, *command, **environment)
+
+
+def run_within(
+    timeout_s: float, folder: Path, *command: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The same with another limit than that of most."""
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
-        env=plain_environment(),
-    )
-
-
-def tool(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command line in this folder, with these variables besides."""
-    return subprocess.run(
-        [sys.executable, "-m", "recompute_scan", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=500,
+        timeout=timeout_s,
         env={**plain_environment(), **environment},
     )
+
+
+def tool(folder: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in this folder, with these variables besides."""
+    return run_plain(folder, "-m", "recompute_scan", *words, **environment)
 
 
 def run_jobs(
@@ -228,6 +230,15 @@ def run_jobs(
         command, stdout=subprocess.PIPE, text=True, check=True, env=plain_environment()
     )
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def chosen_names(request: pytest.FixtureRequest) -> set[object]:
+    """Values of ``name`` in the tests of this session: what a fixture of many has to run."""
+    return {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    }
 
 
 def run_info(rank: int = 0, **changed: Any) -> RunInfo:

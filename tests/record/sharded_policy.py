@@ -4,8 +4,6 @@ Each block opens a range of the profiler's inside its checkpoint; what the gradi
 printed, for with and without a recording.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import time

@@ -3,8 +3,6 @@
 Its options: ``--spawn N``, ``--sleep SECONDS`` in each step, ``--fault KIND --rank R --step S``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

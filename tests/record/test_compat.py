@@ -1,9 +1,8 @@
 """Each difference between torch's versions, on this one: what it lacks is put there."""
 
 import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,5 +172,6 @@ def test_before_2_7_1_stacks_crash_on_python_3_13(
     monkeypatch: pytest.MonkeyPatch, version: str, python: tuple[int, ...], crash: bool
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    monkeypatch.setattr(sys, "version_info", python)
+    # Its own alone: what it imports meanwhile must not take this Python for another.
+    monkeypatch.setattr(torch_versions, "sys", SimpleNamespace(version_info=python))
     assert torch_versions.stacks_crash() is crash

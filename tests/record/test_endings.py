@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.record.runs import run_jobs, tool
+from tests.record.runs import QUICK, chosen_names, run_jobs, tool
 
 BEGIN = """\
 import atexit, faulthandler, multiprocessing, os, queue, signal, sys, threading, time
@@ -32,81 +33,12 @@ def in_thread(**how):
     return thread
 """
 
-FORMS = {
-    # The main thread waits for the one that trains.
-    "queue": "q = queue.Queue()\nthreading.Thread(target=lambda: (train(), q.put(1)), daemon=True)"
-    ".start()\nq.get()\nprint('done')",
-    "event": "e = threading.Event()\nthreading.Thread(target=lambda: (train(), e.set())).start()\n"
-    "e.wait()\nprint('done')",
-    "condition": "c = threading.Condition()\ndone = []\ndef work():\n    train()\n    with c:\n"
-    "        done.append(1)\n        c.notify()\nthreading.Thread(target=work).start()\n"
-    "with c:\n    c.wait_for(lambda: done)\nprint('done')",
-    "joined": "in_thread().join()\nprint('done')",
-    "not joined": "in_thread()",
-    "future": "with ThreadPoolExecutor(1) as pool:\n    pool.submit(train).result()\nprint('done')",
-    "sleeps": "t = in_thread(daemon=True)\nwhile t.is_alive():\n    time.sleep(100)",
-    "pipe": "r, w = os.pipe()\nthreading.Thread(target=lambda: (train(), os.write(w, b'x')), "
-    "daemon=True).start()\nos.read(r, 1)\nprint('done')",
-    # Threads that are no daemons.
-    "listener": "q = queue.Queue()\nthreading.Thread(target=listen, args=(q,)).start()\ntrain()\n"
-    "q.put(None)",
-    "timer": "t = threading.Timer(600, print)\nt.start()\ntrain()\nt.cancel()",
-    "pool": "q = queue.Queue()\npool = ThreadPoolExecutor(1)\npool.submit(listen, q)\ntrain()\n"
-    "q.put(None)",
-    "loop": "stop = threading.Event()\ndef beat():\n    while not stop.is_set():\n"
-    "        time.sleep(0.05)\nthreading.Thread(target=beat).start()\ntrain()\nstop.set()",
-    "producer": "q = queue.Queue(2)\ndef fill():\n    for number in range(40):\n"
-    "        q.put(number)\nthreading.Thread(target=fill).start()\ntrainer = Trainer()\n"
-    "for _ in range(40):\n    say(q.get(), trainer.step())",
-    # What cleans up waits.
-    "finally": "q = queue.Queue()\nt = threading.Thread(target=listen, args=(q,))\nt.start()\n"
-    "try:\n    train()\n    q.put(None)\nfinally:\n    t.join()",
-    "pool around": "q = queue.Queue()\nwith ThreadPoolExecutor(1) as pool:\n"
-    "    pool.submit(listen, q)\n    train()\n    q.put(None)",
-    # Child processes that listen for the end.
-    "process": "c = multiprocessing.get_context('fork')\nq = c.Queue()\n"
-    "p = c.Process(target=listen, args=(q,))\np.start()\ntrain()\nq.put(None)\np.join()",
-    "connection": "c = multiprocessing.get_context('fork')\nours, theirs = c.Pipe()\ndef wait():\n"
-    "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    theirs.recv()\n"
-    "p = c.Process(target=wait)\np.start()\ntrain()\nours.send(1)\np.join()",
-    "two processes": "c = multiprocessing.get_context('fork')\nq = c.Queue()\n"
-    "all = [c.Process(target=listen, args=(q,)) for _ in range(2)]\n[p.start() for p in all]\n"
-    "train()\n[q.put(None) for _ in all]\n[p.join() for p in all]",
-    "process joined in finally": "c = multiprocessing.get_context('fork')\nq = c.Queue()\n"
-    "p = c.Process(target=listen, args=(q,))\np.start()\ntry:\n    train()\n    q.put(None)\n"
-    "finally:\n    p.join()",
-    "process at exit": "c = multiprocessing.get_context('fork')\ne = c.Event()\n"
-    "p = c.Process(target=e.wait)\np.start()\ntrain()\ne.set()",
-    "ended child": "c = multiprocessing.get_context('fork')\n"
-    "p = c.Process(target=time.sleep, args=(600,))\np.start()\np.terminate()\np.join()\n"
-    "print(p.exitcode, signal.getsignal(signal.SIGTERM))\ntrain()",
-    # The processes train, and the main one waits for their answers.
-    "answer": "c = multiprocessing.get_context('fork')\nq = c.Queue()\ndef work():\n    train()\n"
-    "    q.put(1)\np = c.Process(target=work)\np.start()\nq.get()\np.join()",
-    # Timers that would strike the report.
-    "alarm": "signal.signal(signal.SIGALRM, lambda *_: os._exit(9))\nsignal.alarm(3600)\ntrain()\n"
-    "signal.setitimer(signal.ITIMER_REAL, 0.0)",
-    "itimer": "def late(*_):\n    raise RuntimeError('late')\n"
-    "signal.signal(signal.SIGPROF, late)\nsignal.setitimer(signal.ITIMER_PROF, 3600)\ntrain()",
-    "dump": "faulthandler.dump_traceback_later(3600, exit=True)\ntrain()\n"
-    "faulthandler.cancel_dump_traceback_later()",
-    # What waits for a while, as a loader of torch's does for a worker, goes on.
-    "waits": "c = multiprocessing.get_context('fork')\n"
-    "p = c.Process(target=time.sleep, args=(600,), daemon=True)\np.start()\n"
-    "atexit.register(print, 'left')\ntry:\n    train()\nfinally:\n    p.join(5)",
-    # It catches whatever would stop it, and goes on.
-    "swallows": "trainer = Trainer()\nfor number in range(200):\n    try:\n"
-    "        say(number, trainer.step())\n    except BaseException:\n        pass\nprint('done')",
-    # What is left for the end is done.
-    "at exit": "atexit.register(print, 'left')\ntrain(40)",
-}
+FORMS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("endings.yaml").read_text("utf-8"))
 # What must still be printed, whatever else is not.
 LAST = {"waits": "left\n", "at exit": "left\n"}
 Ended = tuple[int, float, float | None]
-SAMPLE = {
-    *("queue", "not joined", "listener", "finally", "process", "connection", "alarm"),
-    *("swallows", "waits", "at exit", "ended child"),
-}
+# One of each kind.
+SAMPLE = {"queue", "listener", "finally", "process", "alarm", "swallows", "waits", "at exit"}
 
 
 def run_forms(names: list[str], folder: Path) -> dict[str, list[Ended]]:
@@ -114,7 +46,7 @@ def run_forms(names: list[str], folder: Path) -> dict[str, list[Ended]]:
     jobs: list[dict[str, Any]] = []
     for name in names:
         script, output = folder / f"{name}.py", folder / f"{name}.d"
-        script.write_text(BEGIN + FORMS[name] + "\n")
+        script.write_text(BEGIN + FORMS[name])
         few = {"steps": 1, "warmup": 1, "timing_steps": 1, "output": str(output)}
         for number, options in enumerate((None, few)):
             files = {end: str(folder / f"{name}{number}.{end}") for end in ("out", "err")}
@@ -130,13 +62,8 @@ def run_forms(names: list[str], folder: Path) -> dict[str, list[Ended]]:
 def ended(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, list[Ended]]]:
-    chosen = {
-        item.callspec.params.get("name")
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-    }
     folder = tmp_path_factory.mktemp("endings")
-    return folder, run_forms([name for name in FORMS if name in chosen], folder)
+    return folder, run_forms([name for name in FORMS if name in chosen_names(request)], folder)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +106,8 @@ def test_an_abrupt_end_has_its_status_and_a_report(name: str, tmp_path: Path) ->
     text, status = ABRUPT[name]
     script = tmp_path / "s.py"
     script.write_text(BEGIN + text + "\n")
-    words = ["run", "--steps", "1", "--warmup", "1", "--timing-steps", "1", "-o", "out", "s.py"]
-    ended = tool(tmp_path, *words, PYTHONPATH=str(Path(__file__).parent / "scripts"))
+    scripts = str(Path(__file__).parent / "scripts")
+    ended = tool(tmp_path, "run", *QUICK, "-o", "out", "s.py", PYTHONPATH=scripts)
     assert ended.returncode in (status, -(status - 128)), ended.stderr
     assert "E702" not in ended.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())

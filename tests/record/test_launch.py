@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,12 +11,13 @@ import pytest
 from recompute_scan.record import launch as launching
 from recompute_scan.record.launch import wait_for_ranks
 from recompute_scan.result.run_record import write_run_info, write_so_far
-from tests.record.runs import LAYERS, record_script, run_info, run_plain, write_script
-
-TORCHRUN = (
-    sys.executable,
-    *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
-    "--nproc-per-node=2",
+from tests.record.runs import (
+    LAYERS,
+    TORCHRUN,
+    record_script,
+    run_info,
+    run_plain,
+    write_script,
 )
 
 FSDP = (

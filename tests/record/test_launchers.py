@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.startup import VARIABLE
-from tests.record.runs import LAYERS, write_script
-from tests.record.test_launch import FSDP, TORCHRUN
+from tests.record.runs import LAYERS, QUICK, TORCHRUN, tool, write_script
+from tests.record.test_launch import FSDP
 
 ALONE = (
     LAYERS
@@ -35,18 +35,11 @@ if __name__ == "__main__":
     main()
 """
 )
-OPTIONS = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
 
 
 def scan(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", *OPTIONS, "-o", "out", "--", *command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return tool(folder, "run", *QUICK, "-o", "out", "--", *command, PATH=path)
 
 
 def answer(folder: Path) -> tuple[str, float, list[int]]:
@@ -100,12 +93,7 @@ def test_the_launcher_s_failure_is_passed_on(tmp_path: Path) -> None:
 
 
 def test_what_the_launcher_starts_itself_cannot_be_started_twice(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "recompute_scan", "run", "--nproc-per-node", "2", "--", "true"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = tool(tmp_path, "run", "--nproc-per-node", "2", "--", "true")
     assert done.returncode == 2
     assert "E223" in done.stderr
 

@@ -1,8 +1,6 @@
 """In IPython and Jupyter, call sites are cells, and ``%%recompute`` records one."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 from tests.record.residue import left_behind
-from tests.record.runs import plain_environment
+from tests.record.runs import run_plain
 
 SHELL = """\
 import sys
@@ -50,14 +48,8 @@ print(json.dumps([[one.call_site for one in asked], [one.source for one in asked
 
 @pytest.mark.parametrize("shell", [pytest.param("ipython", marks=pytest.mark.slow), "jupyter"])
 def test_a_call_site_is_a_cell(tmp_path: Path, shell: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SHELL, shell, MODEL, LOOP, PRINT],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**plain_environment(), "IPYTHONDIR": str(tmp_path)},
-    )
+    cells = (MODEL, LOOP, PRINT)
+    done = run_plain(tmp_path, "-c", SHELL, shell, *cells, IPYTHONDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     sites, sources = json.loads(done.stdout.splitlines()[-1])
     assert sites == ["In[2]:4", "In[1]:6"]

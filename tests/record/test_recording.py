@@ -18,7 +18,7 @@ import recompute_scan as rs
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.record.recording import Recording
 from tests.record.residue import WAITING, frames_of_ours, left_behind, snapshot
-from tests.record.runs import plain_environment
+from tests.record.runs import run_plain
 
 STEPS = 3 + 2 + 1  # warm-up, profiled, with stacks
 
@@ -280,9 +280,8 @@ def test_under_run_it_says_who_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("use", [lambda one: one.step(), lambda one: one.scan])
 def test_not_before_it_has_begun(use: Callable[[Recording], object]) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="E231"):
         use(record())
-    assert caught.value.code == "E231"
 
 
 def test_no_scan_while_it_is_under_way() -> None:
@@ -300,9 +299,8 @@ def test_no_scan_while_it_is_under_way() -> None:
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"warmup": 0}, {"timing_steps": -1}])
 def test_impossible_counts_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="E204"):
         record(**options)
-    assert caught.value.code == "E204"
 
 
 def test_a_folder_holds_what_run_leaves(tmp_path: Path, doubled: Recording) -> None:
@@ -324,9 +322,8 @@ def test_a_folder_holds_what_run_leaves(tmp_path: Path, doubled: Recording) -> N
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError) as caught, record(folder=tmp_path / "file"):
+    with pytest.raises(UsageError, match="E206"), record(folder=tmp_path / "file"):
         pass
-    assert caught.value.code == "E206"
 
 
 def test_a_folder_of_its_own_goes_with_the_scan() -> None:
@@ -362,19 +359,10 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_every_rank_is_done_after_the_same_step(tmp_path: Path) -> None:
-    import subprocess  # noqa: PLC0415
-
     (tmp_path / "train.py").write_text(RANKS)
     root = str(Path(__file__).resolve().parents[2])
     command = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    done = subprocess.run(
-        [sys.executable, *command, "--nproc-per-node=3", "train.py", root],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=plain_environment(),
-    )
+    done = run_plain(tmp_path, *command, "--nproc-per-node=3", "train.py", root)
     assert done.returncode == 0, done.stderr
     # The first and the last rank record, the one between them counts.
     assert sorted(done.stdout.splitlines()) == [f"{rank} 7 doubled 2" for rank in range(3)]

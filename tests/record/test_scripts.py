@@ -5,7 +5,6 @@ once or more recorded. ``python -m tests.record.test_scripts 20 [NAME…]`` runs
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.record.runs import plain_environment, run_jobs
+from tests.record.runs import chosen_names, run_jobs, run_plain
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted(path.stem for path in (HERE / "scripts").glob("*.py") if path.stem != "tiny")
@@ -77,18 +76,12 @@ WITHOUT_TRACE = {"errors_in_threads", "no_optimizer", "profiler_of_autograd", "r
 
 def run_alone(name: str, folder: Path) -> tuple[tuple[int, str], tuple[int, str]]:
     """Status and output of a script as Python runs it, and as the command does."""
-    command = [sys.executable, "-m", "recompute_scan", "run", "-o", str(folder / name)]
+    command = ["-m", "recompute_scan", "run", "-o", str(folder / name)]
     for option in ("steps", "warmup", "timing_steps"):
         command += [f"--{option.replace('_', '-')}", str(OPTIONS[option])]
     ends = []
-    for start in ([sys.executable], [*command, "--keep-going"]):
-        done = subprocess.run(
-            [*start, f"{name}.py"],
-            cwd=HERE / "scripts",
-            env=plain_environment(),
-            capture_output=True,
-            text=True,
-        )
+    for start in ([], [*command, "--keep-going"]):
+        done = run_plain(HERE / "scripts", *start, f"{name}.py")
         ends.append((done.returncode, done.stdout))
     return ends[0], ends[1]
 
@@ -120,12 +113,8 @@ def ran(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Ran]]:
     """The sample, and what else was chosen, each without us and recorded."""
-    chosen = {
-        item.callspec.params.get("name")
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-    }
-    names = [name for name in SCRIPTS if name in chosen | SAMPLE and name not in ALONE]
+    chosen = chosen_names(request) | SAMPLE
+    names = [name for name in SCRIPTS if name in chosen and name not in ALONE]
     return run_scripts(names, 1, tmp_path_factory.mktemp("scripts"))
 
 

@@ -1,25 +1,16 @@
 """Ranges inside regions break no policy's recompute: FSDP2 on two processes, with experts."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.record.runs import run_plain
 
 SCRIPT = Path(__file__).with_name("sharded_policy.py")
 STEPS = 7
 
 
 def _losses(command: list[str], folder: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, "STEPS": str(STEPS), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_plain(folder, "-m", *command, STEPS=str(STEPS))
     assert done.returncode == 0, done.stderr[-3000:]
     return sorted(line for line in done.stdout.splitlines() if line.startswith("loss"))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from recompute_scan.cli import main
 from recompute_scan.result import Result, Verified, from_json
 from recompute_scan.verification import Trial, Trials, verified
 from tests.record.runs import LAYERS, record_script, tool, write_script
@@ -300,9 +301,17 @@ def test_two_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use(
-    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], code: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    environment: dict[str, str],
+    code: str,
 ) -> None:
-    write_script(tmp_path, "print('never')\n")
-    done = tool(tmp_path, "run", *options, "train.py", **environment)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[0].endswith(f"[{code}]")
+    monkeypatch.chdir(write_script(tmp_path, "print('never')\n").parent)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", *options, "train.py"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[0].endswith(f"[{code}]")

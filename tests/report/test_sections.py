@@ -1,10 +1,7 @@
 """A section is a module and its template; every rendering walks the list and knows none of them."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from importlib import import_module
 from importlib.resources import files
@@ -14,6 +11,7 @@ import pytest
 
 from recompute_scan.report.render import SECTIONS, sections_of
 from recompute_scan.result import from_json
+from tests.record.runs import run_plain
 from tests.report.page_reader import Page
 from tests.report.pages import RECORDED, RESULTS, page
 from tests.report.sample_results import doubled
@@ -67,14 +65,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(scratch: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=scratch,
-        env={**os.environ, "PYTHONPATH": str(scratch / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_plain(scratch, *arguments, PYTHONPATH=str(scratch / "src"))
     assert not done.returncode, done.stdout + done.stderr
     return done.stdout
 

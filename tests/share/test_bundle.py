@@ -3,9 +3,6 @@
 import functools
 import gzip
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from recompute_scan.bundle import Archive, pack
 from recompute_scan.cli import main
 from recompute_scan.result import Flops, Result
 from tests.effort import some
+from tests.record.runs import tool
 from tests.share.canaries import NAMED, WORD, found_in, plant_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,15 +150,8 @@ def test_no_canary_comes_out(strict: bool, tmp_path: Path) -> None:
     source = with_canaries(tmp_path, names=WORD if strict else NAMED)
     archive = tmp_path / "share.zip"
     options = ["--strict"] if strict else []
-    command = [sys.executable, "-m", "recompute_scan", "bundle", str(source), "-o", str(archive)]
-    done = subprocess.run(
-        [*command, *options],
-        env={**os.environ, "SECRET_TOKEN": WORD, "HOSTNAME": f"node-{WORD}", "USER": WORD},
-        cwd=source,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    secrets = {"SECRET_TOKEN": WORD, "HOSTNAME": f"node-{WORD}", "USER": WORD}
+    done = tool(source, "bundle", source, "-o", archive, *options, **secrets)
     assert done.returncode == 0, done.stderr
     assert found_in(archive) == []
     # Names that are documented to stay do.

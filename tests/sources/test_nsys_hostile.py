@@ -16,16 +16,12 @@ from recompute_scan.trace.columns import Limits
 from recompute_scan.trace.nsys import load_nsys
 from recompute_scan.trace.sniff import is_sqlite, refuse_report
 from tests.sources.nsys_builder import Export
+from tests.sources.test_nsys import named
 
 
 @pytest.fixture
 def export(tmp_path: Path) -> Export:
     return Export(tmp_path / "report.sqlite")
-
-
-def named(path: Path, kind: int) -> list[str]:
-    trace = load_nsys(path)
-    return [trace.names[code] for code in trace.name[trace.kind == kind]]
 
 
 def code_of(path: Path, **how: Limits) -> str:

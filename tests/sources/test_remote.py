@@ -231,9 +231,8 @@ def test_folders_and_globs_of_the_memory_file_system(memory: str) -> None:
 
 
 def test_more_files_than_allowed(memory: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="E316"):
         list_remote(f"{memory}/a", Limits(members=2))
-    assert caught.value.code == "E316"
 
 
 def test_what_does_not_exist(site: str, memory: str) -> None:
@@ -275,9 +274,8 @@ def test_a_connection_that_breaks_off(odd: str) -> None:
 
 @pytest.mark.parametrize("address", ["nosuch://x", "zip://a.json::http://host/b.zip"])
 def test_schemes_that_are_not_known(address: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match="E326"):
         open_remote(address)
-    assert caught.value.code == "E326"
 
 
 def test_a_scheme_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

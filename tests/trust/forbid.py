@@ -9,8 +9,6 @@ runs code of a file below PROJECT, or opens one of its files that is not named `
 library is imported; or when a file is written outside the current folder.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ With ``--twice`` a second checkpoint is around each compiled layer: it runs agai
 its compiled backward pass runs it once more.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import torch

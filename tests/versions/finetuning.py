@@ -9,8 +9,6 @@ torch.profiler record some steps, a file a rank.
     torchrun --nproc-per-node 2 tests/versions/finetuning.py
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

@@ -7,8 +7,6 @@ writes ``VERSION/CASE.json.gz`` by plain ``torch.profiler``, without shapes, and
 torch. Two layers and two steps, so that many fit into a repository.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 With ``--record FOLDER`` it records itself by ``recompute_scan.record``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable

@@ -8,7 +8,8 @@ import pytest
 
 from recompute_scan import trace
 from recompute_scan.analysis.pipeline import result_of
-from tests.cases.truth import Truth, truth_of
+from tests.cases.groups import highest
+from tests.cases.truth import truth_of
 
 FOLDER = Path(__file__).parents[2] / "traces" / "versions"
 
@@ -22,10 +23,6 @@ def _documents() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 DOCUMENTS = _documents()
-
-
-def _highest(truth: Truth) -> float:
-    return max(max(layer) for layer in truth.multiplicity())
 
 
 def test_every_trace_has_its_truth() -> None:
@@ -50,4 +47,4 @@ def test_the_answer_is_what_ran(version: str, name: str, document: dict[str, Any
     truth = truth_of(document)
     result = result_of(trace.load(FOLDER / version / f"{name}.json.gz"))
     assert result.verdict == truth.verdict
-    assert result.recompute_per_backward == _highest(truth)
+    assert result.recompute_per_backward == highest(truth)

@@ -3,8 +3,6 @@
 python tests/versions/trainer.py FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ from recompute_scan.record.isolation import Guard, Patches
 from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work import Ledger, StepWatch, watched_step
 from tests.work import trainings
-from tests.work.trainings import ORDINARY, PLANTED, Step
+from tests.work.trainings import ALONE, ORDINARY, PLANTED, Step
 
 
 def watched(step: Step, *, before: int = 2) -> WatchedStep:
@@ -38,6 +38,15 @@ def watched(step: Step, *, before: int = 2) -> WatchedStep:
     return watched_step(watch)
 
 
+def planted(name: str) -> Step:
+    """A training of four layers with that waste."""
+    return PLANTED[name].make(4, False, lambda run: run())
+
+
+def plain() -> Step:
+    return ORDINARY["plain"](3)
+
+
 def watch_of(guard: Guard) -> StepWatch:
     ledger = Ledger(lambda file, line: f"{file}:{line}", lambda file: "site-packages" in file)
     around, is_scripts = guard.around, guard.is_scripts
@@ -48,16 +57,23 @@ def _name_of(module: torch.nn.Module) -> tuple[str, str]:
     return "", type(module).__name__
 
 
+# What is found beside the planted waste, for good reasons.
+ALSO = {
+    "old_log_probabilities_of_a_reentrant_model": {"unread-recompute"},
+    "dropped_metric": {"never-read"},
+}
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("name", sorted(PLANTED))
 def test_planted_waste_is_found_with_its_line(name: str) -> None:
-    kind, make = PLANTED[name]
+    kind = PLANTED[name].kind
     torch.manual_seed(0)
-    found = watched(make())
+    found = watched(planted(name))
     listed: list[Any] = [*found.work, *found.kept]
     source = Path(trainings.__file__).read_text("utf-8").splitlines()
     lines = {n for n, text in enumerate(source, 1) if text.endswith(f"# WASTE: {name}")}
-    others = {"old_log_probabilities_of_a_reentrant_model": {"unread-recompute"}}.get(name, set())
+    others = ALSO.get(name, set())
     assert {one.kind for one in listed} - others == {kind}
     if kind == "unread-gradient":  # by the forward lines of the judge's weights
         lines = set(range(*_lines_of(trainings.Block))) | set(range(*_lines_of(trainings.Net)))
@@ -72,24 +88,26 @@ def _lines_of(thing: Any) -> tuple[int, int]:
     return first, first + len(lines)
 
 
-@pytest.mark.parametrize("name", sorted(ORDINARY))
+@pytest.mark.parametrize("name", sorted(ALONE))
 def test_nothing_is_found_in_an_ordinary_training(name: str) -> None:
     torch.manual_seed(0)
-    found = watched(ORDINARY[name]())
+    found = watched(ALONE[name]())
     assert found.untold is None
     assert (found.work, found.kept) == ((), ())
 
 
 def test_bytes_between_parts_are_exact() -> None:
     torch.manual_seed(0)
-    found = watched(trainings.children_checkpointed())
+    found = watched(planted("between"))
     # One result between two parts of each of four layers: 2048 x 128 numbers of four bytes.
     assert [(one.bytes, one.tensors, one.layers) for one in found.kept] == [
         (4 * 2048 * 128 * 4, 4, 4)
     ]
 
 
-@pytest.mark.parametrize("make", [trainings.plain, trainings.cycle, trainings.recompute_tail])
+@pytest.mark.parametrize(
+    "make", [plain, lambda: planted("cycle"), lambda: planted("recompute_tail")]
+)
 def test_a_watched_training_computes_the_same(make: Callable[[], Step]) -> None:
     def weights_after(*, watch: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -121,7 +139,7 @@ def test_a_script_below_a_dispatch_mode_is_left_alone() -> None:
 
 def test_a_step_that_does_not_end_is_not_judged() -> None:
     watch = watch_of(Guard())
-    step = trainings.head_for_nobody()
+    step = planted("head_for_nobody")
     assert watch.begin()
     step()
     watch.end()
@@ -141,7 +159,7 @@ class _Seen(TorchFunctionMode):
 
 
 def test_a_function_mode_sees_the_same_calls() -> None:
-    net, x = trainings.Net(reentrant=False), torch.randn(4, 128)
+    net, x = trainings.Net(3, reentrant=False), torch.randn(4, 128)
     watch = watch_of(Guard())
 
     def calls() -> list[object]:
@@ -185,7 +203,7 @@ def test_our_exceptions_end_the_watch_and_the_programs_pass() -> None:
     assert watch.untold is None
     watch._values.drain = lambda: None  # type: ignore[method-assign]
     watch._phase = lambda *_: 1 / 0  # type: ignore
-    trainings.Net()(torch.randn(2, 128)).sum().backward()
+    trainings.Net(3)(torch.randn(2, 128)).sum().backward()
     watch.end()
     assert guard.failure is None
     assert "ZeroDivisionError" in (watch.untold or "")

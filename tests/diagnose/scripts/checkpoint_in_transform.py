@@ -1,7 +1,5 @@
 """A checkpoint inside torch.func.grad."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """A checkpointed block that counts its calls, compiled as one graph."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

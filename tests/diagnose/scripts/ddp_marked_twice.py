@@ -1,7 +1,5 @@
 """DDP that looks for unused parameters, around a reentrant checkpoint."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

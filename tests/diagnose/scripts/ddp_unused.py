@@ -1,7 +1,5 @@
 """DDP around a model with a branch that no loss uses."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

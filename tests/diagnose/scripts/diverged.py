@@ -1,7 +1,5 @@
 """One rank leaves its loop early; the other waits for it in the next step."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

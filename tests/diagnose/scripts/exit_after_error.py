@@ -1,7 +1,5 @@
 """A command line that catches the failure, says so, and exits with a status of its own."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """A reentrant checkpoint around a block in which nothing needs a gradient but its input."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

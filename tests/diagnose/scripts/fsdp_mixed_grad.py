@@ -1,7 +1,5 @@
 """Frozen and trainable parameters in one FSDP unit."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

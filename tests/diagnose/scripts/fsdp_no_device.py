@@ -1,7 +1,5 @@
 """FSDP on a machine without a GPU, without being told to use the CPU."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel

@@ -1,7 +1,5 @@
 """An inner FSDP unit that is called before the model that holds it, and so became a root."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

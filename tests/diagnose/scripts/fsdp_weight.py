@@ -1,7 +1,5 @@
 """A layer of an FSDP model called past the model: its weight is a flat, sharded piece."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,7 +1,5 @@
 """A tensor on the CPU that no machine has room for."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """A checkpointed block that adds to its input in place."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """A checkpoint wrapper around decoder layers that append to a cache: recomputes append again."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

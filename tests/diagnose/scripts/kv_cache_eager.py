@@ -1,7 +1,5 @@
 """The same with a model of transformers: eager attention, wrapper checkpoint, cache left on."""
 
-from __future__ import annotations
-
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,

@@ -1,7 +1,5 @@
 """A block that receives a message is checkpointed: its recompute waits for it once more."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,7 +1,5 @@
 """A block that does more in its recompute, with early stop off: more tensors than at first."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop

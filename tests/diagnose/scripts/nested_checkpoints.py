@@ -1,7 +1,5 @@
 """A forward that was replaced by a checkpoint of itself."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

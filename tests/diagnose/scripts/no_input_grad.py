@@ -1,7 +1,5 @@
 """A reentrant checkpoint without an input that needs a gradient, and nothing trainable after it."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """The same with a trainable head: nothing raises, and the block is never trained."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """A single process that waits for something that never comes."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

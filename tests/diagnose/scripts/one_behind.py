@@ -1,7 +1,5 @@
 """One rank waits for work of its own that never comes; the other waits for it in a barrier."""
 
-from __future__ import annotations
-
 import queue
 
 import torch

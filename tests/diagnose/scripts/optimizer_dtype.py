@@ -1,7 +1,5 @@
 """Optimizer state of different dtypes on two ranks, gathered by FSDP for saving."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

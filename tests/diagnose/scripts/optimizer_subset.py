@@ -1,7 +1,5 @@
 """An optimizer that was not given every trainable parameter of an FSDP unit, saved by FSDP."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

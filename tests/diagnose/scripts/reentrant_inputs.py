@@ -1,7 +1,5 @@
 """A reentrant checkpoint asked for gradients of chosen inputs only."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

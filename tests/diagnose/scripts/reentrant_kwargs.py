@@ -1,7 +1,5 @@
 """Keyword arguments handed to a reentrant checkpoint, which takes none."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """Two reentrant checkpoints whose blocks read one tensor that has a graph, by a closure."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

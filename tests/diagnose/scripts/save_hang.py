@@ -1,7 +1,5 @@
 """A save that only rank 0 calls, though every rank has a part in it; the others wait elsewhere."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

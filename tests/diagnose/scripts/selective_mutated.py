@@ -1,7 +1,5 @@
 """Selective checkpointing keeps an operator's output, and the block then changes it in place."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

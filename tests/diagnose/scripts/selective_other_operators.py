@@ -1,7 +1,5 @@
 """A block under a selective checkpoint that runs other operators in its recompute."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

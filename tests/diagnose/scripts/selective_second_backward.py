@@ -1,7 +1,5 @@
 """Two backward passes through one selective checkpoint."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model whose own method is older than the library that calls it."""
 
-from __future__ import annotations
-
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 

@@ -1,7 +1,5 @@
 """A model of transformers whose checkpointing flag is set by hand."""
 
-from __future__ import annotations
-
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,7 +1,5 @@
 """A model of transformers that has no checkpointing."""
 
-from __future__ import annotations
-
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 

@@ -1,7 +1,5 @@
 """A checkpointed block that does more the first time: fewer tensors saved in its recompute."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """A custom autograd function that reads ``ctx.saved_tensors`` twice, inside a checkpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

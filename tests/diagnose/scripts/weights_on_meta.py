@@ -1,7 +1,5 @@
 """Weights that are taken away between a block's forward pass and its recompute."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """checkpoint() called by the model itself, under DDP, around layers that append to a cache."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

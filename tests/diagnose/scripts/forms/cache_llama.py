@@ -1,7 +1,5 @@
 """The model of transformers with its cache on, and a checkpoint wrapper around its layers."""
 
-from __future__ import annotations
-
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,

@@ -1,7 +1,5 @@
 """The model of transformers with its cache on, its layers checkpointed and sharded by FSDP."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (

@@ -1,7 +1,5 @@
 """Rank 0 saves and waits for the others in there; they train on. No barrier of the script's own."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """torch.distributed.checkpoint, which all ranks have to call, called by rank 0 alone."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

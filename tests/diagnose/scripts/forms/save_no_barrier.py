@@ -1,7 +1,5 @@
 """Rank 0 gathers the sharded state and saves; the others train on. No barrier anywhere."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

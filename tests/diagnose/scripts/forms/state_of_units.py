@@ -1,7 +1,5 @@
 """Optimizer state in 16 bit on one rank, of a model of several units, gathered in full."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,7 +1,5 @@
 """A method of the inner model called past FSDP, as generate() is."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,7 +1,5 @@
 """A second, frozen model beside the trained one, called past its own FSDP wrapper."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

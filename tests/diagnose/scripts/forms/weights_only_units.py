@@ -3,8 +3,6 @@
 Needs lightning up to 2.2.1, the last with the fault.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import FSDPStrategy
