@@ -40,7 +40,7 @@ from torch import Tensor, nn
 import recompute_scan
 from benchmarks._frame import Floats, Table, benchmark, interval, some
 from benchmarks._machine import machine
-from recompute_scan.record.checkpoint_calls import Probe
+from recompute_scan.record.checkpoint_calls import Probe, install_self_test
 from recompute_scan.record.recording import Recording
 from recompute_scan.record.steps import StepCounter, StepHooks
 
@@ -156,7 +156,9 @@ class Watched(AbstractContextManager[None]):
     def __enter__(self) -> None:
         live = self.recording._live
         assert live is not None
-        live.install()
+        live.graphs.install()
+        install_self_test(live.probe)
+        live.others.install()
         if self._as_run:
             self._hooks = StepHooks(StepCounter(), self)
             self._hooks.install()
@@ -183,7 +185,7 @@ class Watched(AbstractContextManager[None]):
     def _take_out(self) -> None:
         live = self.recording._live
         assert live is not None
-        live.recorder.others.remove()
+        live.others.remove()
         live.probe.remove()
 
 

@@ -44,9 +44,7 @@ def test_a_sound_trace_has_none() -> None:
 def test_marks_that_disagree(disagreeing: int, level: str) -> None:
     """More than the operators that were recomputed: annotations and answer are strangers."""
     facts = lengthened(0)
-    annotations = Annotations(
-        calls=(), forward=facts.alignment.forward, disagreeing=disagreeing, recomputed=64
-    )
+    annotations = Annotations(calls=(), disagreeing=disagreeing, recomputed=64)
     assert confidence(replace(facts, annotations=annotations)) == level
 
 

@@ -134,4 +134,5 @@ def twins_of(calls: Calls) -> Bool:
     above = np.maximum(calls.parent, 0)
     beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
     above[beyond] = calls.parent[above[beyond]]
-    return (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
+    twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
+    return np.asarray(twin)

@@ -513,7 +513,8 @@ def _one_process(events: Events, health: dict[str, int]) -> Events:
     best = max(known, key=lambda place: (ranking[place], -place))
     kept = (events["process"] == processes[best]) | (events["process"] == UNKNOWN)
     health["events_of_other_processes"] = int((~kept).sum())
-    return events[kept]
+    found: Events = events[kept]
+    return found
 
 
 def _trace(
