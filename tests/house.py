@@ -34,16 +34,16 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
-    "lines of src": (72_455, 52_000),
-    "lines of tests": (65_232, 46_000),
-    "lines of benchmarks": (6_400, 5_500),
+    "lines of src": (70_415, 52_000),
+    "lines of tests": (63_935, 46_000),
+    "lines of benchmarks": (5_775, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
-    "modules that one other imports, outside lists": (32, 15),
+    "modules that one other imports, outside lists": (30, 15),
     "modules with a name of another, outside lists": (0, 0),
     "modules with a banned name": (0, 0),
-    "functions over 60 lines": (1, 0),
-    "functions with more than 7 parameters": (2, 0),
+    "functions over 60 lines": (0, 0),
+    "functions with more than 7 parameters": (1, 0),
     "circles of imports": (0, 0),
 }
 

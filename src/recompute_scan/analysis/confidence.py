@@ -29,7 +29,7 @@ _SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
 def confidence(facts: RecomputeFacts, *, one_count: bool = False) -> Level:
     """How sure the counts are, by written rules (``docs/design.md``).
 
-    ``one_count``: the plain count saw nothing of what is counted.
+    ``one_count``: the plain count saw no counted operator.
     """
     attention = facts.attention if facts.level == "kernels" else None
     guessed, marks = guesses_places(facts, _MANY_GUESSED), facts.annotations

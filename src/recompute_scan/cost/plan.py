@@ -240,7 +240,7 @@ def _offload_ms(
     if not measured or "offload" not in times.surely_longer:
         return ()
     candidates = ranks[0].candidates
-    # A copy of what the module saves, and of its weights.
+    # A copy of the tensors that the module saves, and of its weights.
     sizes = [
         max(saved_bytes(one, n) + one.candidates[n].weight_bytes for one in ranks)
         for n in range(len(candidates))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 Stack = tuple[Checkpoint, ...]
-# What has to be there for a rule to look.
+# A rule looks only where this is there.
 Needs = Literal["verdict", "nothing", "policies", "graphs", "run", "comparison", "ranks"]
 
 
@@ -364,7 +364,7 @@ class Rule(Struct, frozen=True):
             fields: What to change and what that saves, and what is not as the rule or the evidence
                 says; ``None`` is as they say.
         """
-        # What the run itself saw is not inferred from a trace.
+        # The run itself saw this: it is not inferred from a trace.
         observed = self.needs in ("run", "comparison")
         as_said: FindingFields = {
             "severity": self.severity,

@@ -101,7 +101,7 @@ def _differing(
 
 
 def _effect(evidence: Evidence, regions: Collection[ComparedRegion]) -> tuple[Severity, Level, str]:
-    """What differing recomputes of these blocks do to gradients: how bad, how sure, in words."""
+    """The effect of differing recomputes on gradients: how bad, how sure, in words."""
     compared = evidence.gradients
     told = {compared.tell(region) for region in regions} if compared is not None else {None}
     if compared is None or (told - {"equal", "different"} and "different" not in told):

@@ -67,7 +67,7 @@ class TalliedRegion(Struct, eq=False):
 
     @property
     def module(self) -> nn.Module | None:
-        """What is covered, while it lives."""
+        """The covered object, while it lives."""
         return None if self.covered is None else self.covered()
 
     @property

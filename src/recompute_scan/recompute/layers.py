@@ -173,8 +173,8 @@ def with_lookalikes(
 ) -> list[Block]:
     """The blocks under checkpoints, with those that look like them, in forward order.
 
-    Without any, the layers are what repeats. What checkpoints around several of them enclose is
-    in ``around``, outer ones first: they are around what looks like a block there, too.
+    Without any, the layers are what repeats. Work that checkpoints around several of them
+    enclose is in ``around``, outer ones first: they are around what looks like a block there, too.
     """
     patterns = patterns_of([block.span for block in checkpointed], code)
     alike: list[Block] = []

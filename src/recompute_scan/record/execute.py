@@ -386,7 +386,7 @@ def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:
 
 
 def ends_in_own_frame(trace: TracebackType | None) -> bool:
-    """Whether code of this package raised it, or nobody's."""
+    """Whether code of this package raised it, or no code at all."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is None or is_own(trace.tb_frame)

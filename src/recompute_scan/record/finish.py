@@ -82,7 +82,7 @@ class Reporting(Struct, frozen=True):
     def conclude(self, info: RunInfo, *, at_once: bool = False) -> None:
         """This rank's run is over: report on it, where that is this rank's to do.
 
-        ``at_once`` tells that no caller is left to catch an error.
+        With ``at_once`` no caller is left to catch an error.
 
         Raises:
             ScanError: There can be no report of a script that succeeded.
@@ -321,7 +321,7 @@ class Way(Struct, frozen=True):
 
 
 class Handed(Struct, frozen=True):
-    """What a process below a launcher gets from the one that started the launcher.
+    """Settings that a process below a launcher gets from the one that started the launcher.
 
     It adds the target and its arguments to the options.
     """

@@ -431,7 +431,7 @@ def make_run_record(
     end: RankEnd | None = None,
     wording: Wording = COMMAND,
 ) -> RunInfo:
-    """The run record of what was recorded: the script as it was named, or ``-m`` and the module.
+    """The run record: the script as it was named, or ``-m`` and the module.
 
     ``failure`` is one sentence, for a script that failed.
     """

@@ -183,7 +183,7 @@ class SavedTensors:
     def module_runs(
         self, runs: Sequence[tuple[int, int, int]], fixed: Collection[int] = ()
     ) -> tuple[ModuleRun, ...]:
-        """These runs with the begins of their backward passes, which fixed modules have none of."""
+        """These runs with the begins of their backward passes; fixed modules have none."""
         parts: dict[int, set[int]] = defaultdict(set)
         for run, (_, _, around) in enumerate(runs):
             parts[around].add(run)

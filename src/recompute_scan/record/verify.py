@@ -96,7 +96,7 @@ def verify(
     latter, several that have some. The output of the runs goes to ``output.txt`` next to their run
     records, in ``verify/…`` below the run's folder.
 
-    The options are those of the recorded run, with ``measure`` on.
+    The options are the recorded run's, with ``measure`` on.
     """
     removed, planned = to_remove(result), planned_regions(result)
     removals = tuple(removal_of(checkpoint, result) for checkpoint in removed)

@@ -193,7 +193,7 @@ class Ledger:
         return self.site_of(*line) if line is not None else ""
 
     def own_line(self, line: Line | None, index: int | None) -> Line | None:
-        """A line inside a module call, or else that of the nearest call, outside of installed
+        """A line inside a module call, or else the line of the nearest call, outside of installed
         packages.
         """
         for call in self.calls_from(index):
