@@ -292,6 +292,25 @@ def test_one_annotation_at_the_call_site(doubled: Result, repaired: Result) -> N
     assert "::" not in RENDERINGS["github"](judge(repaired, Policy()))
 
 
+def test_what_may_change_training_is_not_passed_over_in_silence(
+    doubled: Result, repaired: Result
+) -> None:
+    wrong = replace(
+        doubled.findings[0], code="RS401", title="Others are drawn", wrong_gradients=True
+    )
+    result = replace(repaired, findings=(wrong,))
+    said = "Others are drawn; --fail-on wrong-gradients refuses it"
+    ruling = judge(result, Policy())
+    assert ruling.status == 0
+    assert f"not refused: RS401: {said}" in RENDERINGS["text"](ruling).splitlines()
+    assert f"::warning title=recompute-scan RS401::{said}" in RENDERINGS["github"](ruling)
+    refused = judge(result, Policy(wrong_gradients=True))
+    assert "refused: RS401" in RENDERINGS["text"](refused)
+    assert not refused.passed_over
+    known = parse_baseline(baseline_json(result).encode(), "a baseline")
+    assert not judge(result, Policy(), known).passed_over
+
+
 @pytest.mark.parametrize("style", ["text", "github"])
 def test_names_cannot_give_commands(doubled: Result, style: str) -> None:
     """The runner takes lines that begin with `::`, after spaces too, and `##[` anywhere."""

@@ -18,6 +18,7 @@ HOME = "https://github.com/recompute-scan/recompute-scan"
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _LONGEST = 1000
+_REFUSED_BY = "--fail-on wrong-gradients refuses it"
 _NO_XML = {0xFFFE: "\\ufffe", 0xFFFF: "\\uffff"}
 
 
@@ -32,6 +33,10 @@ def text(outcome: Ruling) -> str:
             if fix and title == "refused":
                 lines.append(f"  fix: {line(fix.summary)}")
     lines += [f"undecided: {line(doubt)}" for doubt in outcome.undecided]
+    lines += [
+        f"not refused: {finding.code}: {line(finding.title)}; {_REFUSED_BY}"
+        for finding in outcome.passed_over
+    ]
     return "\n".join([*lines, _closing(outcome)]) + "\n"
 
 
@@ -65,6 +70,15 @@ def github(outcome: Ruling) -> str:
     lines += [
         command("warning", doubt, None, title="recompute-scan has no verdict")
         for doubt in outcome.undecided
+    ]
+    lines += [
+        command(
+            "warning",
+            f"{finding.title}; {_REFUSED_BY}",
+            None,
+            title=f"recompute-scan {finding.code}",
+        )
+        for finding in outcome.passed_over
     ]
     return "\n".join([*lines, _closing(outcome)]) + "\n"
 

@@ -203,12 +203,14 @@ class Ruling(Struct, frozen=True):
         refused: Reasons to refuse; empty when it passes.
         accepted: Reasons that the baseline accepts.
         undecided: The open questions, one sentence each.
+        passed_over: Findings that training changes, which were not to be refused.
     """
 
     result: Result
     refused: tuple[Refusal, ...]
     accepted: tuple[Refusal, ...]
     undecided: tuple[str, ...]
+    passed_over: tuple[Finding, ...] = ()
 
     @property
     def status(self) -> int:
@@ -228,7 +230,15 @@ def judge(result: Result, policy: Policy, baseline: tuple[Accepted, ...] = ()) -
     for refusal in _refusals(result, policy):
         known = refusal.finding is not None and accepts(baseline, refusal.finding, result)
         (accepted if known else refused).append(refusal)
-    return Ruling(result, tuple(refused), tuple(accepted), tuple(_doubts(result, policy)))
+    passed_over = tuple(
+        finding
+        for finding in result.findings
+        if finding.wrong_gradients
+        and not _is_refused(finding, policy)
+        and not accepts(baseline, finding, result)
+    )
+    doubts = tuple(_doubts(result, policy))
+    return Ruling(result, tuple(refused), tuple(accepted), doubts, passed_over)
 
 
 def _refusals(result: Result, policy: Policy) -> list[Refusal]:
