@@ -88,10 +88,10 @@ def _lines_of(thing: Any) -> tuple[int, int]:
     return first, first + len(lines)
 
 
-@pytest.mark.parametrize("name", sorted(ALONE))
+@pytest.mark.parametrize("name", ["plain", *sorted(ALONE)])
 def test_nothing_is_found_in_an_ordinary_training(name: str) -> None:
     torch.manual_seed(0)
-    found = watched(ALONE[name]())
+    found = watched({"plain": plain, **ALONE}[name]())
     assert found.untold is None
     assert (found.work, found.kept) == ((), ())
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recompute_scan.intervals import too_wide
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Result, Verdict
 from recompute_scan.result.recompute import of_blocks
@@ -310,9 +309,7 @@ def _predicted_gain(cost: Cost | None) -> str:
     """A percentage where the step times carry one, else a share in words."""
     if cost is None or cost.saving_pct < _WORTH_SAYING:
         return ""
-    low, high = cost.step_low_ms, cost.step_high_ms
-    unsure = low is not None and high is not None and too_wide(cost.step_ms, low, high)
-    return f" and {rounded(cost.saving_pct, unsure)} of the step is wasted"
+    return f" and {rounded(cost.saving_pct, cost.saving_is_rough)} of the step is wasted"
 
 
 def _decapitalised(sentence: str) -> str:

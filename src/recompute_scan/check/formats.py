@@ -13,6 +13,7 @@ from recompute_scan.check.policy import Refusal, Ruling, Site, fingerprint
 from recompute_scan.report.templating import visible
 from recompute_scan.result import Result
 from recompute_scan.terminal import inert
+from recompute_scan.units import rounded
 
 HOME = "https://github.com/recompute-scan/recompute-scan"
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -227,7 +228,8 @@ def _closing(outcome: Ruling) -> str:
         runs = result.recompute_per_backward
         numbers.append(f"{runs:g} {'recompute' if runs == 1 else 'recomputes'} per backward")
     if result.cost is not None and result.verdict != "inconclusive":
-        numbers.append(f"{result.cost.saving_pct:.1f} % of the step is wasted")
+        wasted = rounded(result.cost.saving_pct, result.cost.saving_is_rough)
+        numbers.append(f"{wasted} of the step is wasted")
     counted = ", ".join(
         f"{len(found)} {word}"
         for found, word in ((outcome.refused, "refused"), (outcome.accepted, "accepted"))

@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from recompute_scan.files import HOME, is_run
-from recompute_scan.intervals import too_wide
 from recompute_scan.report import words
 from recompute_scan.report.blocks import analysed, of_memory_alone
 from recompute_scan.report.templating import lines
@@ -131,7 +130,7 @@ def saving(result: Result) -> StepAfter | None:
 def fix_sentence(result: Result) -> str | None:
     """The effect of the fix on a step, in the one pair of numbers that every rendering gives.
 
-    ``None`` where nothing is saved. No percentage where the step times vary too much for one.
+    ``None`` where nothing is saved. No percentage where its digits would say nothing.
     """
     step = saving(result)
     if step is None:
@@ -139,7 +138,7 @@ def fix_sentence(result: Result) -> str | None:
     took = f"{ms(step.after_ms)} instead of {ms(step.now_ms)}"
     took += ", measured" if step.measured else ""
     said = f"With the fix a step takes {'' if step.measured else 'about '}{took}"
-    if _varies(result):
+    if _is_rough(result):
         return f"{said}: {about(step.less_time)} less time."
     more = 100 * (step.now_ms / step.after_ms - 1)
     return f"{said}: {pct(100 * step.less_time)} less time, {pct(more)} more throughput."
@@ -193,13 +192,17 @@ def _may_save(step: StepAfter) -> bool:
 
 
 def _varies(result: Result) -> bool:
-    """Whether the saving, measured or predicted, varies too much for digits."""
-    cost, verified = result.cost, result.verified
-    if verified is not None and verified.outcome in MEASURED:
-        return verified.saving_is_rough
-    if cost is None or cost.step_low_ms is None or cost.step_high_ms is None:
-        return False
-    return too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms)
+    """Whether the step times vary too much for the digits of a saving."""
+    if result.verified is not None and result.verified.outcome in MEASURED:
+        return result.verified.saving_is_rough
+    return result.cost is not None and result.cost.times_vary
+
+
+def _is_rough(result: Result) -> bool:
+    """Whether the saving, measured or predicted, is known too roughly for digits."""
+    if result.verified is not None and result.verified.outcome in MEASURED:
+        return result.verified.saving_is_rough
+    return result.cost is not None and result.cost.saving_is_rough
 
 
 def what_was_measured(result: Result) -> tuple[str, ...]:
@@ -248,7 +251,7 @@ def _share(result: Result) -> KeyNumber:
         return KeyNumber(label, part, note, True)
     if found is not None:
         note = "saved by the fix (predicted)"
-        return KeyNumber(label, rounded(100 * found.less_time, _varies(result)), note, True)
+        return KeyNumber(label, rounded(100 * found.less_time, _is_rough(result)), note, True)
     doubled, parts = result.verdict == "doubled", result.cost.breakdown if result.cost else None
     whole = total(parts) if parts else 0.0
     if parts is None or whole <= 0 or result.verdict == "inconclusive":

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from recompute_scan.intervals import is_rough
+from recompute_scan.intervals import is_rough, too_wide
 from recompute_scan.result.recompute import Checkpoint, Verdict
 
 
@@ -70,6 +70,19 @@ class Cost(Struct, frozen=True):
     repeated_collectives_bytes: float | None = None
     repeated_collectives_exposed_ms: float | None = None
     predicted_late_ms: float | None = None
+
+    @property
+    def times_vary(self) -> bool:
+        """Whether the steps vary so much that no figure can rest on their median."""
+        low, high = self.step_low_ms, self.step_high_ms
+        return low is not None and high is not None and too_wide(self.step_ms, low, high)
+
+    @property
+    def saving_is_rough(self) -> bool:
+        """Whether the digits of the saving say nothing."""
+        saved = self.step_ms - self.predicted_step_ms
+        unsure = is_rough(saved, self.predicted_low_ms, self.predicted_high_ms)
+        return self.times_vary or (saved > 0 and unsure)
 
 
 class Flops(Struct, frozen=True):
