@@ -36,7 +36,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
     "lines of src": (70_455, 52_000),
     "lines of tests": (63_948, 46_000),
-    "lines of benchmarks": (5_775, 5_500),
+    "lines of benchmarks": (5_865, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
     "modules that one other imports, outside lists": (30, 15),
