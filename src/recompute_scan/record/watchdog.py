@@ -324,7 +324,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         look, timeout = self._look_s, self._timeout_s
-        mark, moved_at = None, monotonic()
+        mark, moved_at = (self._steps(), place_of(self._main)), monotonic()
         used = process_time()
         told = False
         while not self._runs.acquire(timeout=look):
