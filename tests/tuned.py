@@ -12,7 +12,7 @@ ROOMS = ("recompute", "cost", "analysis")
 NOT_TUNED = re.compile(
     r"_NS_PER_MS|_MOST|_MOST_.*|MOST_.*|_LOOKED_AT|_HEAD|CHUNK|_PIECE|_LONGEST.*|_SHOWN.*|_SCALE"
     r"|_JOINED|_FINISHED|_DEEPEST|_TIMEOUT.*|.*_TIMEOUT_S|.*_BYTES|_MEDIAN_95|_DEVIATION|_MISSING"
-    r"|LATEST_US|EARLIEST_US|NO_.*|UNKNOWN|.*_BIT|_LOW_\d\d|_FIRST_EVENT|_TIME_LIMIT_S|_DENSE"
+    r"|LATEST_US|EARLIEST_US|NO_.*|UNKNOWN|.*_BIT|_LOW_\d\d|_TIME_LIMIT_S|_DENSE"
     # Records looked at, minus infinity, ties of a solver, points of a drawn curve.
     r"|_RECORDS|_LEVELS|_NEVER|_PREFERENCE|_CURVE_POINTS"
     # Choices by number.

@@ -161,11 +161,12 @@ def with_stacks(
         return facts
     if has_frames(facts.trace):
         return facts
-    again, whole = bool(facts.trace.metadata.get("with_stack")), facts.whole_steps
-    source = address if again else _stacks_beside(address, info)
+    stacked, whole = facts.trace.metadata.get("with_stack"), facts.whole_steps
+    source = address if stacked else _stacks_beside(address, info)
     if source is None or not whole:
         return facts
     # One step shows as much as all, and all steps of a long trace would not fit into memory.
+    again = source == address
     moved = facts.trace.moved
     within = (whole[0].start - moved, whole[0].end - moved) if again else None
     outline = facts.trace.outline if again else None

@@ -63,19 +63,33 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes = _passes(facts)
+    begun, passed, updated = _Begun(begins), _Begun(passes[:, 0]), _Begun(calls.start[optimizer])
     rows: list[tuple[float, ...]] = []
     for span in facts.whole_steps:
-
-        def within(moments: Int64, span: StepSpan = span) -> Bool:
-            return np.asarray((moments >= span.start) & (moments < span.end))
-
-        needed, redundant = recomputes[within(begins)].sum(axis=0)
-        begun, turned, ended = passes[within(passes[:, 0]) & (passes[:, 2] <= span.end)].T
-        forward = (turned - begun).sum()
+        needed, redundant = recomputes[begun.within(span)].sum(axis=0)
+        inside = passes[passed.within(span)]
+        start, turned, ended = inside[inside[:, 2] <= span.end].T
+        forward = (turned - start).sum()
         backward = (ended - turned).sum() - needed - redundant
-        updates = calls.duration[optimizer[within(calls.start[optimizer])]].sum()
+        updates = calls.duration[optimizer[updated.within(span)]].sum()
         rows.append((span.end - span.start, forward, needed, redundant, max(0, backward), updates))
     return _phases(rows)
+
+
+class _Begun:
+    """Moments in order: those in a step are found without a look at all others.
+
+    A trace can have steps by the thousand.
+    """
+
+    def __init__(self, moments: Int64) -> None:
+        self._order = moments.argsort(kind="stable")
+        self._sorted = moments[self._order]
+
+    def within(self, span: StepSpan) -> Int64:
+        """Places of the moments in a step, ascending."""
+        first, last = self._sorted.searchsorted((span.start, span.end))
+        return np.sort(self._order[first:last])
 
 
 def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:

@@ -226,7 +226,8 @@ _EVENT = np.dtype(
         ("stream", np.int64),
         ("on_device", np.bool_),
         ("texts", np.int64, (4,)),
-    ]
+    ],
+    align=True,
 )
 Events = npt.NDArray[np.void]
 
@@ -321,6 +322,7 @@ class TableReader:
             if said:
                 blocks.append(np.hstack([numbers[kept], np.array(said, np.int64)]))
         rows = np.vstack(blocks)
+        del blocks
         said_of = np.ascontiguousarray(rows[:, len(wanted) :])
         strings = np.where(said_of[:, 0] == NAMELESS, rows[:, 4], UNKNOWN)
         columns = {"start": rows[:, 0], "end": rows[:, 1]} | _on_host(rows[:, 2])
@@ -370,7 +372,7 @@ class TableReader:
         rows["end"] = np.maximum(start, end)
         rows["correlation"] = _within(rows["correlation"], 0, _LARGEST_NUMBER)
         rows["on_device"], rows["texts"] = on_device, said
-        events: Events = rows[timed]
+        events: Events = rows if timed.all() else rows[timed]
         if reading is not None:
             self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events["texts"]))
         return events

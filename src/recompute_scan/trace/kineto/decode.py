@@ -595,6 +595,8 @@ class Window:
 
     def behind(self, most: int) -> bytes:
         """Up to ``most`` bytes that follow those that are held."""
+        if self.ended:
+            return b""
         data = take(self._stream, most)
         self.ended |= len(data) < most
         return data
