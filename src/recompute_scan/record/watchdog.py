@@ -324,15 +324,14 @@ class Watchdog:
 
     def _watch(self) -> None:
         look, timeout = self._look_s, self._timeout_s
-        mark, moved_at = (self._steps(), place_of(self._main)), monotonic()
+        mark, moved_at = self._mark(), monotonic()
         used = process_time()
         told = False
         while not self._runs.acquire(timeout=look):
             if self._file is None:  # it may be known only now that there are several
                 self._keep_stacks_when_terminated()
             ranks = rank_facts()
-            now, used_now = monotonic(), process_time()
-            mark_now = self._steps(), place_of(self._main)
+            now, mark_now, used_now = monotonic(), self._mark(), process_time()
             computed = ranks.world_size == 1 and used_now - used > _BUSY * look
             if mark_now != mark or computed or self._waits():
                 mark, moved_at, told = mark_now, now, False
@@ -351,6 +350,9 @@ class Watchdog:
                 finally:
                     self._leaving = False
                 return
+
+    def _mark(self) -> object:
+        return self._steps(), place_of(self._main)
 
     def _beat(self, ranks: RankFacts, *, silent: bool) -> None:
         if ranks.world_size == 1:

@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct, structs
 
 from recompute_scan.errors import InputError
 from recompute_scan.trace.columns import (
     DEFAULT_LIMITS,
     OPERATOR,
     RANGE,
+    Bool,
     Int32,
     Int64,
     Kind,
@@ -217,19 +218,37 @@ _LOW_24 = (1 << 24) - 1
 _T = TypeVar("_T")
 
 
-# Events of one or more tables: start and end in ns on the recording's clock; the process' number or
-# ``UNKNOWN``; ``globalTid``, or device and stream together, and which of the two that place is; -1
-# for no correlation, and for the stream on the host; and the text's numbers, see ``Said``.
-_EVENT = np.dtype(
-    [
-        *((name, np.int64) for name in ("start", "end", "process", "place", "correlation")),
-        ("stream", np.int64),
-        ("on_device", np.bool_),
-        ("texts", np.int64, (4,)),
-    ],
-    align=True,
-)
-Events = npt.NDArray[np.void]
+class EventRows(Struct, frozen=True):
+    """Events of one or more tables, one entry each.
+
+    Attributes:
+        start: ns on the recording's clock.
+        end: ns, not before ``start``.
+        process: Process number, or ``UNKNOWN``.
+        place: ``globalTid``, or device and stream together.
+        on_device: Which of the two ``place`` is.
+        correlation: -1 where there is none.
+        stream: -1 on the host.
+        texts: Four columns, see ``Said``.
+    """
+
+    start: Int64
+    end: Int64
+    process: Int64
+    place: Int64
+    on_device: Bool
+    correlation: Int64
+    stream: Int64
+    texts: Int64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def rows(self, kept: Bool) -> EventRows:
+        """Some of the events."""
+        if kept.all():
+            return self
+        return EventRows(**{name: column[kept] for name, column in structs.asdict(self).items()})
 
 
 class TableReader:
@@ -252,22 +271,25 @@ class TableReader:
         self._number = 0
         self._asked: list[tuple[Wanted, Int64]] = []
 
-    def read(self) -> Events:
+    def read(self) -> EventRows:
         """The events of every table that is there.
 
         Raises:
             InputError: More events (``E313``) or distinct names (``E314``) than allowed.
         """
-        parts = (
+        parts = [
             self._device(_KERNELS, Kind.KERNEL, reading=self.names.kernel),
             self._device(_COPIES, Kind.COPY, _copy_name),
             self._device(_SETS, Kind.COPY, lambda _: "Memset"),
             self._device(_GRAPHS, Kind.KERNEL, lambda _: "CUDA graph"),
             self._calls(),
             self._ranges(),
-        )
+        ]
         self._resolve()
-        return np.concatenate(parts)
+        names = EventRows.__struct_fields__
+        return EventRows(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        )
 
     def _device(
         self,
@@ -275,7 +297,7 @@ class TableReader:
         kind: int,
         named: Callable[[int], str] | None = None,
         reading: Callable[[bytes], Said] | None = None,
-    ) -> Events:
+    ) -> EventRows:
         """Device activities, named by their kind of copy or by the texts that they refer to."""
         wanted = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
         texts = ("demangledName", "shortName", "mangledName") if reading else ("copyKind",)
@@ -295,14 +317,14 @@ class TableReader:
             said[:, 0] = np.array(codes, np.int64)[which]
         return self._events(columns, said, name, reading, on_device=True)
 
-    def _calls(self) -> Events:
+    def _calls(self) -> EventRows:
         wanted = ("start", "end", "globalTid", "correlationId", "nameId")
         start, end, thread, correlation, name = self._columns(_CALLS, wanted)
         columns = {"start": start, "end": end, "correlation": correlation} | _on_host(thread)
         said = _nameless(Kind.RUNTIME, len(start))
         return self._events(columns, said, name, self.names.call)
 
-    def _ranges(self) -> Events:
+    def _ranges(self) -> EventRows:
         wanted = ("start", "end", "globalTid", "eventType", "textId")
         typed = "eventType" in self._database.columns(_RANGES)
         blocks = [np.empty((0, len(wanted) + 4), np.int64)]
@@ -322,7 +344,6 @@ class TableReader:
             if said:
                 blocks.append(np.hstack([numbers[kept], np.array(said, np.int64)]))
         rows = np.vstack(blocks)
-        del blocks
         said_of = np.ascontiguousarray(rows[:, len(wanted) :])
         strings = np.where(said_of[:, 0] == NAMELESS, rows[:, 4], UNKNOWN)
         columns = {"start": rows[:, 0], "end": rows[:, 1]} | _on_host(rows[:, 2])
@@ -359,22 +380,25 @@ class TableReader:
         reading: Callable[[bytes], Said] | None,
         *,
         on_device: bool = False,
-    ) -> Events:
+    ) -> EventRows:
         """Events with usable times; with ``reading`` names are looked up later in ``strings``."""
         start, end = columns["start"], columns["end"]
         timed = (start > -_LATEST) & (start < _LATEST) & (end > -_LATEST) & (end < _LATEST)
         count(self._health, "events_without_time", int((~timed).sum()))
         count(self._health, "negative_durations", int((timed & (end < start)).sum()))
-        rows = np.zeros(len(start), _EVENT)
-        rows["correlation"] = rows["stream"] = -1
-        for name, column in columns.items():
-            rows[name] = column
-        rows["end"] = np.maximum(start, end)
-        rows["correlation"] = _within(rows["correlation"], 0, _LARGEST_NUMBER)
-        rows["on_device"], rows["texts"] = on_device, said
-        events: Events = rows if timed.all() else rows[timed]
+        none = np.full(len(start), -1, np.int64)
+        events = EventRows(
+            start=start,
+            end=np.maximum(start, end),
+            process=columns["process"],
+            place=columns["place"],
+            on_device=np.full(len(start), on_device, np.bool_),
+            correlation=_within(columns.get("correlation", none), 0, _LARGEST_NUMBER),
+            stream=columns.get("stream", none),
+            texts=said,
+        ).rows(timed)
         if reading is not None:
-            self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events["texts"]))
+            self._asked.append((Wanted(strings[timed], UNKNOWN, reading), events.texts))
         return events
 
     def _columns(self, table: str, wanted: tuple[str, ...]) -> list[Int64]:
@@ -499,41 +523,38 @@ def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
     return _trace(_one_process(events, health), reader, metadata, health)
 
 
-def _one_process(events: Events, health: dict[str, int]) -> Events:
+def _one_process(events: EventRows, health: dict[str, int]) -> EventRows:
     """The events of the process that has most, and of unknown processes."""
-    processes, mine = np.unique(events["process"], return_inverse=True)
+    processes, mine = np.unique(events.process, return_inverse=True)
     # Operators weigh more than any device work, and that more than any call.
-    operator, every = events["texts"][:, 1] == Kind.OP, np.ones(len(mine), np.bool_)
     scores = [
-        np.bincount(mine[which], minlength=len(processes)).tolist()
-        for which in (operator, events["on_device"], every)
+        tuple(np.bincount(mine[which], minlength=len(processes)).tolist())
+        for which in (events.texts[:, 1] == Kind.OP, events.on_device, np.full(len(mine), True))
     ]
     ranking = list(zip(*scores, strict=True))
     known = [place for place, process in enumerate(processes.tolist()) if process != UNKNOWN]
     if len(known) < 2:
         return events
     best = max(known, key=lambda place: (ranking[place], -place))
-    kept = (events["process"] == processes[best]) | (events["process"] == UNKNOWN)
+    kept = (events.process == processes[best]) | (events.process == UNKNOWN)
     health["events_of_other_processes"] = int((~kept).sum())
-    found: Events = events[kept]
-    return found
+    return events.rows(kept)
 
 
 def _trace(
-    events: Events, reader: TableReader, metadata: dict[str, Any], health: dict[str, int]
+    events: EventRows, reader: TableReader, metadata: dict[str, Any], health: dict[str, int]
 ) -> Trace:
     thread, threads = _threads(events)
-    name, kind, sequence, dims = events["texts"].T
     return Trace(
-        name=name.astype(np.int32),
-        kind=kind.astype(np.int8),
+        name=events.texts[:, 0].astype(np.int32),
+        kind=events.texts[:, 1].astype(np.int8),
         thread=thread,
-        ts=events["start"] - min(0, int(events["start"].min(initial=0))),
-        dur=events["end"] - events["start"],
-        sequence=sequence.copy(),
-        correlation=events["correlation"].copy(),
-        stream=events["stream"].astype(np.int32),
-        dims=dims.astype(np.int32),
+        ts=events.start - min(0, int(events.start.min(initial=0))),
+        dur=events.end - events.start,
+        sequence=events.texts[:, 2].copy(),
+        correlation=events.correlation,
+        stream=events.stream.astype(np.int32),
+        dims=events.texts[:, 3].astype(np.int32),
         names=reader.names.names,
         threads=threads,
         signatures=reader.names.signatures,
@@ -543,13 +564,13 @@ def _trace(
     )
 
 
-def _threads(events: Events) -> tuple[Int32, tuple[tuple[str, str], ...]]:
+def _threads(events: EventRows) -> tuple[Int32, tuple[tuple[str, str], ...]]:
     """Code of each event's thread or stream, and what they are called."""
     thread = np.zeros(len(events), np.int32)
     called: list[tuple[str, str]] = []
     for on_device in (False, True):
-        rows = events["on_device"] == on_device
-        places, codes = np.unique(events["place"][rows], return_inverse=True)
+        rows = events.on_device == on_device
+        places, codes = np.unique(events.place[rows], return_inverse=True)
         thread[rows] = codes + len(called)
         for place in places.tolist():
             if on_device:

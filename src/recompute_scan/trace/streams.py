@@ -64,7 +64,7 @@ def take(stream: Stream, most: int) -> bytes:
     with memoryview(data) as view:
         while filled < most and (number := stream.readinto(view[filled:]) or 0):
             filled += number
-    return bytes(data[:filled])
+        return bytes(view[:filled])
 
 
 def inflate(

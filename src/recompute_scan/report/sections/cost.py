@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from recompute_scan.intervals import is_sure, too_wide
+from recompute_scan.intervals import is_sure
 from recompute_scan.report.blocks import Page, Section, analysed
 from recompute_scan.report.figures import cost_bars
 from recompute_scan.report.layout import (
@@ -62,7 +62,7 @@ def step_time_sentences(result: Result) -> list[str]:
     found = [
         f"{head}: median of {source}; {likely} {span(cost.step_low_ms, cost.step_high_ms, 'and')}."
     ]
-    if too_wide(cost.step_ms, cost.step_low_ms, cost.step_high_ms):
+    if cost.times_vary:
         more = (
             "time more of them with --timing-steps" if timed else "time with `recompute-scan run`"
         )
