@@ -288,14 +288,7 @@ def result_by_hooks(info: RunInfo) -> Result | None:
     else:
         return None
     seen = Evidence(
-        None,
-        (),
-        None,
-        "high",
-        info.sources,
-        untrained=info.untrained,
-        fidelity=fidelity,
-        watched=info.watched,
+        sources=info.sources, untrained=info.untrained, fidelity=fidelity, watched=info.watched
     )
     findings, checked = check_all(seen)
     return replace(
@@ -316,7 +309,7 @@ def result_of_log(log: CompilerLog) -> Result:
     judgement = alone.judgement
     environment = {"torch": graphs.torch} if graphs.torch else {}
     sure = _confidence(alone)
-    seen = Evidence(None, (), None, sure, {}, environment=environment, graphs=alone.code)
+    seen = Evidence(confidence=sure, environment=environment, graphs=alone.code)
     findings, checked = check_all(seen)
     warnings = [_SAYS, _SURROUNDED if alone.surrounded else _UNSURROUNDED]
     if log.others:

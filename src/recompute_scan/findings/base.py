@@ -76,11 +76,11 @@ class Evidence(Struct, frozen=True, dict=True):
         ranks: The ranks of one run together; empty for a rule that looks at one of them.
     """
 
-    _known: RecomputeFacts | None
-    regions: tuple[Region, ...]
-    cost: Cost | None
-    confidence: Level
-    sources: Mapping[str, Source]
+    _known: RecomputeFacts | None = None
+    regions: tuple[Region, ...] = ()
+    cost: Cost | None = None
+    confidence: Level = "high"
+    sources: Mapping[str, Source] = field(default_factory=dict)
     switched_on: tuple[SwitchedOn, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     memory: Memory | None = None

@@ -38,14 +38,7 @@ def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, .
 def settle(result: Result, gradients: ComparedGradients, sources: Mapping[str, Source]) -> Result:
     """The result, once gradients were compared with those without checkpoints."""
     evidence = Evidence(
-        None,
-        (),
-        None,
-        "high",
-        sources,
-        untrained=(),
-        fidelity=result.fidelity,
-        gradients=gradients,
+        sources=sources, untrained=(), fidelity=result.fidelity, gradients=gradients
     )
     findings = list(result.findings)
     for rule in RULES:
@@ -60,7 +53,7 @@ def check_ranks(result: Result) -> Result:
     findings = list(result.findings)
     checked = {one.code: one for one in result.checked}
     # Their steps need not be the same ones.
-    evidence = Evidence(None, (), None, "medium", {}, ranks=result.ranks)
+    evidence = Evidence(confidence="medium", ranks=result.ranks)
     for rule in RULES:
         if rule.needs == "ranks":
             found, checked[rule.code] = _checked(rule, evidence)
