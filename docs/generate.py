@@ -79,7 +79,7 @@ _PYTHON = """\
 ```python
 import recompute_scan as rs
 
-scan = rs.analyze("traces/doubled_llama_fsdp")  # a trace, a folder of one a rank, an address
+scan = rs.analyze("traces/doubled_llama_fsdp")  # a trace, a folder of one per rank, or s3://…
 print(scan.verdict, scan.recompute_per_backward)
 print(scan.regions[["module", "recompute_runs_per_backward", "redundant_ms_per_step"]])
 for finding in scan.findings:
@@ -103,7 +103,7 @@ for batch in batches:
     train_step(model, optimizer, batch)
 ```
 
-The cell runs as without it, then shows the scan; `before` holds it. Build the model in it to get
+The cell runs as usual, then shows the scan, kept in `before`. Build the model in the cell to get
 call sites. `%%recompute?` has the options ([notebooks](../notebooks/README.md)).
 
 ## Recording a loop
@@ -137,12 +137,12 @@ After its steps (`rs.record` below) recompute-scan removes itself from the proce
 ([cost](how-well-it-works.md#recording)). An exception passes through, and `recording.scan` names a
 known cause. One recording runs at a time.
 
-Enter the block before the model is made to get call sites. `folder=` keeps the files of `run`; give
+Enter the block before the model is made to get call sites. `folder=` keeps what `run` writes; give
 all ranks the same folder. If you run your own profiler, recording waits for it to end.
 
 ## Callbacks
 
-They take the arguments of `rs.record` and have a `scan` after the training.
+Callbacks take `rs.record`'s arguments and have a `scan` after training.
 
 ```python
 from recompute_scan.integrations import RecomputeScanCallback
@@ -158,7 +158,7 @@ from lightning.pytorch import Trainer
 from recompute_scan.integrations import RecomputeScanLightningCallback
 
 callback = RecomputeScanLightningCallback(steps=2, warmup=2, timing_steps=0, folder="out/lightning")
-Trainer(max_steps=6, callbacks=[callback], **quiet).fit(module, loader)
+Trainer(max_steps=6, callbacks=[callback]).fit(module, loader)
 print(callback.scan.verdict)
 ```
 

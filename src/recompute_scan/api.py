@@ -86,7 +86,7 @@ REGIONS = (
     Column("forward_ms_per_step", "float64", "ms", "time of its forward passes"),
     Column("recompute_ms_per_step", "float64", "ms", "time of all its recomputes"),
     Column("redundant_ms_per_step", "float64", "ms", "time of the recomputes beyond the first"),
-    Column("backward_passes", "float64", "", "most backward passes over one forward pass"),
+    Column("backward_passes", "float64", "", "backward passes per forward pass, at most"),
     Column("checkpoints", "string", "", "mechanism and variant of each, outermost first, by ` > `"),
 )
 FAMILIES = (

@@ -163,7 +163,7 @@ def _table(start: Path, command: str) -> tuple[Path, dict[str, Any]]:
             raise UsageError(
                 "E240",
                 f"[tool.recompute-scan] in {file} holds what is not known.",
-                hint="its tables lint, check and run are read",
+                hint="only lint, check and run tables are read",
             )
         part = ours.get(command, {})
         if not isinstance(part, dict):

@@ -179,8 +179,8 @@ SIGNATURES = (
         title="A reentrant checkpoint was asked for the gradients of chosen inputs",
         cause="""The reentrant variant runs its own backward pass over the whole block. It cannot
             serve torch.autograd.grad or backward(inputs=...).""",
-        fix="""Use the non-reentrant variant: use_reentrant=False. Or call .backward() on the loss,
-            without inputs=. Megatron-core's own function and copies of it lack use_reentrant:
+        fix="""Use the non-reentrant variant: use_reentrant=False. Plain loss.backward() (no
+            inputs=) also works. Megatron-core's own function and copies of it lack use_reentrant:
             switch the recompute off (leave --recompute-granularity out).""",
         gradients=NON_REENTRANT,
         versions="Reentrant checkpoints of torch (reproduced) and Megatron-core.",
@@ -192,9 +192,9 @@ SIGNATURES = (
         cause_name="frozen",
         message=re.compile(r"none\s+of output has requires_grad=True,\s+this checkpoint\(\)"),
         title="A reentrant checkpoint wraps a block without any output that needs a gradient",
-        cause="""No output of the recompute needs a gradient. The block is frozen and cut off from
-            its inputs, or it returns its tensors inside an object.""",
-        fix="Don't checkpoint a frozen block. If it trains, return tensors or a tuple of them.",
+        cause="""No output of the recompute needs a gradient. The block is frozen and detached from
+            its inputs, or returns its tensors inside an object.""",
+        fix="Don't checkpoint a frozen block. If the block trains, return tensors or a tuple.",
         versions="All versions of torch, reentrant checkpoints.",
         sources=(CHECKPOINT_DOCS,),
         checked="reproduced",
@@ -470,7 +470,7 @@ CHECKPOINTING_SIGNATURES = (
         message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
         title="A module was to run checkpointed, and has no checkpoint function",
         cause="""transformers sets the flag gradient_checkpointing and the function together. Here
-            the flag was set alone, or code asks a module that gets neither.""",
+            only the flag was set, or code reads them where neither is set.""",
         fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers
             5.23 activation_checkpointing_enable()) on the whole, finished model. If a library
             does it, upgrade the library.""",
@@ -531,7 +531,7 @@ CHECKPOINTING_SIGNATURES = (
         where=_asks_device,
         title="torch's checkpoint function does not work on this device",
         cause="""A checkpoint asks torch for the device's random state and autocast settings. This
-            version has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (1.11).""",
+            torch has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (1.11).""",
         fix="""On XLA call torch_xla.utils.checkpoint.checkpoint, on MPS use none. Elsewhere
             upgrade torch, which supports XPU and meta.""",
         versions="MPS and XLA are open upstream.",
@@ -548,8 +548,8 @@ CHECKPOINTING_SIGNATURES = (
         title="A checkpoint function itself failed, not the block that it runs",
         cause="""It cannot take an argument or result (None, an object, a functools.partial, too
             many segments), or its library's version does not fit another's.""",
-        fix="""Pass and return tensors, the rest by a closure; at most one segment per layer. Or
-            upgrade the last frame's library (axolotl, LLaMA-Factory: April 2025 or newer), or use
+        fix="""Pass and return only tensors, the rest in a closure; at most one segment per layer.
+            Or upgrade the failing library (axolotl, LLaMA-Factory: April 2025 or newer), or use
             torch's function.""",
         sources=("axolotl-ai-cloud/axolotl/issues/2561", f"{_TORCH}152752"),
     ),
@@ -592,7 +592,7 @@ CHECKPOINTING_SIGNATURES = (
         nearby=_CACHE_TAKEN,
         unsure=True,
         title="generate() failed after checkpointing dropped a key-value cache",
-        cause="If generate() logged the line on the cache, it ran in training mode.",
+        cause="If the log warns about use_cache, generate() ran in training mode.",
     ),
     Signature(
         code="RS132",

@@ -367,11 +367,11 @@ SIGNATURES = (
         cause="""FSDP and ZeRO-3 gather parameters when the unit is called. A direct call of a
             sub-module, generate() on the inner model, or an unwrapped second model sees the flat
             piece. Otherwise the weight was loaded wrongly.""",
-        fix="""Call the wrapped model. For a call without gradients, such as generate(), wrap it
-            in FullyShardedDataParallel.summon_full_params(model)
-            (deepspeed.zero.GatheredParameters).""",
+        fix="""Call the wrapped model. Wrap a call without gradients, such as generate(), in
+            FullyShardedDataParallel.summon_full_params(model) (ZeRO-3:
+            deepspeed.zero.GatheredParameters).""",
         gradients=(
-            "Gradients inside summon_full_params are not reduced over the ranks: never train there."
+            "Yes, but never train inside summon_full_params: ranks do not reduce gradients there."
         ),
         versions="FSDP1, all versions (also DeepSpeed ZeRO-3, which gathers in the same way).",
         sources=(f"{_TORCH}109385", f"{_TORCH}124019"),

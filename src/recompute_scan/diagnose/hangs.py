@@ -75,7 +75,7 @@ FINGERPRINT = replace(
 COMPARED = replace(
     DIVERGED,
     cause_name="compared",
-    title="torch compared the ranks' collectives, and some rank called another one",
+    title="torch compared the ranks' collectives: some rank called a different one",
     fix="Make the named ranks take the same path as the others up to that collective.",
     versions="torch's flight recorder and its analyzer (torchfrtrace).",
     sources=("https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",),
@@ -126,8 +126,8 @@ BARRIER = replace(
     ),
     title="Some ranks did not reach a monitored barrier in time",
     cause="The ranks that the message names died, were slow, or took another path.",
-    fix="""Read the log of the named ranks. If they were only slow (loading, preparing data), give
-        the barrier more time.""",
+    fix="""Read the log of the named ranks. If they were only slow (loading, preparing data), raise
+        its `timeout`.""",
 )
 NO_PROGRESS = Signature(
     code="RS211",

@@ -502,8 +502,8 @@ SAVING_SIGNATURES = (
         cause="""A parameter counts as trainable but has no optimizer state, typically in a vision
             tower frozen around or after wrapping.""",
         fix="""Freeze before wrapping, wrap the frozen tower as its own FSDP unit, pass
-            use_orig_params=True, and save with StateDictOptions(strict=False). That option skips
-            what does not fit, so check that all trained state is there.""",
+            use_orig_params=True, and save with StateDictOptions(strict=False). With strict=False,
+            torch skips what does not fit: check that all trained state is there.""",
         versions="The message exists from torch 2.2 on; EasyR1 changed its own code in April 2025.",
         sources=("hiyouga/EasyR1/issues/226", "hiyouga/EasyR1/issues/244"),
     ),

@@ -314,8 +314,8 @@ def _why(difference: Difference) -> str:
         )
     if difference.kind == "shape":
         return (
-            f"{where} gives a tensor of shape {difference.recompute}, in the forward "
-            f"{difference.forward}: something that the block uses has grown or shrunk."
+            f"{where} returned the shape {difference.recompute}, and {difference.forward} in the "
+            f"forward: something that the block uses has grown or shrunk."
         )
     if difference.kind == "operators":
         expected = difference.instead_of or "nothing more"

@@ -143,7 +143,7 @@ def _selective_checkpoint_finding(evidence: Evidence, kept: KeptAttention) -> Fi
     return RS302.finding(
         evidence,
         confidence=predicted(evidence),
-        title=f"Keeping the results of attention would save about {pct(share)} of the step for "
+        title=f"Keeping attention's results would save about {pct(share)} of the step and take "
         f"{size(kept.added_bytes)}",
         detail=(
             f"The recomputes run {plural(kept.calls, 'attention call')} again in each micro-batch. "

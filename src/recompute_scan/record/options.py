@@ -198,7 +198,7 @@ def check_device(device: Literal["auto", "cpu", "cuda"]) -> None:
         raise UsageError(
             "E205",
             "There is no GPU that torch can use here.",
-            hint="cpu as the device records the CPU; auto takes what the script uses",
+            hint="device cpu records the CPU; auto records what the script uses",
         )
 
 

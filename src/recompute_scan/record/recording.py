@@ -235,7 +235,7 @@ class Recording:
             guard.run(install, otherwise=None)
 
     def step(self) -> None:
-        """A training step has ended: call this at the end of each, behind the optimizer's step.
+        """A training step has ended: call this at the end of each, after the optimizer's step.
 
         Once everything is recorded it does nothing.
 
@@ -273,7 +273,7 @@ class Recording:
         live.boundary()
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it, as leaving the block does: nothing of ours is left in the process.
+        """End it, as leaving the block does: nothing is left in the process.
 
         Where a folder was given and nothing failed, rank 0 writes the result and the page too.
         A recording that gave no trace is warned of.

@@ -350,7 +350,7 @@ def add_plan(
         raise RunError(
             "E331",
             "The ranks have different modules, and one plan is made for all.",
-            hint="plan with as many ranks as hold one stage of the model",
+            hint="plan with the ranks of one pipeline stage only",
         )
     if not any(run.backward >= 0 for run in rehearsal.runs):
         raise RunError(

@@ -304,7 +304,7 @@ def step_sentence(comparison: Comparison) -> str:
         return "The step times cannot be compared: not both are known."
     spread = f"{span(comparison.before)} before, {span(comparison.after)} after"
     if abs(time) < _SAME_PCT:
-        within = f"; the step times lie at {spread}" if comparison.difference else ""
+        within = f"; step times: {spread}" if comparison.difference else ""
         return f"The median step takes as long as before, {ms(after)}{within}."
     more, other = ("more", "less") if time > 0 else ("less", "more")
     change = f"A step takes {ms(after)} instead of {ms(before)}"

@@ -207,7 +207,7 @@ def _read(diff: str, digest: str | None) -> list[Change]:
     while at < len(lines):
         head = _HUNK.fullmatch(lines[at])
         if head is None:
-            raise _unusable(f"line {at + 1} of it begins no change")
+            raise _unusable(f"line {at + 1} is no hunk header")
         most, more = int(head[2] or 1), int(head[3] or 1)
         begin = at = at + 1
         while at < len(lines) and (most > 0 or more > 0):

@@ -15,7 +15,7 @@ from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, Pl
 from recompute_scan.units import first_few, ms, pct, plural, size
 
 _OUTCOMES: dict[PlanOutcome, str] = {
-    "helps": "Proven: it keeps the limit and is faster than the unchanged script.",
+    "helps": "Proven: within the limit, and faster than the unchanged script.",
     "fits": "Proven: it keeps the limit.",
     "no-gain": "Rejected: it is no faster than the unchanged script, so leave the script as it is.",
     "slower": "Rejected: it is slower than the unchanged script, so leave the script as it is.",
