@@ -9,6 +9,7 @@ from tests.record.faults import EARLY, FAULTS, break_job
 # Some of the whole table, which `python -m benchmarks faults` prints.
 CHOSEN = (
     "kill -9 of a rank, trace written",
+    "the same, ranks started with spawn",
     "Ctrl-C to the whole job",
     "the disk is full, stacks don't fit",
     "the script runs another program with exec",

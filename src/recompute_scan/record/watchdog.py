@@ -270,10 +270,15 @@ class Watchdog:
         return 2 * self._look_s + 10
 
     def start(self) -> None:
-        self._keep_stacks_when_terminated()
+        self.learn_ranks()
         if self._timeout_s > 0:
             # Not a threading.Thread: the script would find it among its own.
             _thread.start_new_thread(self._guard.aside(self._watch), ())
+
+    def learn_ranks(self) -> None:
+        """Keep stacks on SIGTERM, once the process group shows that there are several ranks."""
+        if self._file is None:
+            self._keep_stacks_when_terminated()
 
     def let_leave(self) -> None:
         """Wait for the process to end, where the watchdog is about to end it.
@@ -328,8 +333,7 @@ class Watchdog:
         used = process_time()
         told = False
         while not self._runs.acquire(timeout=look):
-            if self._file is None:  # it may be known only now that there are several
-                self._keep_stacks_when_terminated()
+            self.learn_ranks()
             ranks = rank_facts()
             now, mark_now, used_now = monotonic(), self._mark(), process_time()
             computed = ranks.world_size == 1 and used_now - used > _BUSY * look
