@@ -126,6 +126,15 @@ def miscounted(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
     return {kind: (said[kind], one) for kind, one in true.items() if said[kind] != one}
 
 
+def counted_otherwise(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
+    """Names whose plain count inside backward passes is not the true one, per step."""
+    attention = _COUNTED["attention"]
+    counts = result.cross_check.counts if result.cross_check else ()
+    said = {one.name.rpartition("::")[2]: one.inside / _STEPS for one in counts}
+    names = [name for name in attention if name in said]
+    return {name: (said[name], again) for name in names if (again := truth.again[name]) != said[name]}
+
+
 def misplaced(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:
     """Places of which the answer has another number of recomputed products, said and true.
 

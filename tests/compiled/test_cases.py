@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from recompute_scan.result import CompiledGraph, Result
 
-from .answers import miscounted, misplaced, said_of, truth_of
+from .answers import counted_otherwise, miscounted, misplaced, said_of, truth_of
 from .cases import CASES, Case
 
 _QUICK = {
@@ -30,6 +30,7 @@ def test_the_answer_is_right(case: Case) -> None:
     assert misplaced(said, truth) == {}
     if case.backend != "inductor":
         assert miscounted(said, truth) == {}
+        assert counted_otherwise(said, truth) == {}
     # The compiler's graphs and the operators in the trace are two counts.
     assert said.confidence == ("medium" if case.name.startswith("compiled autograd") else "high")
     breaks = said.compiled.graph_breaks if said.compiled else ()

@@ -31,7 +31,7 @@ from recompute_scan.compiled.logs import VERSION, CompileFrame, Record
 from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import Span
-from recompute_scan.recompute.checks import PlainCounts, Tally
+from recompute_scan.recompute.checks import PlainCounts, Tally, plainly_counted
 from recompute_scan.recompute.counts import Counts, Float64
 from recompute_scan.recompute.layers import Block, holder, numbered, with_lookalikes
 from recompute_scan.recompute.roles import OperatorCodes
@@ -526,7 +526,8 @@ def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[
     outside = int(facts.calls.sums(product, counts.rows[list(parts)]).sum())
     inside = int((product & ran).sum())
     seen = first > 0 and outside == first
-    tallies = [_explained(facts, tally, ran) for tally in facts.plain.tallies]
+    counted = np.isin(np.arange(len(facts.calls)), plainly_counted(facts.structure))
+    tallies = [_explained(facts, tally, ran, counted) for tally in facts.plain.tallies]
     if seen:
         # Where a checkpoint around the code calls it again, the operators show that.
         last = inside == gradients and any(one.inside for one in tallies)
@@ -545,10 +546,16 @@ def _inside_compiled(facts: RecomputeFacts) -> Bool:
     return np.asarray(held & ~again, np.bool_)
 
 
-def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool) -> Tally:
-    """The tally, with the unexplained operators that compiled code ran by its graphs."""
-    more = int((facts.calls.where(tally.name.__eq__) & ran).sum())
-    return replace(tally, again=tally.again + min(more, max(0, tally.inside - tally.again)))
+def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool, counted: Bool) -> Tally:
+    """The tally with all operators that compiled backward code ran by its graphs.
+
+    Under a reentrant checkpoint the plain count leaves them out: the others of the name stand in a
+    function with a number, and these do not.
+    """
+    ran = facts.calls.where(tally.name.__eq__) & ran
+    inside = tally.inside + int((ran & ~counted).sum())
+    again = tally.again + min(int(ran.sum()), max(0, inside - tally.again))
+    return replace(tally, inside=inside, again=again)
 
 
 _NOTHING = (

@@ -106,15 +106,21 @@ class PlainCounts(Struct, frozen=True):
         return next((tally for tally in self.tallies if tally.contradicts), None)
 
 
-def count_plainly(alignment: Alignment) -> PlainCounts:
-    """The plain count next to the match's; see :class:`PlainCounts`."""
-    calls, structure = alignment.structure.calls, alignment.structure
+def plainly_counted(structure: Structure) -> Int64:
+    """Rows of the operators that the plain count counts."""
+    calls = structure.calls
     rows = _named(calls, vocabulary.forward_only)
     if not len(rows):
         rows = _named(calls, vocabulary.light_forward)
     losses = vocabulary.nodes_of(structure.functions.losses)
     formula = calls.within(_named(calls, losses.__contains__))
-    rows = rows[_with_gradients(structure, rows) & ~formula[rows] & ~twins_of(calls)[rows]]
+    return rows[_with_gradients(structure, rows) & ~formula[rows] & ~twins_of(calls)[rows]]
+
+
+def count_plainly(alignment: Alignment) -> PlainCounts:
+    """The plain count next to the match's; see :class:`PlainCounts`."""
+    calls, structure = alignment.structure.calls, alignment.structure
+    rows = plainly_counted(structure)
     table = structure.evaluations
     inside = table.of[rows] >= 0
     # AccumulateGrad asks for no saved tensor, and runs hooks.
