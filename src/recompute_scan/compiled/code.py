@@ -125,6 +125,7 @@ def open_up(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[Recomput
     source = np.repeat(np.arange(len(sizes)), sizes)
     share = np.ones(len(source))
     asked, own = np.zeros((2, len(source)), np.int64)
+    counted = facts.counts.counted[source]
     names = [facts.calls.names[code] for code in facts.calls.name[counts.rows[source]].tolist()]
     code = OperatorCodes(facts.calls)[counts.rows[source]]
     kinds: dict[tuple[str, str], int] = {}
@@ -133,14 +134,16 @@ def open_up(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[Recomput
         at = int(begins[place])
         each = 1 / len(graphs)
         for graph in graphs:
-            for node, weight, times, for_it in zip(
-                graph.repeats.nodes, graph.weights, graph.repeats.times, graph.asked, strict=True
+            ran = graph.repeats
+            for node, weight, times, trains, for_it in zip(
+                ran.nodes, graph.weights, ran.times, ran.trains, graph.asked, strict=True
             ):
                 share[at], asked[at], own[at] = weight * each, for_it, times - for_it
+                counted[at] &= trains
                 names[at] = f"aten::{node.operator}"
                 code[at] = beyond + kinds.setdefault((node.target, node.type), len(kinds))
                 at += 1
-    opened = _opened_counts(facts, source, share, asked, tuple(names))
+    opened = _opened_counts(facts, source, share, asked, counted, tuple(names))
     blocks = _opened_blocks(facts, parts, begins, opened)
     lookalikes = tuple(with_lookalikes(blocks, opened, code))
     return replace(facts, counts=opened, blocks=lookalikes), own
@@ -151,6 +154,7 @@ def _opened_counts(
     source: Int64,
     share: np.ndarray[tuple[int], np.dtype[np.float64]],
     asked: Int64,
+    counted: Bool,
     names: tuple[str, ...],
 ) -> Counts:
     counts = facts.counts
@@ -167,7 +171,7 @@ def _opened_counts(
         weight=weight,
         again=counts.again[source] * share + inside,
         redundant=counts.redundant[source] * share + beyond * backwards * weight,
-        counted=counts.counted[source],
+        counted=counted,
         step=counts.step[source],
         batch=counts.batch[source],
         flight=counts.flight[source],
@@ -434,9 +438,9 @@ def _without(facts: RecomputeFacts, unknown: tuple[str, ...]) -> RecomputeFacts:
 
 def with_own(judgement: Judgement, counts: Counts, own: Int64) -> Judgement:
     """The verdict with the compiler's own cheap recomputes, which make it ``partial`` at most."""
-    if judgement.verdict != "none" or not own.any():
-        return judgement
     counted = counts.counted
+    if judgement.verdict != "none" or not own[counted].any():
+        return judgement
     all_of_it = replace(counts, multiplicity=counts.multiplicity + own)
     weight, again = counts.weight[counted], own[counted] > 0
     return Judgement(
@@ -633,7 +637,7 @@ class _Entries:
             weight=np.array([cost for part in parts for cost in part.costs], np.float64),
             again=zero,
             redundant=zero,
-            counted=np.ones(whole, np.bool_),
+            counted=np.array([one for part in parts for one in part.repeats.trains], np.bool_),
             step=np.zeros(whole, np.int64),
             batch=np.zeros(whole, np.int64),
             flight=np.zeros(whole, np.int64),

@@ -223,6 +223,7 @@ class Repeats(Struct, frozen=True):
         nodes: The operators that do work, in order; views are none. Operators that a checkpoint's
             recompute leaves out, because no gradient needs them, come last in that checkpoint.
         times: For each: how often the backward graph runs it.
+        trains: For each: can a gradient reach it? None reaches a mask made of numbers and lengths.
         saved_bytes: Bytes that the forward pass keeps for the backward pass, inputs left out.
         gradients: Operators of the backward graph that work with gradients, by name.
         strange: Costly operators of the backward graph that no gradient goes into, and that the
@@ -231,6 +232,7 @@ class Repeats(Struct, frozen=True):
 
     nodes: tuple[PrintedNode, ...]
     times: tuple[int, ...]
+    trains: tuple[bool, ...]
     saved_bytes: int
     gradients: Counter[str]
     strange: tuple[str, ...]
@@ -263,15 +265,26 @@ def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
     kept = [name for name in backward.inputs if name in values and name not in forward.inputs]
     ran = {node.name for node in working if again[values[node.name]]}
     nodes = _unasked_last(working, _asked_for(forward, ran | set(kept), ran))
+    trains = _reached_by_gradients(forward)
     return Repeats(
         nodes=nodes,
         times=tuple(-(-again[values[node.name]] // same[values[node.name]]) for node in nodes),
+        trains=tuple(node.name in trains for node in nodes),
         saved_bytes=sum(bytes_of(backward.inputs[name]) for name in kept),
         gradients=Counter(
             node.operator for node in backward.nodes if does_work(node) and node.name in gradients
         ),
         strange=tuple(strange),
     )
+
+
+def _reached_by_gradients(graph: PrintedGraph) -> set[str]:
+    """What is made of floating-point inputs, and may so need a gradient."""
+    found = {name for name, type_ in graph.inputs.items() if type_.startswith(("f", "bf"))}
+    for node in graph.nodes:
+        if not found.isdisjoint(node.reads):
+            found.add(node.name)
+    return found
 
 
 def _asked_for(forward: PrintedGraph, wanted: set[str], ran: set[str]) -> set[str]:

@@ -257,10 +257,10 @@ def _whole(counts: Counts, block: Block, heavy: Bool, otherwise: Bool | None) ->
     hole[: int(np.flatnonzero(again)[-1])] = ~again[: int(np.flatnonzero(again)[-1])]
     if otherwise is not None:
         hole &= ~otherwise[places]
-    mine = heavy[places]
+    counted = counts.counted[places]
     return all(
         np.count_nonzero(hole & kind) <= HOLES * np.count_nonzero(kind)
-        for kind in (mine, np.ones(len(places), np.bool_))
+        for kind in (heavy[places] & counted, counted)
     )
 
 
