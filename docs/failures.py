@@ -12,7 +12,7 @@ from recompute_scan.frameworks.detect import Signature
 _UNTOUCHED = "Yes"
 _COSTS = {
     "error": "The run stops",
-    "warning": "Training goes on, but slower or wrong",
+    "warning": "Training goes on, but can be slower or wrong",
     "info": "None by itself: it is a warning",
 }
 _WAITS = "The run waits until a timeout ends it"
@@ -22,7 +22,7 @@ _SYMPTOMS = {
     "RS108": "A selective checkpoint fails",
     "RS114": "FSDP stops in a state that it did not expect",
     "RS122": "Recording a CUDA graph fails in a checkpoint",
-    "RS125": "A library warns that checkpointing is switched on twice under FSDP",
+    "RS125": "A library warns about checkpointing under FSDP",
     "RS130": "A reentrant checkpoint meets a limit of its variant",
     "RS131": "Checkpointing cannot be switched on or run",
     "RS132": "torch.compile, torch.func or an export refuses a checkpoint",
@@ -57,13 +57,14 @@ def failure_page(code: str, examples: Sequence[str | None]) -> str:
         parts += ["## Sources", _wrapped(_versions(general))]
     else:
         shown: set[str] = set()
-        seen: set[str] = set()
         warnings = {one.gradients for one in causes}
+        above: Signature | None = None
         for one, example in zip(causes, examples, strict=True):
             start = (example or "")[:_START]
             known = None if start in shown else example
-            parts += _cause(one, known, seen, alike=len(warnings) == 1)
+            parts += _cause(one, known, above, alike=len(warnings) == 1)
             shown.add(start)
+            above = one
         parts.append("## Sources")
     sources = dict.fromkeys(address for one in causes for address in one.sources)
     parts.append(",\n".join(f"<{address}>" for address in sources))
@@ -79,6 +80,8 @@ def _box(causes: Sequence[Signature]) -> str:
     if len(warnings) > 1:
         safe = "Yes, unless a cause below says otherwise"
     cost = _WAITS if general.code in _WAITING else _COSTS[general.severity]
+    if {"error", "info"} <= {one.severity for one in causes}:
+        cost = "The run stops, or goes on where a cause below is only a warning"
     symptom = _SYMPTOMS.get(general.code, general.title)
     if general.code in _SYMPTOMS:
         fix = "Depends on the cause below"
@@ -87,28 +90,27 @@ def _box(causes: Sequence[Signature]) -> str:
     return "\n".join([lines[0], "| --- | --- |", *lines[1:]])
 
 
-def _once(text: str, seen: set[str]) -> str:
-    again = text in seen
-    seen.add(text)
-    return "As above." if again else text
-
-
 def _first(text: str) -> tuple[str, str]:
     """The first sentence, and the rest."""
     first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)
     return first, "".join(rest)
 
 
-def _cause(one: Signature, example: str | None, seen: set[str], *, alike: bool) -> list[str]:
+def _cause(
+    one: Signature, example: str | None, above: Signature | None, *, alike: bool
+) -> list[str]:
     """One of several causes of a failure; ``alike`` if their fixes have one warning.
 
-    A fix or warning that the page has given before (``seen``) is not printed again.
+    A fix or warning of the cause directly ``above`` is not printed again.
     """
     parts = [f"## {one.title}", *_log(example)]
-    parts += [_wrapped(one.cause), _wrapped(f"**Fix.** {_once(one.fix, seen)}")]
+    same_fix = above is not None and above.fix == one.fix
+    same_safety = above is not None and above.gradients == one.gradients
+    fix = "As above." if same_fix else one.fix
+    parts += [_wrapped(one.cause), _wrapped(f"**Fix.** {fix}")]
     parts += [one.more.strip()] if one.more else []
     if one.gradients and not alike:
-        parts.append(_wrapped(f"**Safe?** {_once(one.gradients, seen)}"))
+        parts.append(_wrapped(f"**Safe?** {'As above.' if same_safety else one.gradients}"))
     return [*parts, _wrapped(f"*{_versions(one)}*")]
 
 

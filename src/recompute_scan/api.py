@@ -442,7 +442,9 @@ class Scan:
 
     def _with_traces(self) -> tuple[str, ...]:
         if not self.traces:
-            raise InputError("E308", "This result was loaded without its traces.")
+            raise InputError(
+                "E308", "This result was loaded without its traces.", hint="call analyze() on them"
+            )
         return self.traces
 
     def __repr__(self) -> str:

@@ -132,7 +132,9 @@ def counted_otherwise(result: Result, truth: Truth) -> dict[str, tuple[float, fl
     counts = result.cross_check.counts if result.cross_check else ()
     said = {one.name.rpartition("::")[2]: one.inside / _STEPS for one in counts}
     names = [name for name in attention if name in said]
-    return {name: (said[name], again) for name in names if (again := truth.again[name]) != said[name]}
+    return {
+        name: (said[name], again) for name in names if (again := truth.again[name]) != said[name]
+    }
 
 
 def misplaced(result: Result, truth: Truth) -> dict[str, tuple[float, float]]:

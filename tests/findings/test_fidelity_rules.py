@@ -131,7 +131,10 @@ def test_the_headline_says_that_training_changes() -> None:
     region = ComparedRegion(
         "norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1, states=(state,)
     )
-    assert "It also changes the trained model: RS404." in result(Fidelity((region,))).headline
+    assert (
+        "Checkpointing also changes the trained model: RS404."
+        in result(Fidelity((region,))).headline
+    )
     assert "trained" not in result(Fidelity()).headline
 
 

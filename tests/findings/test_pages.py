@@ -128,7 +128,7 @@ def test_a_fix_says_what_it_does_to_gradients(
 
 PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
 BEGIN = "<!-- Made by `python -m tests.findings.test_pages`. -->\n\n"
-HEAD = "| mechanism | variant | to take it out | rank | checked |"
+HEAD = "| mechanism | variant | to take it out | priority | checked |"
 
 
 def table() -> str:

@@ -30,7 +30,7 @@ def change(step: int, module: str, slower: float | None = None) -> Change:
         sites=(f"{module}.py:3",),
         before=1,
         after=2,
-        text=f"Since step {step}, {module} is recomputed 2 times per forward.",
+        text=f"From step {step} on, {module} is recomputed 2 times per forward.",
         slower=slower,
     )
 

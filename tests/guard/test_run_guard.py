@@ -70,7 +70,7 @@ def test_output_and_status_are_the_scripts_and_a_change_is_told(tmp_path: Path) 
     plain = started(tmp_path, "train.py", "40")
     one = guarded(tmp_path, 40)
     assert (one.returncode, one.stdout) == (plain.returncode, plain.stdout) == (7, plain.stdout)
-    assert "Since step 40, blocks.2 is recomputed 0 times per forward, 1 before" in one.stderr
+    assert "From step 40 on, blocks.2 is recomputed 0 times per forward, 1 before" in one.stderr
     assert "train.py" in one.stderr or "nets.py" in one.stderr
     told = json.loads((tmp_path / "out" / "guarded-rank0.json").read_text())
     assert told["steps"] == 50

@@ -35,7 +35,7 @@ COMPARED: dict[str, Callable[[Comparison], object]] = {
     "The median step takes as long as before": lambda c: (
         not c.obstacles and abs(c.time_change_pct or 0.0) < 0.05
     ),
-    "{}; the step times lie at {}": lambda c: c.difference is not None,
+    "{}; step times: {}": lambda c: c.difference is not None,
     "which lies within the spread of the step times": lambda c: (
         c.before.step_low_ms <= c.after.step_high_ms
         and c.after.step_low_ms <= c.before.step_high_ms
@@ -189,7 +189,7 @@ CONDITIONS: dict[str, Condition] = {
     "The fix does not help: a step": outcome("slower"),
     "The fix helps, but the step times vary": outcome("helps"),
     "The fix saves {}": outcome("helps"),
-    "No loss was seen: backward() was called": losses("not-seen"),
+    "No loss was seen: backward() was never called": losses("not-seen"),
     "does not give the same losses twice": losses("not-repeatable"),
     "The script sets no seed;": lambda r: r.verified.losses.seeded_by_script is False,
     "Losses differ by up to": losses("different"),
@@ -204,7 +204,7 @@ CONDITIONS: dict[str, Condition] = {
     "Its losses equal the unchanged script's": _plan_arm,
     "Some of its losses are not numbers": _plan_arm,
     "and its own by up to": _plan_arm,
-    "Without any checkpoint it does not fit": without("out-of-memory"),
+    "Without checkpoints the script does not fit": without("out-of-memory"),
     "Without any checkpoint the script did not run": without("failed"),
     "Without any checkpoint the script ran to its end, but": without("measured"),
     ", in runs that varied": without("measured"),
@@ -222,7 +222,7 @@ CONDITIONS: dict[str, Condition] = {
     ": these are fused with what needs": lambda r: any(one.free for one in r.compiled.graphs),
     "No compiled code has a backward pass": lambda r: not r.compiled.graphs,
     "Not known: the compiler's graphs for": lambda r: r.compiled.unknown and not r.compiled.graphs,
-    "The graphs for {} are not here": lambda r: r.compiled.unknown and r.compiled.graphs,
+    "The graphs for {} are missing": lambda r: r.compiled.unknown and r.compiled.graphs,
     "Read from the forward and backward graphs": lambda r: r.compiled.graphs,
     # the device
     "of its peak with {} (HFU)": lambda r: r.flops.hfu is not None,
@@ -248,7 +248,7 @@ CONDITIONS: dict[str, Condition] = {
     "the script does this": lambda r: (
         r.plan.as_today and any("recompute_scan.fit" in step for step in r.plan.setting)
     ),
-    "Proven: it keeps the limit and is faster": proof("helps"),
+    "Proven: within the limit, and faster": proof("helps"),
     "Proven: it keeps the limit.": proof("fits"),
     "Rejected: it is no faster": proof("no-gain"),
     "Rejected: it is slower": proof("slower"),

@@ -85,7 +85,7 @@ def advise_selective(
         summary=template.format(title=title, context=context) + ".",
         disposition="review",
         diff=None,
-        keep="everything else in the layers recomputed as it is; the checkpoint must be "
+        keep="the recompute of everything else in the layers; the checkpoint must be "
         "non-reentrant (torch 2.5 and newer)",
         remove="nothing",
         docs=SELECTIVE_DOCS,

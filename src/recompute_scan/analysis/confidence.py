@@ -169,9 +169,13 @@ def headline(result: Result) -> str:
     wrong = [finding for finding in result.findings if finding.wrong_gradients]
     sure = dict.fromkeys(one.code for one in wrong if one.confidence == "high")
     open_ = dict.fromkeys(one.code for one in wrong if one.code not in sure)
-    also = f" It also changes the trained model: {', '.join(sure)}." if sure else ""
-    may = f" It may {'' if sure else 'also '}change the trained model: {', '.join(open_)}."
-    return _of_ranks(result, _headline(result)) + also + (may if open_ else "")
+    also = ""
+    if sure:
+        perhaps = f", and perhaps {', '.join(open_)}" if open_ else ""
+        also = f" Checkpointing also changes the trained model: {', '.join(sure)}{perhaps}."
+    elif open_:
+        also = f" Checkpointing may also change the trained model: {', '.join(open_)}."
+    return _of_ranks(result, _headline(result)) + also
 
 
 def _of_ranks(result: Result, said: str) -> str:
@@ -244,8 +248,8 @@ def _headline(result: Result) -> str:
     if free:
         rest = "" if level else "; no checkpoint recomputes anything"
         return (
-            f"The compiler runs {free} cheap operators again inside its backward graphs, for free"
-            f"{rest}."
+            f"The compiler runs {plural(free, 'cheap operator')} again inside its backward "
+            f"graphs, for free{rest}."
         )
     passes = max((region.backward_passes for region in result.regions), default=1.0)
     if result.verdict == "full" and not level and passes >= 2:

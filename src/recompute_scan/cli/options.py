@@ -173,9 +173,9 @@ def with_fidelity(context: click.Context, recorded: Mapping[str, Any]) -> dict[s
     alone = (*_NOT_ALONE, *(("warmup", "fidelity") if quick else ("work",)))
     others = [name for name in alone if typed(context, name)]
     if others:
-        name, does, hint = "--fidelity", "compares", "the step is compared after the profiled ones"
+        name, does, hint = "--fidelity", "compares", "a step is compared after the profiled ones"
         if quick:
-            name, does, hint = "--quick", "profiles", "everything is recorded then"
+            name, does, hint = "--quick", "profiles", "all this is recorded"
         raise UsageError(
             "E236",
             f"{name} {does} one step and does nothing else: --{others[0].replace('_', '-')} "

@@ -524,7 +524,8 @@ def _reporting(options: RunOptions, show: Callable[..., None]) -> Reporting:
 @click.option(
     "--memory",
     metavar="AMOUNT|N%|free",
-    help="Memory limit: 60GB, 80% of today's peak, or all that is free.  [default: 100%]",
+    help="Memory limit: 60GB, 80% of today's peak, or free (today's peak and 90% of the rest).  "
+    "[default: 100%]",
 )
 @click.option(
     "--step-time",

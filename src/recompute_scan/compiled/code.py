@@ -553,8 +553,8 @@ def _inside_compiled(facts: RecomputeFacts) -> Bool:
 def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool, counted: Bool) -> Tally:
     """The tally with all operators that compiled backward code ran by its graphs.
 
-    Under a reentrant checkpoint the plain count leaves them out: the others of the name stand in a
-    function with a number, and these do not.
+    Under a reentrant checkpoint the plain count leaves them out: the others of the name are inside
+    a numbered function, and these are not.
     """
     ran = facts.calls.where(tally.name.__eq__) & ran
     inside = tally.inside + int((ran & ~counted).sum())

@@ -279,7 +279,7 @@ def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
 
 
 def _reached_by_gradients(graph: PrintedGraph) -> set[str]:
-    """What is made of floating-point inputs, and may so need a gradient."""
+    """Names of the results of floating-point inputs: only these may need a gradient."""
     found = {name for name, type_ in graph.inputs.items() if type_.startswith(("f", "bf"))}
     for node in graph.nodes:
         if not found.isdisjoint(node.reads):

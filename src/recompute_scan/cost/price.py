@@ -273,8 +273,8 @@ def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
         "The remaining recompute is assumed to stop early, because one in the trace does."
         if sure
         else "Kernels do not show whether the remaining recompute stops early. The prediction "
-        "assumes half of that saving; the range covers none to all of it.",
-        "The optimizer's time is in everything else.",
+        "assumes half of that saving; the range covers none to all.",
+        "Everything else includes the optimizer's time.",
     )
 
 

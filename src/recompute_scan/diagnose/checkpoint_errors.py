@@ -139,7 +139,7 @@ SIGNATURES = (
         nearby=re.compile(re.escape(NO_INPUT_GRAD)),
         # In evaluation nothing needs a gradient, whatever was warned of before.
         fits=lambda raised: not evaluates(raised.frames),
-        title="A reentrant checkpoint got no input that needs a gradient, so nothing has one",
+        title="No input of a reentrant checkpoint needs a gradient, so neither does the loss",
         cause="""The reentrant variant connects a block's output to its inputs only. If no input
             needs a gradient (frozen embeddings, as with LoRA), neither does the output, and the
             block's weights are not trained.""",
@@ -248,7 +248,7 @@ SIGNATURES = (
         cause="""This function saves every argument for the backward pass, but autograd saves
             only tensors.""",
         fix="""Pass only tensors and None as arguments, and the rest by a closure:
-            checkpoint(lambda x: block(x, sizes), x). torch's function takes other arguments from
+            `checkpoint(lambda x: block(x, sizes), x)`. torch's function takes other arguments from
             1.10 on.""",
         versions="torch before 1.10; Megatron-core's own function (0.16.1).",
         sources=(f"{_TORCH}63394", "NVIDIA/Megatron-LM/issues/3643"),
@@ -276,6 +276,7 @@ SIGNATURES = (
         error="ValueError",
         notice=False,
         severity="error",
+        title="torch refuses a checkpoint without a variant",
         cause="This version of torch has no default.",
         versions="Some releases and nightlies of torch from 2.2 on raise instead of warning.",
         sources=("open-mmlab/mmengine/issues/1539", CHECKPOINT_DOCS),
@@ -328,7 +329,7 @@ _UNCACHED = Signature(
         still passes only new tokens.""",
     fix="""Call model.eval() before generate() and model.train() after it. If a trainer calls it,
         upgrade the trainer or switch checkpointing off.""",
-    versions="transformers from 4.37 on; 5.23 raises nothing but generates wrong tokens.",
+    versions="transformers from 4.37 on; 5.23 generates wrong tokens without an error.",
     sources=(f"{_HF}36051", "huggingface/trl/issues/2878"),
 )
 
@@ -380,8 +381,8 @@ CHECKPOINTING_SIGNATURES = (
         error="NotImplementedError",
         message=re.compile(r"no rule registered for H.{1,200}?_Cach(?:ing|ed)TorchDispatchMode"),
         title="A selective checkpoint met an operator that this torch cannot keep or run again",
-        cause="""A higher-order operator, such as flex_attention, needs a rule there. This version
-            has none for it.""",
+        cause="""A policy needs a rule for each higher-order operator, such as flex_attention.
+            This version lacks it.""",
         fix="Upgrade torch (2.13 supports flex_attention), or drop the policy for that block.",
         versions="Reported in 2024 and 2025.",
         sources=(f"{_TORCH}147879", "pytorch/pytorch/pull/150080"),
@@ -499,7 +500,7 @@ CHECKPOINTING_SIGNATURES = (
         code="RS131",
         cause_name="wrong-name",
         message=re.compile(rf"has no attribute '(?:{_SWITCHES}|set_grad_checkpointing)'"),
-        title="The object has no method of this name that switches checkpointing on",
+        title="The object has no checkpointing switch of this name",
         cause="""Names differ: gradient_checkpointing_enable in transformers,
             enable_gradient_checkpointing in diffusers, set_grad_checkpointing in timm. Wrappers
             such as DistributedDataParallel and DeepSpeed's engine hide the model's methods.""",
@@ -530,10 +531,10 @@ CHECKPOINTING_SIGNATURES = (
         ),
         where=_asks_device,
         title="torch's checkpoint function does not work on this device",
-        cause="""A checkpoint asks torch for the device's random state and autocast settings. This
-            torch has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (1.11).""",
+        cause="""A checkpoint needs the device's random state and autocast settings. This
+            torch has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (torch 1.11).""",
         fix="""On XLA call torch_xla.utils.checkpoint.checkpoint, on MPS use none. Elsewhere
-            upgrade torch, which supports XPU and meta.""",
+            upgrade: newer torch supports XPU and meta.""",
         versions="MPS and XLA are open upstream.",
         sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
     ),
@@ -558,8 +559,8 @@ CHECKPOINTING_SIGNATURES = (
         cause_name="tracker",
         message=re.compile(r"^[Bb]ackward pass should have cleared tracker of all tensors"),
         title="Activation offloading began a forward pass with tensors left over from the last one",
-        cause="""An output that no loss uses, or a forward pass without a backward pass or inside
-            one, leaves tensors in the offloading's list.""",
+        cause="""An output that no loss uses, or a forward pass without or inside a backward pass,
+            leaves tensors in the offloading's list.""",
         fix="""Switch offloading off and keep checkpointing: activation_offloading in TRL,
             enable_activation_offloading in torchtune. The step needs more GPU memory. axolotl has
             activation_offloading: legacy, which is slower.""",
@@ -576,9 +577,9 @@ CHECKPOINTING_SIGNATURES = (
         ),
         where=_changed_in_place,
         title="The input of a checkpointed block, or a weight in it, was changed in place",
-        cause="""A checkpoint keeps its input and runs the block again on it. The block (x += ..., a
-            ReLU with inplace=True) or code after it changed that tensor.""",
-        fix="""Write x = x + ..., and inplace=False in the block's first operation, or pass
+        cause="""A checkpoint keeps its input and runs the block again on it. The block (`x += ...`,
+            a ReLU with inplace=True) or code after it changed that tensor.""",
+        fix="""Write `x = x + ...`, and inplace=False in the block's first operation, or pass
             x.clone() (one more input's memory). Change weights only after the backward pass.""",
         versions="All versions of torch.",
         sources=("https://docs.pytorch.org/docs/stable/notes/autograd.html",),
@@ -592,7 +593,7 @@ CHECKPOINTING_SIGNATURES = (
         nearby=_CACHE_TAKEN,
         unsure=True,
         title="generate() failed after checkpointing dropped a key-value cache",
-        cause="If the log warns about use_cache, generate() ran in training mode.",
+        cause="The log warns about use_cache: generate() ran in training mode.",
     ),
     Signature(
         code="RS132",
@@ -606,11 +607,11 @@ CHECKPOINTING_SIGNATURES = (
         ),
         title="A checkpointed block changes something outside itself, and torch.compile refuses it",
         cause="""torch.compile turns a checkpoint into one operator, which must not change an
-            attribute, counter or list outside the block. An eager recompute would change it
-            twice.""",
+            attribute, counter or list outside the block. Run eagerly, the recompute changes it
+            again.""",
         fix="""Return the value and store it outside the block. Or compile the layer inside the
             checkpoint. If the recompute may skip the change, set
-            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True.""",
+            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint to True.""",
         versions="torch.compile with fullgraph=True; seen with torch 2.13.",
         sources=("pytorch/torchtitan/issues/3104", f"{_TORCH}124866"),
         checked="reproduced",

@@ -109,7 +109,7 @@ _READY_TWICE = Signature(
     where=some(registry.either("backward")),
     title="DDP saw the gradient of one parameter twice in one backward pass",
     cause="""A reentrant checkpoint runs its own backward pass. With
-        find_unused_parameters=True, DDP has already marked its parameters as ready. Or one
+        find_unused_parameters=True, DDP has already marked the block's parameters ready. Or one
         module runs more than once per forward pass. The message does not say which.""",
     fix="""Use the non-reentrant variant (use_reentrant=False), which helps in both cases. In
         the first, find_unused_parameters=False helps too, if every parameter is used.""",
@@ -158,10 +158,10 @@ SIGNATURES = (
         ),
         title="vLLM has no GPU memory left for its key-value cache",
         cause="""vLLM takes a share of the card for weights and cache. The rest of that share is
-            too small for one cache block or one longest request.""",
-        fix="""Raise gpu_memory_utilization if the card is free. If a trainer shares it, lower
+            too small for one cache block or the longest request.""",
+        fix="""Raise gpu_memory_utilization if the card is free. If a trainer shares the card, lower
             max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Checkpoints
-            do not matter here.""",
+            don't matter here.""",
         versions="vLLM, all versions.",
         sources=("vllm-project/vllm/issues/2248",),
     ),
@@ -253,8 +253,10 @@ SIGNATURES = (
         fits=lambda raised: not raised.frames,
         unsure=True,
         checked="message",
-        cause="""A reentrant checkpoint's own backward pass marked it again, a module or parameter
-            was used twice, or DDP misjudged which are unused. Only the traceback shows which.""",
+        title="DDP saw a parameter's gradient twice; the log has no traceback",
+        cause="""A reentrant checkpoint's own backward pass marked the parameter again, a module or
+            parameter was used twice, or DDP misjudged which parameters are unused. Only the
+            traceback shows it.""",
         fix="""If checkpoints are reentrant, use the non-reentrant variant (use_reentrant=False).
             Otherwise run each module once per step, or set find_unused_parameters=False.""",
     ),
@@ -268,7 +270,7 @@ SIGNATURES = (
         title="DDP waits for gradients of parameters that no loss uses",
         cause="Some parameters took no part in the loss, so their gradients never came.",
         fix="""First check that they are meant to be unused: inside a reentrant checkpoint they may
-            get no gradient by mistake (RS104). If so, remove the unused branch, or set
+            get no gradient by mistake (RS104). Then remove the unused branch, or set
             find_unused_parameters=True with non-reentrant checkpoints (RS111).""",
         gradients=NON_REENTRANT,
         versions="All versions of torch.",
@@ -332,7 +334,7 @@ SIGNATURES = (
         title="One FSDP unit holds frozen and trainable parameters",
         cause="""FSDP1 flattens a unit's parameters into one, which either needs a gradient or does
             not. LoRA mixes both.""",
-        fix="""Pass use_orig_params=True, or wrap the frozen part in its own units (peft's
+        fix="""Pass use_orig_params=True, or wrap the trainable part in its own units (peft's
             fsdp_auto_wrap_policy does).""",
         versions="FSDP1; seen with torch 2.13.",
         sources=(f"{_TORCH}104690", "huggingface/peft/issues/1702"),

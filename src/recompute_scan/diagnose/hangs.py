@@ -105,8 +105,8 @@ UNCLEAR = replace(
     TIMED_OUT,
     cause_name="unclear",
     title="Collectives did not finish, and the log does not show whether they belong together",
-    cause="""The ranks wait in different collectives. Each process group numbers its collectives,
-        and the log does not show the groups.""",
+    cause="""The ranks wait in different collectives. Process groups number their collectives
+        separately, and the log does not show the groups.""",
     fix="""Find the first error of any rank. Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch
         2.9 TORCH_NCCL_TRACE_BUFFER_SIZE), or under `recompute-scan run`.""",
 )
@@ -115,6 +115,7 @@ GLOO = replace(
     cause_name="gloo",
     error="RuntimeError",
     message=re.compile(r"Timed out waiting \d+ms for (?:recv|send) operation to complete"),
+    title="A collective over gloo timed out",
     cause="""This rank waited over gloo for another rank, which died, was slow, or took another
         path.""",
 )
@@ -126,8 +127,8 @@ BARRIER = replace(
     ),
     title="Some ranks did not reach a monitored barrier in time",
     cause="The ranks that the message names died, were slow, or took another path.",
-    fix="""Read the log of the named ranks. If they were only slow (loading, preparing data), raise
-        its `timeout`.""",
+    fix="""Read the named ranks' logs. If they were only slow (loading, preparing data), raise the
+        barrier's timeout.""",
 )
 NO_PROGRESS = Signature(
     code="RS211",

@@ -219,8 +219,8 @@ _GROWING_CACHE = replace(
     more=_GROWING_CACHE_MORE,
     keep="the checkpoint wrapper or policy, non-reentrant",
     remove="the key-value cache during training: use_cache=False",
-    versions="""transformers up to 4.57 with sdpa attention, and 5.23 with eager attention (RS110),
-        torch 2.1 and later.""",
+    versions="""transformers up to 4.57 with sdpa attention, and 5.23 with eager attention (an error
+        of RS110), torch 2.1 and later.""",
     sources=("Lightning-AI/pytorch-lightning/issues/19267", f"{_HF}34928", f"{_TORCH}155171"),
 )
 
@@ -286,7 +286,7 @@ _SHOWN = (
         message=_LEFT_META,
         fits=_shown_or_refused(_on_meta),
         title="Weights were taken away before their layer was recomputed",
-        cause="""In the recompute a weight is a placeholder on the device meta. Streaming,
+        cause="""In the recompute a weight is a placeholder on the meta device. Streaming,
             offloading or swapping moved it after the forward pass, and the
             recompute does not load it again.""",
         fix="""Put the hooks that load weights inside the checkpointed module. Or keep checkpointed
@@ -333,7 +333,7 @@ _COUNT = Signature(
     ),
     title="A checkpointed block saved a different number of tensors in its recompute",
     cause="""The block took another path the second time: a branch on data or a counter, a list
-        argument that it empties, an operator called by forward() instead of apply(), or another
+        argument that it empties, an autograd function's forward() called directly, or another
         compiled graph.""",
     fix="""Make the block depend on its inputs alone.
         torch.utils.checkpoint.set_checkpoint_debug_enabled(True) lists the operators of both
@@ -372,11 +372,11 @@ def _recompiled(known: Signature) -> Signature:
         known,
         cause_name="recompiled",
         nearby=RECOMPILATION,
-        title="torch.compile compiled a function anew shortly before the recompute failed",
-        cause="""The quoted log line names function and reason. The recompute ran another graph, or
-            none after the limit of recompilations.""",
+        title="torch.compile recompiled a function shortly before the recompute failed",
+        cause="""torch.compile's log line names function and reason. The recompute ran another
+            graph, or, past the recompile limit, none.""",
         fix=(
-            "Remove the reason in that line. If the limit was met, raise "
+            "Remove the reason it names. If the limit was met, raise  "
             "torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
             f"{_ANOTHER_GRAPH}"
         ),
@@ -435,7 +435,7 @@ SIGNATURES = (
         message=re.compile(r"that was already\s+unpacked once"),
         title="A custom autograd function read its saved tensors twice",
         cause="""Under a non-reentrant checkpoint, a backward formula can read ctx.saved_tensors
-            only once: the tensor is then dropped.""",
+            only once: the tensors are then dropped.""",
         fix="Read ctx.saved_tensors once into local names, or upgrade the library.",
         versions="torch 2.1 and later; fixed library by library (Transformer Engine, mamba, stk).",
         sources=("NVIDIA/TransformerEngine/pull/1334", "state-spaces/mamba/issues/909"),

@@ -253,8 +253,8 @@ def _early_stop_off_finding(evidence: Evidence, checkpoints: list[Checkpoint]) -
             "backward pass needs, which leaves out a block's last operators. Here it goes on to "
             "the end."
             + (
-                " Around another non-reentrant checkpoint that also makes it recompute the block "
-                "a second time."
+                " Around another non-reentrant checkpoint, it also recomputes the block a second "
+                "time."
                 if nested
                 else ""
             )

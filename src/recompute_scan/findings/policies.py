@@ -166,8 +166,8 @@ def _fits(memory: Memory | None, kept: KeptAttention) -> str:
         return "Whether they fit is not known: the trace does not show the GPU's memory."
     left = memory.budget_bytes - memory.peak_allocated_bytes
     if kept.added_bytes <= left:
-        return f"They fit: {size(left)} are free without the reserve."
-    return f"They do not fit: {size(max(0, left))} are free without the reserve."
+        return f"They fit: {size(left)} are free beyond the reserve."
+    return f"They do not fit: {size(max(0, left))} are free beyond the reserve."
 
 
 RS302 = Rule("RS302", "selective-checkpoint", check_selective_checkpoint)
@@ -543,7 +543,7 @@ def _recompute_buys_nothing_finding(evidence: Evidence, dear: DearOperator) -> F
             f"{one.name}: {size(one.result_bytes)} returned, {size(one.held_bytes)} still there",
         ),
         fix=keep_too(
-            f"Keep torch.ops.{one.name} too: its results are in memory anyhow.",
+            f"Keep torch.ops.{one.name} too: its results are in memory anyway.",
             "Other calls of the operator may have results that are freed today.",
         ),
         saving_ms=dear.ms,

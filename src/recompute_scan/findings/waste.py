@@ -102,7 +102,7 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
     calls = plural(one.calls, "call") + f" of {one.module_class}"
     what = calls if one.calls else plural(one.operators, "operator")
     s = "s" * ((one.calls or one.operators) == 1)
-    took = f"{ms(one.ms)}, {pct(100 * one.share)} of the step's operators"
+    took = f"{ms(one.ms)}, {pct(100 * one.share)} of the operators' time"
     title, detail = {
         "repeated": (
             f"{what}{place(one.line)} compute{s} what the step has computed{place(one.same_as)}",

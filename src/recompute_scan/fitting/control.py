@@ -336,7 +336,7 @@ class Fitted(Control):
     def _as_given(self, plan: ActivationPlan) -> Iterator[None]:
         choices = choices_of(plan, self._switch.layers)
         if choices is None:
-            self._print("fit: the plan is of another model; every layer stays recomputed.")
+            self._print("fit: the plan is for another model; every layer stays recomputed.")
             yield
             return
         calls = {layer.place: layer.most for layer in self._switch.layers if layer.leads}

@@ -277,8 +277,9 @@ def signatures() -> tuple[Signature, ...]:
             title="Both switches for activation checkpointing are on, and the Trainer refuses them",
             cause="""FSDP's activation_checkpointing and the training argument would each
                 checkpoint every layer.""",
-            fix="""Keep fsdp_config's activation_checkpointing and set the training argument
-                (gradient_checkpointing, from 5.23 activation_checkpointing) to False.""",
+            fix="""Keep fsdp_config's activation_checkpointing and set TrainingArguments'
+                gradient_checkpointing (from transformers 5.23 activation_checkpointing) to
+                False.""",
             keep="fsdp_config['activation_checkpointing']",
             remove="the training argument",
             versions="transformers 4.33 and later.",
@@ -294,10 +295,10 @@ def signatures() -> tuple[Signature, ...]:
             notice=True,
             severity="warning",
             title="transformers warns that its checkpointing gathers FSDP's parameters once more",
-            cause="""The model's checkpointing is on under FSDP. Outside the FSDP units, every
-                recompute gathers parameters again.""",
-            fix="""Set fsdp_config's activation_checkpointing instead, and the training argument to
-                False.""",
+            cause="""The model's checkpointing is on under FSDP. Around FSDP units, its recomputes
+                gather parameters again.""",
+            fix="""Set fsdp_config's activation_checkpointing, and the Trainer's argument to False
+                (RS119).""",
             versions="The warning: transformers 4.43 and later.",
             sources=("huggingface/transformers/issues/30404",),
         ),

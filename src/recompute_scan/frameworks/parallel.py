@@ -105,7 +105,7 @@ FAIRSCALE = Mechanism(
     docs="https://fairscale.readthedocs.io/en/stable/api/nn/checkpoint/checkpoint_activations.html",
     checked="ran here (fairscale 0.4.13)",
     variants=("0.4: its own, reentrant",),
-    caution="It also patches batch normalization, so that a recompute does not count twice.",
+    caution="It also patches batch normalization, so that recomputes leave its statistics alone.",
     holding=("fairscale/nn/checkpoint/checkpoint_activations.py:_checkpointed_forward",),
     asks=("fairscale/nn/checkpoint/checkpoint_activations.py:*",),
     watched=("fairscale.nn.checkpoint.checkpoint_activations:CheckpointFunction",),
@@ -268,7 +268,7 @@ def _of_fp8() -> tuple[Signature, ...]:
                 fp8 layers do under torch's checkpoint.""",
             fix="""Checkpoint these layers with transformer_engine.pytorch.checkpoint (composer:
                 te_checkpoint_wrapper: true).""",
-            versions="torch 2.0, as reported; torch 2.13 raises RS102 instead.",
+            versions="torch 2.0, as reported; since 2.13 it is RS102.",
             sources=("NVIDIA/TransformerEngine/issues/415",),
         ),
         Signature(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, Edit, Mechanism
 
-_VARIANTS = ("use_reentrant as passed; without it reentrant, up to torch 2.15",)
+_VARIANTS = ("use_reentrant as passed; without it reentrant (as of torch 2.14)",)
 ANYWHERE = ("*",)
 
 # Made for FSDP, and shared by all mechanisms that apply it. A second application wraps again.

@@ -367,7 +367,7 @@ def signatures() -> tuple[Signature, ...]:
                 files.""",
             fix="""Save under a new name, or remove the old folder first (on one rank, then a
                 barrier).""",
-            versions="Fabric 2.1.0; later versions write into it (XLA's strategy still refuses).",
+            versions="Fabric 2.1.0; later versions refuse only with XLA's strategy.",
             sources=(f"{_ISSUES}18881",),
         ),
         Signature(

@@ -29,6 +29,7 @@ from recompute_scan.files import content, decoded, write_whole
 from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.modules import covered_modules, unwrapped
 from recompute_scan.record.origins import Variant
+from recompute_scan.units import plural
 
 
 class TalliedRegion(Struct, eq=False):
@@ -272,14 +273,14 @@ def kind_of(before: Parts, after: Parts) -> Kind:
 
 
 _SAID = {
-    "doubled": "recomputed {after} times per forward, {before} before: a second checkpoint is on",
-    "off": "recomputed {after} times per forward, {before} before: a checkpoint is off",
-    "on": "recomputed now, and was trained without a checkpoint before",
+    "doubled": "recomputed {after} per forward, {before} before: a second checkpoint is on",
+    "off": "recomputed {after} per forward, {before} before: a checkpoint is off",
+    "on": "recomputed, and not before: a checkpoint is on",
     "variant": "checkpointed by the other variant ({variants})",
     "random-state": "{random}",
     "repeated": "{repeated}",
-    "lost": "no longer recomputed, and its weights get no gradient",
-    "unfaithful": "recomputed differently from its forward: {detail}",
+    "lost": "no longer recomputed, and weights inside get no gradient",
+    "unfaithful": "recomputed differently from the forward: {detail}",
 }
 
 
@@ -298,7 +299,7 @@ def sentence(
     verb = "is" if len(modules) == 1 else "are"
     said = _SAID[kind].format(
         before=count(before),
-        after=count(after),
+        after=plural(count(after), "time"),
         variants=", ".join(sorted({one.variant for one in after})) or "none",
         random="recomputed with the forward's random numbers restored"
         if all(one.keeps_random for one in after)
@@ -309,7 +310,7 @@ def sentence(
         detail=detail,
     )
     where = f" ({', '.join(sites[:2])})" if any(sites) else ""
-    return f"Since step {step}, {who} {verb} {said}{where}."
+    return f"From step {step} on, {who} {verb} {said}{where}."
 
 
 class Stored(Struct, frozen=True):

@@ -140,7 +140,7 @@ def _pair(
         elif own == "default" and wrapper.variant == "non-reentrant":
             doubt = "if transformers is older than 5, which is reentrant by default"
         elif both:
-            doubt = "if the wrapped module is part of a layer, and runs for both"
+            doubt = "if both run and the wrapped module is part of a layer"
         else:
             doubt = "if either is reentrant"
         code, title, edit = "RS602", f"may be checkpointed twice, {doubt}", ""

@@ -40,17 +40,17 @@ def read_script(text: str) -> Script:
     """
     if any(name.count(".") > _MOST_PARTS for name in _DOTTED.findall(text)):
         # To read one takes memory that grows with the square of its parts.
-        raise Unreadable(f"a name in it has more than {_MOST_PARTS} parts")
+        raise Unreadable(f"a dotted name has more than {_MOST_PARTS} parts")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if text.count("{") > _MOST_VALUES and _most_values(text) > _MOST_VALUES:
                 # Up to Python 3.11 the time to parse one grows with the square of its values.
-                raise Unreadable(f"a formatted text in it has more than {_MOST_VALUES:,} values")
+                raise Unreadable(f"an f-string in it has more than {_MOST_VALUES:,} values")
             reader = _ScriptReader(ast.parse(text))
         reader.visit(reader.tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise Unreadable(f"it is no Python ({type(error).__name__})") from None
+        raise Unreadable(f"it is not Python ({type(error).__name__})") from None
     return reader.script(text)
 
 

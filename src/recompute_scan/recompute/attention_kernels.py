@@ -252,7 +252,7 @@ class KernelEvidence(Struct, frozen=True):
         ]
         if not self.by_thread:
             found.append(
-                "No launching thread separates the forward from the backward pass, so recomputes "
+                "Launching threads do not separate forward and backward passes, so recomputes "
                 "are inferred from the order of the kernels."
             )
         if not self.steps_marked:

@@ -544,9 +544,9 @@ def _wait_for(ours: object, patches: Patches) -> None:
 
 def _leave_out(probe: Probe, missed: tuple[str, ...]) -> None:
     probe.leave_out(
-        f"In this version of torch ({torch.__version__}) recompute-scan cannot see when "
-        f"checkpoints of this kind are called: {', '.join(missed)}. So the trace has no "
-        "annotations for them: counts come from the operators, and call sites are unknown."
+        f"In this version of torch ({torch.__version__}) recompute-scan cannot see calls of some "
+        f"checkpoints: {', '.join(missed)}. So the trace has no annotations: counts come from "
+        "the operators, and call sites are unknown."
     )
 
 

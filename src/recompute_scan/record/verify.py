@@ -203,7 +203,7 @@ class _RoundsSoFar:
 
         def run(part: Sequence[Region], number: int) -> Trial:
             self._on_progress(
-                f"measuring without the checkpoints of {plural(len(part), 'block')}, for gradients"
+                f"measuring gradients without the checkpoints of {plural(len(part), 'block')}"
             )
             removals = plan_removals(part, self._result)
             without = replace(options, removals=removals)
@@ -512,7 +512,7 @@ class Rehearsals:
         if len(complete) < (self._nproc_per_node or 1):
             raise RunError(
                 "E333",
-                "The script failed when recompute-scan moved its checkpoints."
+                "The script failed when recompute-scan changed its checkpoints."
                 if status
                 else "The script is too short for a plan.",
                 why=_why(folder, status, options),

@@ -183,7 +183,7 @@ def _outcome(verified: Verified) -> str:
 
 def _losses(losses: Losses) -> str:
     if losses.status == "not-seen":
-        return "No loss was seen: backward() was called on no tensor with one element."
+        return "No loss was seen: backward() was never called on a one-element tensor."
     if losses.status == "not-repeatable":
         return (
             "The unchanged script does not give the same losses twice (they differ by up to "
@@ -266,13 +266,13 @@ def _plan_losses(losses: Losses) -> str:
 def _without(verified: Verified, arm: Arm) -> str:
     why = f" {arm.message}" if arm.message else ""
     if arm.status == "out-of-memory":
-        return f"Without any checkpoint it does not fit into memory.{why}"
+        return f"Without checkpoints the script does not fit into memory.{why}"
     if arm.status == "failed":
         return f"Without any checkpoint the script did not run to its end.{why}"
     best = verified.after_step_ms or verified.before_step_ms
     if best is None or arm.step_ms is None:
         return "Without any checkpoint the script ran to its end, but no step could be timed."
-    fits = "Without any checkpoint it fits into memory, and a step takes"
+    fits = "Without checkpoints the script fits into memory, and a step takes"
     if verified.pairs:  # then these steps are of runs that varied too much to be compared
         return f"{fits} {ms(arm.step_ms)}, in runs that varied."
     less = 100 * (best - arm.step_ms) / best

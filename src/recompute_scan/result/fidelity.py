@@ -385,7 +385,7 @@ def in_words(fidelity: Fidelity) -> str:
     undecided = [region for region in blocks if region.undecided]
     if undecided:
         return (
-            f"That is not known of {len(undecided)} {of}: the same call gives a different result "
+            f"Not known for {len(undecided)} {of}: the same call gives a different result "
             "each time on this device, or the block could not be inspected."
         )
     compared = plural(sum(region.operators for region in blocks), "result")

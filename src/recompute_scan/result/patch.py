@@ -213,7 +213,7 @@ def _read(diff: str, digest: str | None) -> list[Change]:
         while at < len(lines) and (most > 0 or more > 0):
             kind = lines[at][:1]
             if kind not in (" ", "-", "+"):
-                raise _unusable(f"line {at + 1} of it is cut off")
+                raise _unusable(f"line {at + 1} is cut off")
             most -= kind != "+"
             more -= kind != "-"
             at += 1
@@ -343,7 +343,7 @@ def _outside(file: str, why: str) -> InputError:
         "E344",
         f"The fix changes {file}, which recompute-scan does not open.",
         why=why,
-        hint="call it from the folder in which the script was recorded, or name that: --root",
+        hint="call fix where the script was recorded, or name that folder: --root",
     )
 
 
@@ -483,7 +483,7 @@ def revert(folder: Path, root: Path) -> list[str]:
             name, path = place(root, one.file)
             now = content(path, _MOST_SOURCE)
             if (sha256(now).hexdigest(), path.stat().st_mtime_ns) != (one.after, one.moment):
-                hint = f"what it was before is in {folder / one.copy}"
+                hint = f"the file before the fix is {folder / one.copy}"
                 raise InputError(
                     "E345",
                     f"{name} was changed after the fix was applied, so it stays as it is.",

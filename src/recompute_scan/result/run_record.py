@@ -202,7 +202,7 @@ class Counted(Struct, frozen=True):
         if many == len(ratios):
             which = f"all {many} checkpointed blocks" if many > 1 else "the checkpointed block"
         if not most:
-            return f"{which} did not run again (counted by hooks)"
+            return f"{which} ran only forward (counted by hooks)"
         which += " runs" if many == 1 else " run"
         if most != int(most):  # a forward pass had no backward pass, as a pipeline's first
             forward, again = [run for run in self.runs if run[0]][ratios.index(most)]

@@ -26,9 +26,9 @@ def _answer(region: ComparedRegion) -> str:
     for one in region.differences:
         name = visible(one.operation.name, 80)
         said.append(
-            f"{name} gives another result each time it is called"
+            f"{name} gives a different result at each call"
             if one.kind == "atomics"
-            else f"differs from {name} on"
+            else f"first differs at {name}"
         )
     said += [
         f"{visible(one.name or 'a tensor', 80)} "
@@ -250,7 +250,7 @@ def _compiled_code_lead(result: Result) -> str:
     )
     said += ": these are fused with what needs them and cost no memory traffic." if free else "."
     if code.unknown:
-        said += f" The graphs for {visible(', '.join(code.unknown[:3]), 200)} are not here."
+        said += f"  The graphs for {visible(', '.join(code.unknown[:3]), 200)} are missing."
     if code.graph_breaks:
         said += f" {broken}"
     return said

@@ -304,8 +304,8 @@ _RECOMPUTED_BY_DESIGN_TITLE = "Recomputed by the model's own design"
 _MOST_ROWS = 50
 _MOST_NAMES = 3
 _OTHERS = (
-    "A function that runs parts of itself again in its own gradient, as chunked losses and fused "
-    "activations do, follows its formula; that is not counted."
+    "Functions that run parts of themselves again in their own backward, as chunked losses and "
+    "fused activations do, are not counted."
 )
 
 

@@ -14,7 +14,7 @@ from recompute_scan.units import ms, pct, plural, size
 _TITLE = "Repeated and unused work"
 _KINDS = {
     "repeated": "computed before in the step",
-    "repeated-rows": "rows computed by the training forward, too",
+    "repeated-rows": "rows that the training forward computes too",
     "unread": "never read",
     "unread-gradient": "gradients that are never read",
     "unread-recompute": "recomputed, and never read",
@@ -33,7 +33,7 @@ def _lead(result: Result) -> str:
     kept = sum(one.bytes for one in watched.kept)
     said = [
         f"{plural(watched.operators, 'operator')} of one step took {ms(watched.ms)}: "
-        f"{ms(watched.recomputed_ms)} in recomputes, {ms(spare)} repeated or unused."
+        f"{ms(watched.recomputed_ms)} in recomputes, {ms(spare)} repeated or unused, and the rest."
     ]
     if watched.work or watched.kept:
         said.append(f"The step's own tensors took at most {size(watched.peak_bytes)}.")
