@@ -116,7 +116,7 @@ def _refuse_special(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        why = "it is a pipe, a socket or a device, and no file"
+        why = "it is a pipe, a socket or a device, not a file"
         raise OSError(errno.EINVAL, why, str(path))
 
 

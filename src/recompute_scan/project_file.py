@@ -95,7 +95,7 @@ def lint_settings(start: Path) -> LintSettings:
     for key in ("select", "ignore"):
         for code in codes[key]:
             if not re.fullmatch(r"RS\d{0,3}", code):
-                raise _wrong(file, "lint", key, "codes such as RS602, or RS6 for all that begin so")
+                raise _wrong(file, "lint", key, "codes such as RS602, or RS6 for all starting so")
     fail_on = table.get("fail-on", "error")
     if fail_on not in _SEVERITIES:
         raise _wrong(file, "lint", "fail-on", f"one of {', '.join(_SEVERITIES)}")

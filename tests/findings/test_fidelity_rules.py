@@ -57,7 +57,7 @@ def of_case(name: str) -> tuple[Finding, ...]:
         ("a cache that grows", "RS403", "(16, 32)"),
         ("a factor that changes before the backward", "RS403", "has changed since the forward"),
         ("BatchNorm in training, reentrant", "RS404", "running statistics"),
-        ("keyword tensors that lose their gradient", "RS405", "keywords"),
+        ("keyword tensors that lose their gradient", "RS405", "positional"),
         ("a hand-written checkpoint without autograd in its recompute", "RS405", "autograd is off"),
     ],
 )

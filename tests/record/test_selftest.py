@@ -76,9 +76,9 @@ def remove_both(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "kinds"),
     [
-        (hide_generator, "when checkpoints of this kind are called: non-reentrant."),
-        (hide_function, "when checkpoints of this kind are called: reentrant."),
-        (remove_both, "of this kind are called: reentrant, non-reentrant."),
+        (hide_generator, "cannot see calls of some checkpoints: non-reentrant."),
+        (hide_function, "cannot see calls of some checkpoints: reentrant."),
+        (remove_both, "calls of some checkpoints: reentrant, non-reentrant."),
     ],
 )
 def test_what_is_not_called_or_not_there(
@@ -121,7 +121,7 @@ def test_a_generator_with_other_arguments(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch_checkpoint, name, impl, raising=False)
     monkeypatch.setattr(torch_checkpoint, "checkpoint", checkpoint)
     (warning,) = install(tmp_path).warnings
-    assert "of this kind are called: non-reentrant." in warning
+    assert "calls of some checkpoints: non-reentrant." in warning
 
 
 def test_checkpoints_of_other_threads_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_the_answer_falls_back_to_the_trace(
     result = train(once, tmp_path / "run").result
     assert result.recompute_per_backward == 1.0
     assert [finding.code for finding in result.findings if finding.code == "RS003"] == []
-    said = [text for text in result.warnings if "cannot see when" in text]
+    said = [text for text in result.warnings if "cannot see calls" in text]
     assert bool(said) is hidden
     assert result.evidence_level == ("autograd" if hidden else "annotated")
 

@@ -29,7 +29,7 @@ _OTHERS = {"render.py", "compare.html", "finding_words.py", "sheet.py"}
 # What a comparison says, and when.
 COMPARED: dict[str, Callable[[Comparison], object]] = {
     "The step times cannot be compared.": lambda c: c.obstacles,
-    "The step times cannot be compared: not both": lambda c: (
+    "The step times cannot be compared: one is unknown": lambda c: (
         not c.obstacles and None in (c.before.step_ms, c.after.step_ms)
     ),
     "The median step takes as long as before": lambda c: (

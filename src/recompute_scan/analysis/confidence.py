@@ -78,7 +78,7 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
             f"{step} ({'not known' if runs is None else f'{runs:g}'})"
             for step, runs in differing.items()
         )
-        found.append(f"Steps differ from the others in how often work runs again: {said}.")
+        found.append(f"Steps that differ in how often work runs again (in brackets): {said}.")
     if facts.judgement.by_marks:
         found.append(_by_marks(facts.judgement.differing))
     elif facts.annotations is not None and annotations_disagree(facts):

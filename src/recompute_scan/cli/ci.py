@@ -79,8 +79,8 @@ def check(
 
     TRACES are as for `analyze`, or one result.json. Ends with 0 when they pass, with 1 when
     something is refused, with 4 when there is no verdict. Without any threshold, doubled
-    checkpointing is refused. [tool.recompute-scan.check] of a project's pyproject.toml may say the
-    same; options given here go before it.
+    checkpointing is refused. [tool.recompute-scan.check] of a project's pyproject.toml can set the
+    same options; those given here win.
     """
     from recompute_scan.check import judge
     from recompute_scan.check.formats import RENDERINGS
@@ -139,7 +139,7 @@ def lint(
 
     PATHS are Python scripts, shell scripts, YAML, JSON and TOML, or folders of them. Ends with 0,
     with 1 when something is certainly wrong, with 4 when a file named here was not read. A
-    checkpoint that only may be wrong is a warning; `recompute-scan run` counts. A project's own
+    checkpoint that only may be wrong is a warning; `recompute-scan run` decides. A project's own
     settings are in [tool.recompute-scan.lint] of its pyproject.toml.
     """
     from recompute_scan.lint import lint as read_all

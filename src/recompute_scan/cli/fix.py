@@ -204,8 +204,8 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
 def runs(folders: tuple[str, ...], remove: bool) -> int:
     """List the runs below recompute-scan-out, oldest first, or those in FOLDERS alone.
 
-    Each has its verdict, or how it failed; `latest` marks the run that its parent folder stands
-    for. FOLDERS are folders of runs, or of scripts, for all of their runs.
+    Each has its verdict, or how it failed; `latest` is what commands read from the parent folder.
+    FOLDERS are runs' folders, or scripts', which stand for all their runs.
     """
     from recompute_scan.files import all_runs, newest_run
     from recompute_scan.files import remove as remove_run

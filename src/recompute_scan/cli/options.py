@@ -98,7 +98,7 @@ _OPTIONS = (
         "--timing-steps",
         default=10,
         show_default=True,
-        help="Most steps to time unprofiled; timing ends early once the median is precise.",
+        help="Unprofiled steps to time, at most; ends early once the median is precise.",
     ),
     click.option(
         "--quick",
@@ -134,8 +134,8 @@ _OPTIONS = (
     click.option(
         "--fidelity/--no-fidelity",
         default=None,
-        help="Only compare one step's recomputes with their forward, or skip that step.  "
-        "[default: compare it after profiling]",
+        help="Only compare one step's recomputes with their forward, or leave that out. "
+        " [default: profile, then compare]",
     ),
     click.option(
         "--work",

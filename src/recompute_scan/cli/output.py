@@ -287,7 +287,7 @@ def format_option(*styles: str) -> Callable[[Callable[..., int]], Callable[..., 
     )
 
 
-output_option = file_option("--output", help_text="Write it to a file instead.")
+output_option = file_option("--output", help_text="Write the output to a file.")
 
 
 class Number(click.FloatRange):

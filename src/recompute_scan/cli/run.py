@@ -524,7 +524,7 @@ def _reporting(options: RunOptions, show: Callable[..., None]) -> Reporting:
 @click.option(
     "--memory",
     metavar="AMOUNT|N%|free",
-    help="Memory limit: 60GB, 80% of today's peak, or free (today's peak and 90% of the rest).  "
+    help="Memory limit: 60GB, 80% of today's peak, or free (today's peak + 90% of the rest).  "
     "[default: 100%]",
 )
 @click.option(
@@ -568,7 +568,7 @@ def plan(
 ) -> int:
     """Find the fastest way to checkpoint SCRIPT's layers within a memory limit.
 
-    SCRIPT runs three times: as it is, then with checkpoints put on and taken off in memory from
+    SCRIPT runs several times: as it is, then with checkpoints put on and taken off in memory from
     step to step, then with the plan. Nothing is edited. On a GPU the limit is on what torch
     allocates there, on a CPU on what is saved for the backward pass.
     """

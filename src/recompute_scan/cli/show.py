@@ -232,7 +232,7 @@ def doctor() -> int:
 @click.command(short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
-    """Print a script by which SHELL completes commands, options and files.
+    """Print a script that lets SHELL complete commands, options and files.
 
     \b
     bash:  recompute-scan completion bash >> ~/.bashrc

@@ -325,16 +325,17 @@ def with_call_sites(
     """The regions, with the call sites that a run record has for their compiled checkpoints.
 
     The graphs name the line that calls torch's checkpoint, by its whole path. A recorded run has
-    shorter names for the lines of the user's code, and knows where a library's checkpoints were
-    switched on.
+    shorter names for the user's files, and knows where a library's checkpoints were switched on.
     """
+    files = {one.rpartition(":")[0] for one in known}
 
     def sited(checkpoint: Checkpoint) -> Checkpoint:
         site = checkpoint.call_site
         if site is None or site in known:
             return checkpoint
         switches = {one.site for one in switched_on if one.mechanism == checkpoint.mechanism}
-        same = [*switches] or [one for one in known if site.endswith(f"/{one}")]
+        path, _, line = site.rpartition(":")
+        same = [*switches] or [f"{one}:{line}" for one in files if path.endswith(f"/{one}")]
         return replace(checkpoint, call_site=same[0]) if len(same) == 1 and same[0] else checkpoint
 
     return tuple(

@@ -265,10 +265,10 @@ def _redundant(sequence: KernelSequence, doubled: bool) -> Bool:
 
 def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
     operators = (facts.calls.kind == Kind.OP).any()
-    shown = "The operators do not show it" if operators else "No operators are in the trace"
+    shown = "The operators show no recomputes" if operators else "No operators are in the trace"
     return (
-        f"{shown}: recomputes are runs of kernels that repeat those around an attention "
-        "forward, by name. Their time, up to the next kernel, is subtracted; edges of "
+        f"{shown}: kernels that repeat those around an attention forward, by name, count "
+        "as recomputes. Their time, up to the next kernel, is subtracted; edges of "
         "recomputes may be off by a few kernels.",
         "The remaining recompute is assumed to stop early, because one in the trace does."
         if sure

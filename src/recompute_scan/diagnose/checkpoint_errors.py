@@ -488,11 +488,10 @@ CHECKPOINTING_SIGNATURES = (
         ),
         title="This class of models has no checkpointing to switch on",
         cause="The model's code has no checkpointed layers, or does not declare them.",
-        fix="""Remove the switch and wrap the layers from outside: torch's
-            apply_activation_checkpointing, or fsdp_config's activation_checkpointing, with
-            use_cache=False. Or upgrade the model's code. In your own class, set
-            supports_gradient_checkpointing to True and derive layers from
-            GradientCheckpointingLayer.""",
+        fix="""Remove the switch and wrap the layers from outside with torch's
+            apply_activation_checkpointing; if the model has a key-value cache, set use_cache=False.
+            Or upgrade the model's code. In your own class, checkpoint the layers and set the
+            attribute that the library asks for (supports_gradient_checkpointing).""",
         sources=("mosaicml/llm-foundry/issues/399", "huggingface/transformers/issues/17464"),
         checked="reproduced",
     ),
@@ -533,8 +532,8 @@ CHECKPOINTING_SIGNATURES = (
         title="torch's checkpoint function does not work on this device",
         cause="""A checkpoint needs the device's random state and autocast settings. This
             torch has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (torch 1.11).""",
-        fix="""On XLA call torch_xla.utils.checkpoint.checkpoint, on MPS use none. Elsewhere
-            upgrade: newer torch supports XPU and meta.""",
+        fix="""On XLA call torch_xla.utils.checkpoint.checkpoint; on MPS checkpoint nothing.
+            Elsewhere upgrade: newer torch supports XPU and meta.""",
         versions="MPS and XLA are open upstream.",
         sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
     ),
@@ -548,7 +547,7 @@ CHECKPOINTING_SIGNATURES = (
         unsure=True,
         title="A checkpoint function itself failed, not the block that it runs",
         cause="""It cannot take an argument or result (None, an object, a functools.partial, too
-            many segments), or its library's version does not fit another's.""",
+            many segments), or two libraries' versions do not fit together.""",
         fix="""Pass and return only tensors, the rest in a closure; at most one segment per layer.
             Or upgrade the failing library (axolotl, LLaMA-Factory: April 2025 or newer), or use
             torch's function.""",
@@ -559,11 +558,11 @@ CHECKPOINTING_SIGNATURES = (
         cause_name="tracker",
         message=re.compile(r"^[Bb]ackward pass should have cleared tracker of all tensors"),
         title="Activation offloading began a forward pass with tensors left over from the last one",
-        cause="""An output that no loss uses, or a forward pass without or inside a backward pass,
+        cause="""An output that no loss uses, or a forward pass inside a backward or without one,
             leaves tensors in the offloading's list.""",
         fix="""Switch offloading off and keep checkpointing: activation_offloading in TRL,
-            enable_activation_offloading in torchtune. The step needs more GPU memory. axolotl has
-            activation_offloading: legacy, which is slower.""",
+            enable_activation_offloading in torchtune. The step then needs more memory. axolotl has
+            `activation_offloading: legacy`, which is slower.""",
         versions="TRL, torchtune and axolotl, as of 2025.",
         sources=("meta-pytorch/torchtune/issues/2709", "axolotl-ai-cloud/axolotl/pull/2928"),
     ),

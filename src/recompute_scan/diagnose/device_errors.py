@@ -97,7 +97,7 @@ _DEVICE = Signature(
     cause="The program needs more memory than there is. The frames do not show what it was doing.",
     fix="""In a training step, checkpoint whole layers once, non-reentrant, then use smaller
         micro-batches or offloading. In loading, evaluation or generation, checkpoints change
-        nothing. The traceback shows which it was.""",
+        nothing. A full traceback shows which.""",
     sources=(_CUDA_NOTES,),
 )
 
@@ -144,8 +144,8 @@ SIGNATURES = (
         title="There was no pinned host memory left; the GPU's own memory is not the cause",
         cause="""Pinned memory is locked host memory. It runs out when host memory does, or at a
             limit on locked memory; CUDA calls both out of memory.""",
-        fix="""Pin less: pin_memory=False, fewer workers, smaller offload buffers. Or give the
-            container (or WSL) more memory.""",
+        fix="""Pin less: pin_memory=False, fewer workers, smaller offload buffers. The container (or
+            WSL) may need more memory.""",
         sources=("deepspeedai/DeepSpeed/issues/2676", "deepspeedai/DeepSpeed/issues/6651"),
     ),
     Signature(
@@ -186,7 +186,7 @@ SIGNATURES = (
         message=_FULL,
         where=_SAVES,
         title="The GPU ran out of memory while saving",
-        cause="""Saving copied state on the GPU: quantized weights into another layout, or a shard
+        cause="""Saving copies state on the GPU: quantized weights into another layout, or shards
             into one piece. Checkpointing has no part in it.""",
         fix="""Save only trained weights (an adapter), or move the state to the CPU first. Upgrade
             the library of the last frame. Use smaller micro-batches in training.""",
@@ -222,7 +222,7 @@ SIGNATURES = (
         message=_FULL,
         where=doing("loading"),
         title="The GPU ran out of memory while weights or state were loaded",
-        cause="""The weights, or a second copy of them, do not fit. Checkpoints change nothing
+        cause="""The weights, or a second copy of them, do not fit. Checkpointing changes nothing
             without a backward pass.""",
         fix="""Load to the CPU first (map_location='cpu'), free earlier copies, shard or quantize
             the weights, and check for other processes (nvidia-smi).""",
@@ -238,8 +238,8 @@ SIGNATURES = (
             does not raise the need; removing the only one does.""",
         fix="""Checkpoint whole layers, once, and non-reentrant: under FSDP2 the reentrant
             variant is known to grow until it fails. Then use smaller micro-batches, or
-            offloading. For the optimizer's step use a sharded optimizer, or an 8-bit one, which
-            makes other updates.""",
+            offloading. For the optimizer's step use a sharded optimizer, or an 8-bit one with
+            slightly other updates.""",
         gradients=f"{CHECKPOINTED} {_SMALLER}",
         versions="Not tied to a version; FSDP2 with reentrant checkpoints: open upstream.",
         sources=(f"{_TORCH}169349", _CUDA_NOTES),
@@ -270,7 +270,7 @@ SIGNATURES = (
         title="DDP waits for gradients of parameters that no loss uses",
         cause="Some parameters took no part in the loss, so their gradients never came.",
         fix="""First check that they are meant to be unused: inside a reentrant checkpoint they may
-            get no gradient by mistake (RS104). Then remove the unused branch, or set
+            get no gradient by mistake (RS104). Remove intentionally unused branches, or set
             find_unused_parameters=True with non-reentrant checkpoints (RS111).""",
         gradients=NON_REENTRANT,
         versions="All versions of torch.",
@@ -299,10 +299,10 @@ SIGNATURES = (
         ),
         title="FSDP was called out of order",
         cause="""Each forward pass of an FSDP unit needs one backward pass. A reentrant checkpoint,
-            several forward passes, a backward outside the strategy, or saving during an exception
+            several forward passes, a backward outside the framework, or saving during an exception
             break that order.""",
-        fix="""If checkpoints are reentrant, use the non-reentrant variant. Start backward through
-            the strategy, once per forward. FSDP2 has no such states.""",
+        fix="""If checkpoints are reentrant, use the non-reentrant variant. Start backward as
+            your framework does, once per forward. FSDP2 has no such states.""",
         gradients=NON_REENTRANT,
         versions="FSDP1, all versions; fairscale.",
         sources=(
@@ -385,8 +385,8 @@ SIGNATURES = (
         message=re.compile(r"FSDP needs a non-CPU accelerator device"),
         title="FSDP found no GPU, and no device_id names the CPU",
         cause="Without device_id, FSDP looks for an accelerator.",
-        fix="""On a CPU pass device_id=torch.device("cpu"). Otherwise find out why torch sees no
-            GPU (torch.cuda.is_available()).""",
+        fix="""On a CPU pass device_id=torch.device("cpu"). On GPU nodes see why torch finds
+            none (torch.cuda.is_available()).""",
         versions="Seen with torch 2.13.",
         sources=("https://docs.pytorch.org/docs/stable/fsdp.html",),
         checked="reproduced",

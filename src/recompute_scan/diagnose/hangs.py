@@ -126,7 +126,7 @@ BARRIER = replace(
         r"failed to pass monitoredBarrier in \d+ ms|successfully reached monitoredBarrier, but"
     ),
     title="Some ranks did not reach a monitored barrier in time",
-    cause="The ranks that the message names died, were slow, or took another path.",
+    cause="The named ranks died, were slow, or took another path.",
     fix="""Read the named ranks' logs. If they were only slow (loading, preparing data), raise the
         barrier's timeout.""",
 )
@@ -190,7 +190,7 @@ BUS = replace(
     CRASHED,
     cause_name="bus",
     title="A process touched memory that could not be supplied (SIGBUS)",
-    cause="""A file that backs memory has no room, or was cut short. Usually it is /dev/shm, which
+    cause="""A memory-mapped file has no room, or was truncated. Usually it is in /dev/shm, which
         loader workers, NCCL and ZeRO share; a container has 64 MB by default.""",
     fix="""Check `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or
         --ipc=host). If there is room, look for a mapped file that was overwritten.""",

@@ -233,7 +233,7 @@ _OTHER_MISMATCHES = (
         fits=_shrank_evenly,
         title="The recompute saw a shorter sequence: it ran outside the context-parallel region",
         cause="""Context or sequence parallelism splits the sequence inside a context manager, and
-            the recompute runs outside it. Lengths differ by the number of ranks.""",
+            the recompute runs outside it. The lengths' ratio is the rank count.""",
         fix="""Call loss.backward() inside the same context as the forward pass, or checkpoint
             inside the region.""",
         versions="Not tied to a version.",
@@ -356,9 +356,9 @@ _UNSAVED = Signature(
     cause_name="unsaved",
     message=re.compile(r"^Something went unexpectedly wrong in activation checkpoint"),
     title="torch looked for a tensor that the recompute should have saved, and did not find it",
-    cause="""The recompute took another path than the first run. Known causes: an operator
-        called by forward() instead of apply(), and a function that was compiled in one of the
-        runs only.""",
+    cause="""The recompute took another path than the first run. Known causes: a custom operator's
+        forward() called instead of apply(), and a function that was compiled in one of the runs
+        only.""",
     fix="""Run without torch.compile (TORCH_COMPILE_DISABLE=1). If that works, compile around the
         checkpoint; else call custom operators through apply().""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
@@ -376,7 +376,7 @@ def _recompiled(known: Signature) -> Signature:
         cause="""torch.compile's log line names function and reason. The recompute ran another
             graph, or, past the recompile limit, none.""",
         fix=(
-            "Remove the reason it names. If the limit was met, raise  "
+            "Remove the reason it names. If the limit was reached, raise "
             "torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
             f"{_ANOTHER_GRAPH}"
         ),
@@ -500,7 +500,7 @@ SAVING_SIGNATURES = (
         message=re.compile(r"Manually calculated _sharded_numel_padded is incorrect"),
         title="FSDP's pieces of optimizer state do not add up to its shard",
         cause="""A parameter counts as trainable but has no optimizer state, typically in a vision
-            tower frozen around or after wrapping.""",
+            tower frozen during or after wrapping.""",
         fix="""Freeze before wrapping, wrap the frozen tower as its own FSDP unit, pass
             use_orig_params=True, and save with StateDictOptions(strict=False). With strict=False,
             torch skips what does not fit: check that all trained state is there.""",
@@ -513,7 +513,7 @@ SAVING_SIGNATURES = (
         message=re.compile(r"is not in the optimizer state\. The FSDPParamInfo has the param keys"),
         title="The optimizer does not hold every trainable parameter of an FSDP unit",
         cause="""The optimizer holds only some parameters of a unit, or requires_grad changed after
-            it was built.""",
+            building it.""",
         fix="""Before wrapping, set requires_grad=False for frozen parameters or wrap them in their
             own units. Give the optimizer all trainable parameters. Rebuild it after (un)freezing,
             which resets its state.""",

@@ -117,7 +117,7 @@ def check_checkpoint_break_code(evidence: Evidence) -> Answer:
     for text in evidence.graphs.graph_breaks if evidence.graphs else ():
         place, reason = _PLACE.search(text), _REASON.search(text)
         if _INSIDE.search(text) and place is not None:
-            found.setdefault(place[1], reason[1] if reason else "for a reason that is not known")
+            found.setdefault(place[1], reason[1] if reason else "the log gives no reason")
     return [_checkpoint_break_finding(evidence, place, reason) for place, reason in found.items()]
 
 

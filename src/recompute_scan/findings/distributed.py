@@ -224,8 +224,8 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             remove="use_reentrant=True, or a default that means it",
             docs=mechanism.docs if mechanism else CHECKPOINT_DOCS,
             reason=(
-                f"{NON_REENTRANT} Its recompute checks what it recomputes, and stops a block that "
-                "does not compute the same twice; a reentrant one goes on with wrong gradients."
+                f"{NON_REENTRANT} A non-reentrant checkpoint raises an error if a recompute's "
+                "shapes or dtypes differ; a reentrant one goes on with wrong gradients."
             ),
         ),
     )

@@ -195,7 +195,7 @@ def _percent(share: float) -> str:
 def _random_state_finding(evidence: Evidence, fault: Fault) -> Finding:
     effect = "if the operator uses random numbers, the gradient does not match the loss"
     if fault.difference.distance:
-        effect = "its result differs, and a gradient that is made of it does not match the loss"
+        effect = "its result differs, and a gradient computed from it does not match the loss"
     return _differing(
         RS401,
         evidence,
@@ -343,7 +343,7 @@ def _what_to_do(difference: Difference) -> str:
             "appended to what outlives the call."
         )
     return (
-        "Find what the operator depends on besides its arguments; run --verify compares the "
+        "Find what the operator depends on besides its arguments; `run --verify` compares the "
         "gradients."
     )
 
@@ -500,8 +500,7 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
         "Recomputes of {} are cut off from a tensor that needs a gradient",
         "The block uses a tensor that needs a gradient; in the recompute it is a copy that "
         "needs none, so that what comes before it is not trained through this block. That "
-        "happens to tensors that are no arguments of the checkpoint function itself, such "
-        "as keywords.",
+        "happens to tensors that are not positional arguments of the checkpoint function.",
         "Pass the tensor by position, as the checkpoint function takes them, or use "
         "torch.utils.checkpoint.checkpoint(…, use_reentrant=False), which takes keywords.",
     ),

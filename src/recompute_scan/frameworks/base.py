@@ -256,7 +256,7 @@ RANDOM_STATE = (
     "dropout does. The other fix does not."
 )
 NON_REENTRANT = (
-    "Gradients stay the same, but blocks are now trained even if no input needs a gradient."
+    "Gradients stay the same; blocks that get no input with a gradient are now trained too."
 )
 REENTRANT = (
     "The reentrant variant does not check the recompute: a block that differs trains with wrong "

@@ -295,10 +295,10 @@ def signatures() -> tuple[Signature, ...]:
             notice=True,
             severity="warning",
             title="transformers warns that its checkpointing gathers FSDP's parameters once more",
-            cause="""The model's checkpointing is on under FSDP. Around FSDP units, its recomputes
-                gather parameters again.""",
-            fix="""Set fsdp_config's activation_checkpointing, and the Trainer's argument to False
-                (RS119).""",
+            cause="""The model's checkpointing is on under FSDP. Recomputes around FSDP units gather
+                parameters again.""",
+            fix="""Set activation_checkpointing in fsdp_config, and pass
+                gradient_checkpointing=False (RS119).""",
             versions="The warning: transformers 4.43 and later.",
             sources=("huggingface/transformers/issues/30404",),
         ),

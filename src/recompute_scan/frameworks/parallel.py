@@ -246,8 +246,8 @@ def _of_zero() -> tuple[Signature, ...]:
                 runs twice, or two backward passes through one graph, produce it twice. The message
                 does not say which.""",
             fix="""With checkpoints, use the non-reentrant variant (use_reentrant=False). Run one
-                forward and one backward pass per step: add the losses up, or join the batches if
-                neither BatchNorm nor the loss depends on the whole batch.""",
+                forward and one backward pass per step: add the losses up, or, without BatchNorm and
+                with a per-sample loss, join the batches.""",
             gradients=NON_REENTRANT,
             versions="DeepSpeed, ZeRO stages 1 and 2.",
             sources=("modelscope/ms-swift/issues/3128", "xfactlab/orpo/issues/9"),
@@ -266,8 +266,8 @@ def _of_fp8() -> tuple[Signature, ...]:
             title="The recompute ended without saving what the original run saved (early stop)",
             cause="""The recompute saved fewer tensors than the first run, as Transformer Engine's
                 fp8 layers do under torch's checkpoint.""",
-            fix="""Checkpoint these layers with transformer_engine.pytorch.checkpoint (composer:
-                te_checkpoint_wrapper: true).""",
+            fix="""Checkpoint these layers with transformer_engine.pytorch.checkpoint (in
+                composer, te_checkpoint_wrapper).""",
             versions="torch 2.0, as reported; since 2.13 it is RS102.",
             sources=("NVIDIA/TransformerEngine/issues/415",),
         ),

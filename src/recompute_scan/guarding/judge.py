@@ -275,7 +275,7 @@ def kind_of(before: Parts, after: Parts) -> Kind:
 _SAID = {
     "doubled": "recomputed {after} per forward, {before} before: a second checkpoint is on",
     "off": "recomputed {after} per forward, {before} before: a checkpoint is off",
-    "on": "recomputed, and not before: a checkpoint is on",
+    "on": "recomputed, unlike before: a checkpoint is on",
     "variant": "checkpointed by the other variant ({variants})",
     "random-state": "{random}",
     "repeated": "{repeated}",

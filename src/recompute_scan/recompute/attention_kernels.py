@@ -259,8 +259,8 @@ class KernelEvidence(Struct, frozen=True):
             found.append("The trace does not mark steps, so counts cover the whole recording.")
         if idle := sum(step.idle for step in self.steps):
             found.append(
-                f"{idle} attention forwards have no backward: evaluation, another "
-                "model, or a pass that was cut."
+                f"Attention forwards without a backward: {idle} (evaluation, another "
+                "model, or a pass that was cut)."
             )
         return tuple(found)
 

@@ -148,8 +148,8 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
         count = by_marks.highest(counted)
         if count < MORE_THAN_ONCE:
             reason = (
-                f"Operators were found {highest:g} times again in each backward pass, and the "
-                f"annotations of the recorded checkpoints count {count:g}."
+                f"Operators ran again {highest:g} times in each backward pass, but the annotations "
+                f"of the recorded checkpoints count {count:g}."
             )
         elif count != highest:
             found = weigh(by_marks, facts.blocks, names)

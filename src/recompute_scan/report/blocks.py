@@ -238,6 +238,13 @@ def ranges(numbers: Sequence[int], most: int = _MOST_RANGES) -> str:
     return ", ".join(parts)
 
 
+def names_of(regions: Iterable[Region]) -> str:
+    """The blocks by name, of at most three groups."""
+    groups = block_groups(regions)
+    more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    return ", ".join(group.label for group in groups[:3]) + more
+
+
 def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
     """Checkpoint call sites: each arrangement of checkpoints once, most recomputes first."""
     stacks: dict[tuple[Checkpoint, ...], list[Region]] = {}
@@ -246,7 +253,7 @@ def checkpoint_stacks(regions: Iterable[Region]) -> list[Stack]:
             stacks.setdefault(region.checkpoints, []).append(region)
     found = [
         Stack(
-            label=", ".join(group.label for group in block_groups(members)[:3]),
+            label=names_of(members),
             blocks=len(members),
             recomputes=max(region.recompute_runs_per_backward for region in members),
             checkpoints=checkpoints,

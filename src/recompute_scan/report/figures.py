@@ -154,7 +154,7 @@ def _rest(redundant_ms: float, step: StepAfter) -> str:
         )
     return (
         f"Of the {ms(redundant_ms)} that redundant recomputes take, {ms(-more)} stay: other work "
-        "fills the time, or waits."
+        "or waiting fills the time."
     )
 
 

@@ -68,10 +68,11 @@ def fix_text(page: Page, finding: Finding, *, verbose: bool = True) -> None:
     if fix.diff:
         page.written.append("")
         for line in diff_lines(fix.diff.rstrip()):
-            if not verbose and (line.kind == "same" or line.text.startswith("--- ")):
+            if not verbose and (line.kind in ("same", "hunk") or line.text.startswith("--- ")):
                 continue
+            text = line.text if verbose else line.text.removeprefix("+++ b/")
             colour = _DIFF_COLOUR.get(line.kind)
-            page.verbatim(line.text, "    ", **({"fg": colour} if colour else {}))
+            page.verbatim(text, "    ", **({"fg": colour} if colour else {}))
 
 
 def _part(page: Page, label: str, said: str, **how: Any) -> None:

@@ -301,7 +301,7 @@ def step_sentence(comparison: Comparison) -> str:
     if comparison.obstacles:
         return "The step times cannot be compared."
     if time is None or throughput is None:
-        return "The step times cannot be compared: not both are known."
+        return "The step times cannot be compared: one is unknown."
     spread = f"{span(comparison.before)} before, {span(comparison.after)} after"
     if abs(time) < _SAME_PCT:
         within = f"; step times: {spread}" if comparison.difference else ""

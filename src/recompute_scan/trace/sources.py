@@ -144,7 +144,7 @@ def refuse_special(path: Path) -> None:
         raise InputError(
             "E301",
             f"Cannot read {path}.",
-            why="it is a pipe, a socket or a device, and no file",
+            why="it is a pipe, a socket or a device, not a file",
             hint="write its content to a file, and give that file",
         )
 

@@ -73,7 +73,7 @@ def _keeping(fidelity: Fidelity) -> str | None:
         return None
     drawn = sum(region.random_operators for region in fidelity.compared)
     needs = (
-        f"{plural(drawn, 'operator')} of the recomputes drew random numbers, and need it"
+        f"{plural(drawn, 'operator')} of the recomputes drew random numbers: it is needed"
         if drawn
         else "no operator of the recomputes drew random numbers"
     )

@@ -14,6 +14,7 @@ from recompute_scan.report.blocks import (
     analysed,
     block_groups,
     checkpoint_stacks,
+    names_of,
     ranges,
 )
 from recompute_scan.report.figures import family_table, timeline
@@ -80,16 +81,14 @@ def by_step(result: Result) -> ByStep | None:
     """The strip; ``None`` where the result does not hold the numbers of single steps."""
     regions = result.regions
     places = [place for place, step in enumerate(result.steps) if step.complete]
-    if not regions or not places:
-        return None
-    if any(len(region.recomputes_by_step) != len(result.steps) for region in regions):
+    known = all(len(region.recomputes_by_step) == len(result.steps) for region in regions)
+    if not (regions and places and known):
         return None
     shown = [tuple(_rounded(r.recomputes_by_step[place]) for place in places) for r in regions]
     whole = plural(len(places), "whole step")
     if all(len(set(values)) == 1 for values in shown):
-        if len(places) == 1:
-            return None
-        return ByStep(f"In each of the {whole} every block ran again the same number of times.")
+        same = f"In each of the {whole} every block ran again the same number of times."
+        return ByStep(same) if len(places) > 1 else None
     rows = _alike(shown)
     steps = _alike(list(zip(*shown, strict=True)))
     sentence = (
@@ -106,7 +105,7 @@ def by_step(result: Result) -> ByStep | None:
         sentence,
         columns=tuple(ranges([result.steps[places[place]].index for place in of]) for of in steps),
         rows=tuple(
-            (_label(result, of), tuple(shown[of[0]][same[0]] for same in steps))
+            (names_of(regions[at] for at in of), tuple(shown[of[0]][same[0]] for same in steps))
             for of in rows[:MOST_KINDS]
         ),
     )
@@ -122,12 +121,6 @@ def _alike(keys: Sequence[Hashable]) -> list[list[int]]:
     for place, key in enumerate(keys):
         groups.setdefault(key, []).append(place)
     return list(groups.values())
-
-
-def _label(result: Result, places: Sequence[int]) -> str:
-    groups = block_groups(result.regions[place] for place in places)
-    more = f" and {len(groups) - 3} more kinds" if len(groups) > 3 else ""
-    return ", ".join(group.label for group in groups[:3]) + more
 
 
 def _block_by_block_text(page: Page, result: Result) -> None:
@@ -236,7 +229,7 @@ def _checkpoint_sites_text(page: Page, result: Result) -> None:
         return
     page.title(f"{_CHECKPOINT_SITES_TITLE}, outer to inner")
     for stack in stacks[:_MOST_TEXT]:
-        page.prose(f"{visible(stack.label, 60)}:")
+        page.prose(f"{visible(stack.label, 120)}:")
         for number, checkpoint in enumerate(stack.checkpoints, start=1):
             _checkpoint_text(page, number, checkpoint)
     if len(stacks) > _MOST_TEXT:
@@ -265,7 +258,7 @@ def _checkpoint_sites_markdown(result: Result) -> str:
             f"{number}. {_checkpoint_markdown(checkpoint)}"
             for number, checkpoint in enumerate(stack.checkpoints, start=1)
         ]
-        written.append("\n".join([f"Blocks {markdown_code(stack.label, 80)}:", "", *items]))
+        written.append("\n".join([f"Blocks {markdown_code(stack.label, 120)}:", "", *items]))
     return "\n\n".join(written)
 
 
