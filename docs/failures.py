@@ -22,6 +22,7 @@ _SYMPTOMS = {
     "RS108": "A selective checkpoint fails",
     "RS114": "FSDP stops in a state that it did not expect",
     "RS122": "Recording a CUDA graph fails in a checkpoint",
+    "RS124": "A checkpoint was called without saying which variant is meant",
     "RS125": "A library warns about checkpointing under FSDP",
     "RS130": "A reentrant checkpoint meets a limit of its variant",
     "RS131": "Checkpointing cannot be switched on or run",
@@ -81,9 +82,9 @@ def _box(causes: Sequence[Signature]) -> str:
         safe = "Yes, unless a cause below says otherwise"
     cost = _WAITS if general.code in _WAITING else _COSTS[general.severity]
     if {"error", "info"} <= {one.severity for one in causes}:
-        cost = "The run stops, or goes on where a cause below is only a warning"
+        cost = "The run stops, or training goes on, perhaps slower or wrong"
     symptom = _SYMPTOMS.get(general.code, general.title)
-    if general.code in _SYMPTOMS:
+    if general.code in _SYMPTOMS and len({one.fix for one in causes}) > 1:
         fix = "Depends on the cause below"
     rows = (("Symptom", symptom), ("Cost", cost), ("Safe?", safe), ("Fix", fix))
     lines = [f"| {name} | {text.rstrip('.')} |" for name, text in rows]

@@ -69,8 +69,8 @@ _FIELDS = """\
 # The result's fields
 
 Every class of `result.json` and of `analyze --format json`, as `field`: type. `?` marks a field
-that is `null` if unknown, `[]` a list, `{}` an object; unknown is never 0. The JSON Schema is
-[schemas/result.json](schemas/result.json).
+that is `null` if unknown, `[]` a list, `{}` an object; unknown is never 0. The JSON Schema,
+[schemas/result.json](schemas/result.json), describes them.
 """
 
 _PYTHON = """\
@@ -334,7 +334,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     if "const" in schema:
         return f"`{schema['const']}`"
     if "enum" in schema:
-        return "/".join(f"`{value}`" for value in schema["enum"])
+        return "/".join(f"`{value}`" if value else '`""`' for value in schema["enum"])
     kind = schema.get("type", "any")
     if kind == "array":
         return f"{_type(schema.get('items', {}))}[]"
@@ -471,7 +471,10 @@ def findings_page() -> str:
 
 def _error(line: str) -> str:
     """The words of a log's line that a reader would search for."""
-    text = re.sub(r"^(?:\[[^\]]*\]:?)+ *|^[\w.]*(?:Error|Exception): ", "", line.rstrip("… "))
+    logged = (
+        r"^(?:\[[^\]]*\]:? ?)+ *(?:[\d-]+ [\d:,]+ >> )?|^/\S+:\d+: |^[\w.]*(?:Error|Exception): "
+    )
+    text = re.sub(logged, "", line.rstrip("… "))
     text = re.sub(r"^torch\.utils\.checkpoint: ", "", text).replace("|", "").replace("`", "")
     words = text.split()
     return " ".join(words[:_ERROR_WORDS])

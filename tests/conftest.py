@@ -1,6 +1,7 @@
 """What a test run shares: recorded cases, and which slow tests ``make test`` runs too."""
 
 import gc
+import importlib
 import os
 import shutil
 import sys
@@ -91,3 +92,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = {item.path for item in found}
     first |= {item.path for item in items if hasattr(getattr(item, "module", None), "left_behind")}
     items.sort(key=lambda item: item.path not in first)
+
+
+@pytest.fixture
+def alone_again() -> Iterator[None]:
+    yield  # and no process group is left
+    importlib.import_module("tests.cases.distributed").leave_group()

@@ -118,7 +118,7 @@ OTHER_DEVICES = {
         {"device": "cpu", "threads": "2"},
         {"device": "cpu", "threads": "64"},
     ),
-    "They differ in world_size: 1 and 8.": ({"world_size": "1"}, {"world_size": "8"}),
+    "They differ in number of ranks: 1 and 8.": ({"world_size": "1"}, {"world_size": "8"}),
 }
 
 

@@ -39,7 +39,7 @@ def test_the_examples_run(
     names |= {"model": huggingface.model(), "data": huggingface.data()}
     names["arguments"] = huggingface.arguments(tmp_path)
     assert printed(trainer)[-1] == "none"
-    names |= {"module": lightning.Model(2), "loader": lightning.loader(), "quiet": lightning.QUIET}
+    names |= {"module": lightning.Model(2), "loader": lightning.loader()}
     assert printed(lightning_trainer)[-1] == "doubled"
     assert (tmp_path / "out" / "lightning" / "report.html").exists()
     assert printed(accelerate)[-1] == "none"

@@ -57,7 +57,7 @@ def test_the_fixture_of_the_page(tmp_path: Path) -> None:
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.embedding = torch.nn.Embedding(4, 8)\n"
-        "    def forward(self, batch):\n"
+        "    def forward(self, batch, labels):\n"
         "        return type('Output', (), {'loss': self.embedding(batch).sum()})\n"
         "tiny_config = None\n"
         "def build_model(config):\n"

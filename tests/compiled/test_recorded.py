@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.compiled.code import with_call_sites
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.profiler import CompiledGraphs
-from recompute_scan.result import Result, from_json
+from recompute_scan.result import Checkpoint, Result, from_json
 from recompute_scan.result.run_record import compiled_name
 from tests.record.runs import tool
+from tests.report.sample_results import regions
 
 _LAYERS = Path(__file__).parents[1] / "versions" / "compiled_layers.py"
 _SCRIPT = """
@@ -121,3 +123,12 @@ def test_the_fix_is_tried_before_anything_is_compiled(tmp_path: Path) -> None:
     for gradients in (verified.gradients, verified.gradients_with_fix):
         assert gradients is not None
         assert gradients.status in ("equal", "rounding")
+
+
+@pytest.mark.parametrize(
+    "place", ["/p/ lib/model.py:8", "/p/ model.py:8", " /site-packages/x/model.py:8"]
+)
+def test_a_compiled_checkpoint_has_the_short_name_of_its_file(place: str) -> None:
+    site = Checkpoint(depth=0, variant=None, call_site=place.replace(" ", ""))
+    (shown,) = with_call_sites(regions(1, 1.0, site), ("model.py:5", "lib/model.py:12"), ())
+    assert shown.checkpoints[0].call_site == place.partition(" ")[2]

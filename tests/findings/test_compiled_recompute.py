@@ -177,7 +177,7 @@ def test_below_one_the_compiler_draws_another_mask(budget: float, same: bool) ->
     [
         ({"torch_compile": "used", "torch": "2.6.0+cu124"}, "torch 2.10 or newer"),
         ({"torch_compile": "used", "torch": "2.14.1"}, "logging.disable()"),
-        ({}, "This command keeps them"),
+        ({}, "run keeps them"),
     ],
 )
 def test_what_to_record_says_why_the_graphs_do_not_tell(

@@ -1,7 +1,6 @@
 """The nesting table of a GPU: what of it runs on a CPU, runs."""
 
 import gzip
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,13 @@ from benchmarks.accuracy import main
 from recompute_scan.analysis.pipeline import analyse
 from tests.cases.case import Case, record
 from tests.cases.coarse import without_operators
-from tests.cases.distributed import leave_group
 from tests.cases.gpu_matrix import GPU
 from tests.cases.truth import Truth
 from tests.recompute.attention_traces import Layout, each_layer, recorded
 from tests.recompute.training import checkpointed_step
 from tests.trace_builder import as_bytes, document, thread
 
-
-@pytest.fixture(autouse=True)
-def alone_again() -> Iterator[None]:
-    yield
-    leave_group()
+pytestmark = pytest.mark.usefixtures("alone_again")
 
 
 def test_all_pairs_in_all_ways() -> None:

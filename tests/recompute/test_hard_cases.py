@@ -1,6 +1,5 @@
 """Traces that look like something else: one case for each trap, held against its own truth."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from tests.cases.bystanders import BYSTANDERS
 from tests.cases.case import Case, record
 from tests.cases.compiled import COMPILED
 from tests.cases.discarded import DISCARDED
-from tests.cases.distributed import DISTRIBUTED, leave_group, record_ranks
+from tests.cases.distributed import DISTRIBUTED, record_ranks
 from tests.cases.groups import highest
 from tests.cases.hooks import HOOKS
 from tests.cases.places import PLACES
@@ -54,11 +53,7 @@ def check(trace: Path, truth: Truth) -> None:
     assert result.recompute_per_backward == highest(truth)
 
 
-@pytest.fixture(autouse=True)
-def alone_again() -> Iterator[None]:
-    """No process group is left to the tests that follow."""
-    yield
-    leave_group()
+pytestmark = pytest.mark.usefixtures("alone_again")
 
 
 @pytest.mark.parametrize("name", some(TRAPS, 2))

@@ -1,6 +1,5 @@
 """Every case with ``run``'s annotations: they agree with the operators, both with the truth."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from benchmarks.accuracy import main
 from recompute_scan import trace as traces
 from recompute_scan.recompute.study import study
 from tests.cases.case import Case, record
-from tests.cases.distributed import leave_group
 from tests.cases.groups import GROUPS, HIDDEN, highest
 from tests.cases.marked import annotating
 
@@ -35,11 +33,7 @@ UNSEEN |= {
 UNSEEN |= {"gradient_in_forward_once", "half_kept"}
 
 
-@pytest.fixture(autouse=True)
-def alone_again() -> Iterator[None]:
-    """No process group is left to the tests that follow."""
-    yield
-    leave_group()
+pytestmark = pytest.mark.usefixtures("alone_again")
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ CONDITIONS: dict[str, Condition] = {
     "The runs of {} in step": lambda r: r.proof is not None,
     "and the backward pass ran no operator of it again": lambda r: len(_lanes(r)) < 2,
     "of them once more in the backward pass": lambda r: len(_lanes(r)) == 2,
-    "times more in the backward pass ({} of them)": lambda r: len(_lanes(r)) > 2,
+    "times in the backward pass ({} of them)": lambda r: len(_lanes(r)) > 2,
     "one recompute is needed, the rest is redundant": lambda r: len(_lanes(r)) > 2,
     "Each lane is one run of": lambda r: r.proof is not None,
     "The tables below hold the numbers": lambda r: r.proof is not None,

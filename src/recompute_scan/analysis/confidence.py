@@ -164,7 +164,7 @@ _HALF = 0.5
 def headline(result: Result) -> str:
     """The verdict in one sentence, with the number that matters most: measured, else predicted.
 
-    A second one follows where checkpointing changes the trained model, in gradients or buffers.
+    A second one follows where recomputes change the trained model, in gradients or buffers.
     """
     wrong = [finding for finding in result.findings if finding.wrong_gradients]
     sure = dict.fromkeys(one.code for one in wrong if one.confidence == "high")
@@ -172,9 +172,9 @@ def headline(result: Result) -> str:
     also = ""
     if sure:
         perhaps = f", and perhaps {', '.join(open_)}" if open_ else ""
-        also = f" Checkpointing also changes the trained model: {', '.join(sure)}{perhaps}."
+        also = f" Recomputes also change the trained model: {', '.join(sure)}{perhaps}."
     elif open_:
-        also = f" Checkpointing may also change the trained model: {', '.join(open_)}."
+        also = f" Recomputes may also change the trained model: {', '.join(open_)}."
     return _of_ranks(result, _headline(result)) + also
 
 
@@ -265,7 +265,7 @@ def _headline(result: Result) -> str:
         if doubled and len(doubled) == len(result.regions)
         else of_blocks(doubled, result.regions)
         if doubled
-        else "Part of the forward"
+        else "Some code"
     )
     verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
     if doubled and all(region.in_part for region in doubled):

@@ -201,9 +201,7 @@ _ONLY_COUNTED = (
     "The run ended before a step was profiled whole. Hooks had counted the runs of checkpointed "
     "blocks in step {step}. The cost is not known, nor whether other work runs again."
 )
-_SURROUNDED = (
-    "The checkpoints around compiled code are those on the stack on which it was compiled first."
-)
+_SURROUNDED = "Checkpoints around compiled code were read from the stack of its first compilation."
 _UNSURROUNDED = (
     "These logs do not show whether checkpoints are around compiled code, which would run all of "
     "it once more."

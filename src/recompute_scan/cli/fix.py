@@ -43,7 +43,7 @@ def fix(
 ) -> int:
     """Show the fix of FOLDER as a diff, apply it, measure it, or undo it.
 
-    FOLDER is one that `run` wrote, a result.json, or a trace. Call it where the script was
+    FOLDER is one that `run` wrote, a result.json, or a trace. Call `fix` where the script was
     recorded: only files below the current folder are changed, none through a link, and none that
     was changed since the recording. With --verify, ARGS after two dashes go to the script.
     """
@@ -204,8 +204,8 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
 def runs(folders: tuple[str, ...], remove: bool) -> int:
     """List the runs below recompute-scan-out, oldest first, or those in FOLDERS alone.
 
-    Each has its verdict, or how it failed; `latest` is what commands read from the parent folder.
-    FOLDERS are runs' folders, or scripts', which stand for all their runs.
+    Each has its verdict, or how it failed; `latest` is the run read for the parent folder.
+    FOLDERS are folders of runs, or of scripts for all their runs.
     """
     from recompute_scan.files import all_runs, newest_run
     from recompute_scan.files import remove as remove_run

@@ -541,7 +541,7 @@ def _reporting(options: RunOptions, show: Callable[..., None]) -> Reporting:
     help="Apply the plan in memory and measure it.",
 )
 @click.option(
-    "--timing-steps", default=10, show_default=True, help="Steps to time of each arrangement."
+    "--timing-steps", default=10, show_default=True, help="Steps to time per arrangement."
 )
 @click.option("--steps", default=3, show_default=True, help="Steps to profile.")
 @output_folder

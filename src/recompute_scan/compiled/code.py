@@ -37,6 +37,7 @@ from recompute_scan.recompute.layers import Block, holder, numbered, with_lookal
 from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge, weigh
+from recompute_scan.recompute.work import twins_of
 from recompute_scan.result import (
     Checkpoint,
     CompiledCode,
@@ -196,7 +197,7 @@ def _opened_blocks(
         covered.update(range(first, last + 1))
         found += around(replace(block, span=span, parts=()), inside, opened.weight)
     for place, spans in inner.items():
-        if place not in covered and opened.counted[begins[place]]:
+        if place not in covered and facts.counts.counted[place]:
             batch = int(opened.batch[begins[place]])
             found += [Block(one, numbered(one.checkpoints), batch) for one in spans]
     return found
@@ -335,7 +336,9 @@ def with_call_sites(
             return checkpoint
         switches = {one.site for one in switched_on if one.mechanism == checkpoint.mechanism}
         path, _, line = site.rpartition(":")
-        same = [*switches] or [f"{one}:{line}" for one in files if path.endswith(f"/{one}")]
+        library = path.partition("/site-packages/")[2]
+        mine = [one for one in files if path.endswith(f"/{one}") and one == (library or one)]
+        same = [*switches] or [f"{one}:{line}" for one in sorted(mine, key=len)[-1:]]
         return replace(checkpoint, call_site=same[0]) if len(same) == 1 and same[0] else checkpoint
 
     return tuple(
@@ -558,7 +561,7 @@ def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool, counted: Bool) ->
     a numbered function, and these are not.
     """
     ran = facts.calls.where(tally.name.__eq__) & ran
-    inside = tally.inside + int((ran & ~counted).sum())
+    inside = tally.inside + int((ran & ~counted & ~twins_of(facts.calls)).sum())
     again = tally.again + min(int(ran.sum()), max(0, inside - tally.again))
     return replace(tally, inside=inside, again=again)
 

@@ -279,8 +279,8 @@ def find_repeats(forward: PrintedGraph, backward: PrintedGraph) -> Repeats:
 
 
 def _reached_by_gradients(graph: PrintedGraph) -> set[str]:
-    """Names of the results of floating-point inputs: only these may need a gradient."""
-    found = {name for name, type_ in graph.inputs.items() if type_.startswith(("f", "bf"))}
+    """Names of the results of floating-point and complex inputs: only these may need a gradient."""
+    found = {name for name, type_ in graph.inputs.items() if type_.startswith(("f", "bf", "c"))}
     for node in graph.nodes:
         if not found.isdisjoint(node.reads):
             found.add(node.name)

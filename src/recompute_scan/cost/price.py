@@ -265,7 +265,7 @@ def _redundant(sequence: KernelSequence, doubled: bool) -> Bool:
 
 def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
     operators = (facts.calls.kind == Kind.OP).any()
-    shown = "The operators show no recomputes" if operators else "No operators are in the trace"
+    shown = "The operators do not show recomputes" if operators else "No operators are in the trace"
     return (
         f"{shown}: kernels that repeat those around an attention forward, by name, count "
         "as recomputes. Their time, up to the next kernel, is subtracted; edges of "

@@ -162,8 +162,8 @@ SIGNATURES = (
         frameless=True,
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes only positional arguments on.",
-        fix="""Use the non-reentrant variant: use_reentrant=False. Or pass the arguments by
-            position. If the message names use_reentrant itself, upgrade torch (2.1).""",
+        fix="""Use the non-reentrant variant: use_reentrant=False. Positional arguments also work.
+            If the message names use_reentrant itself, upgrade to torch 2.1.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=("huggingface/diffusers/issues/5557", CHECKPOINT_DOCS),
@@ -183,7 +183,7 @@ SIGNATURES = (
             inputs=) also works. Megatron-core's own function and copies of it lack use_reentrant:
             switch the recompute off (leave --recompute-granularity out).""",
         gradients=NON_REENTRANT,
-        versions="Reentrant checkpoints of torch (reproduced) and Megatron-core.",
+        versions="Reentrant checkpoints of torch, and Megatron-core's (from logs).",
         sources=(f"{_TORCH}51743", CHECKPOINT_DOCS),
         checked="reproduced",
     ),
@@ -194,7 +194,7 @@ SIGNATURES = (
         title="A reentrant checkpoint wraps a block without any output that needs a gradient",
         cause="""No output of the recompute needs a gradient. The block is frozen and detached from
             its inputs, or returns its tensors inside an object.""",
-        fix="Don't checkpoint a frozen block. If the block trains, return tensors or a tuple.",
+        fix="Don't checkpoint a frozen block. If the block trains, return tensors in a tuple.",
         versions="All versions of torch, reentrant checkpoints.",
         sources=(CHECKPOINT_DOCS,),
         checked="reproduced",
@@ -355,7 +355,7 @@ CHECKPOINTING_SIGNATURES = (
         fits=lambda raised: not any("compiled_autograd" in one.site for one in raised.frames),
         title="A second backward pass went through a selective checkpoint",
         cause="""The first backward pass uses up what a selective checkpoint keeps. Compiled
-            autograd can also run it twice.""",
+            autograd can also run backward twice.""",
         fix="""Add the losses up and call backward once, or use a plain non-reentrant checkpoint
             there.""",
         gradients=NON_REENTRANT,
@@ -401,7 +401,7 @@ CHECKPOINTING_SIGNATURES = (
             Or, where nothing in the block draws random numbers, pass
             `preserve_rng_state=False`.""",
         gradients=RANDOM_STATE,
-        versions="Read in torch 2.13; non-reentrant checkpoints.",
+        versions="In torch 2.13's code; non-reentrant checkpoints.",
         sources=(CHECKPOINT_DOCS,),
     ),
     Signature(
@@ -455,11 +455,11 @@ CHECKPOINTING_SIGNATURES = (
             r"|has no attribute '_set_gradient_checkpointing'"
         ),
         title="The model's code and the library that switches checkpointing on do not fit together",
-        cause="""The library calls a method that the model lacks, or with other arguments. Code
+        cause="""The library calls a method that the model lacks or defines differently. Code
             that ships with a model (trust_remote_code, a fork, a plugin) fits one version of
             transformers or diffusers.""",
         fix="""Install the version that the model's code was written for, or newer model code.
-            transformers takes the old form with `value` from 4.36. In your own class, delete the
+            From 4.36, transformers accepts the old argument `value`. In your own class, delete the
             method: the base class has one.""",
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
         sources=(f"{_HF}27596", "zai-org/ChatGLM3/issues/380", "tianweiy/CausVid/issues/63"),
@@ -491,7 +491,7 @@ CHECKPOINTING_SIGNATURES = (
         fix="""Remove the switch and wrap the layers from outside with torch's
             apply_activation_checkpointing; if the model has a key-value cache, set use_cache=False.
             Or upgrade the model's code. In your own class, checkpoint the layers and set the
-            attribute that the library asks for (supports_gradient_checkpointing).""",
+            attribute that the library asks for (such as supports_gradient_checkpointing).""",
         sources=("mosaicml/llm-foundry/issues/399", "huggingface/transformers/issues/17464"),
         checked="reproduced",
     ),
@@ -534,7 +534,7 @@ CHECKPOINTING_SIGNATURES = (
             torch has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (torch 1.11).""",
         fix="""On XLA call torch_xla.utils.checkpoint.checkpoint; on MPS checkpoint nothing.
             Elsewhere upgrade: newer torch supports XPU and meta.""",
-        versions="MPS and XLA are open upstream.",
+        versions="MPS and XLA: not fixed upstream.",
         sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
     ),
     Signature(
@@ -546,7 +546,7 @@ CHECKPOINTING_SIGNATURES = (
         fits=lambda raised: raised.name != "RuntimeError" or "Boolean value of" in raised.message,
         unsure=True,
         title="A checkpoint function itself failed, not the block that it runs",
-        cause="""It cannot take an argument or result (None, an object, a functools.partial, too
+        cause="""It fails on some argument or result (None, an object, a functools.partial, too
             many segments), or two libraries' versions do not fit together.""",
         fix="""Pass and return only tensors, the rest in a closure; at most one segment per layer.
             Or upgrade the failing library (axolotl, LLaMA-Factory: April 2025 or newer), or use
@@ -577,9 +577,9 @@ CHECKPOINTING_SIGNATURES = (
         where=_changed_in_place,
         title="The input of a checkpointed block, or a weight in it, was changed in place",
         cause="""A checkpoint keeps its input and runs the block again on it. The block (`x += ...`,
-            a ReLU with inplace=True) or code after it changed that tensor.""",
-        fix="""Write `x = x + ...`, and inplace=False in the block's first operation, or pass
-            x.clone() (one more input's memory). Change weights only after the backward pass.""",
+            a ReLU with `inplace=True`) or code after it changed that tensor.""",
+        fix="""Write `x = x + ...`, and `inplace=False` in the block's first operation, or pass
+            `x.clone()` (one more input's memory). Change weights only after the backward pass.""",
         versions="All versions of torch.",
         sources=("https://docs.pytorch.org/docs/stable/notes/autograd.html",),
         checked="reproduced",
@@ -592,7 +592,7 @@ CHECKPOINTING_SIGNATURES = (
         nearby=_CACHE_TAKEN,
         unsure=True,
         title="generate() failed after checkpointing dropped a key-value cache",
-        cause="The log warns about use_cache: generate() ran in training mode.",
+        cause="The log warns about use_cache. If generate() logged that, it ran in training mode.",
     ),
     Signature(
         code="RS132",

@@ -173,7 +173,7 @@ SIGNATURES = (
         where=_gathers,
         title="The GPU ran out of memory while the state was gathered for saving",
         cause="A full state dict brings every parameter to one GPU before it is written.",
-        fix="""Save a sharded state dict, or gather on the CPU, called on every rank:
+        fix="""Save a sharded state dict, or get it on every rank with CPU offload:
             `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)` in FSDP1,
             `StateDictOptions(full_state_dict=True, cpu_offload=True)` in FSDP2. Under ZeRO-3 save
             the shards and join them with `zero_to_fp32.py`.""",
@@ -372,9 +372,7 @@ SIGNATURES = (
         fix="""Call the wrapped model. Wrap a call without gradients, such as generate(), in
             FullyShardedDataParallel.summon_full_params(model) (ZeRO-3:
             deepspeed.zero.GatheredParameters).""",
-        gradients=(
-            "Yes, but never train inside summon_full_params: ranks do not reduce gradients there."
-        ),
+        gradients=("Never train inside summon_full_params: ranks do not reduce gradients there."),
         versions="FSDP1, all versions (also DeepSpeed ZeRO-3, which gathers in the same way).",
         sources=(f"{_TORCH}109385", f"{_TORCH}124019"),
         checked="reproduced",

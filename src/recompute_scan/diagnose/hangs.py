@@ -193,7 +193,7 @@ BUS = replace(
     cause="""A memory-mapped file has no room, or was truncated. Usually it is in /dev/shm, which
         loader workers, NCCL and ZeRO share; a container has 64 MB by default.""",
     fix="""Check `df -h /dev/shm`, and give the container more (docker run --shm-size=16g, or
-        --ipc=host). If there is room, look for a mapped file that was overwritten.""",
+        --ipc=host). If there is room, look for a mapped file that was truncated.""",
     sources=("deepspeedai/DeepSpeed/issues/4002", "https://docs.docker.com/engine/containers/run/"),
 )
 

@@ -376,7 +376,7 @@ def _recompiled(known: Signature) -> Signature:
         cause="""torch.compile's log line names function and reason. The recompute ran another
             graph, or, past the recompile limit, none.""",
         fix=(
-            "Remove the reason it names. If the limit was reached, raise "
+            "Remove the reason that the log line names. If the limit was reached, raise "
             "torch._dynamo.config.recompile_limit (before torch 2.6 cache_size_limit). "
             f"{_ANOTHER_GRAPH}"
         ),
@@ -451,8 +451,8 @@ SIGNATURES = (
         title="The key-value cache grew a second time while a checkpointed layer was recomputed",
         cause="""The recompute appended to the key-value cache, as in RS101. Attention then fails,
             because the mask is half as long as the keys.""",
-        fix="""Train with use_cache=False in model.config, and keep the wrapper. Do not switch to
-            the reentrant variant or add gradient_checkpointing_enable(): see RS101.""",
+        fix="""Train with model.config.use_cache=False, and keep the checkpoint wrapper. Do not
+            switch to the reentrant variant or add gradient_checkpointing_enable(): see RS101.""",
         keep="the checkpoint wrapper or policy, non-reentrant",
         remove="the key-value cache during training: use_cache=False",
         versions="transformers with eager attention, 5.23 included.",

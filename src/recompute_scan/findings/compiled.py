@@ -46,7 +46,7 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
     share = f"{100 * compiled.share:.0f} % of the backward pass is compiled"
     again = evidence.compiled_calls_again
     if compiled.recomputes:
-        title = f"{share} and runs forward work again that cannot be counted"
+        title = f"{share} and runs forward work again that this trace cannot count"
         detail = (
             "Operators that no gradient needs run inside compiled backward code: a checkpoint "
             "inside the compiled code, or the compiler's own choice. The trace does not show how "

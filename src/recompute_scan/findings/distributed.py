@@ -85,7 +85,7 @@ RS004 = Rule(
 )
 
 
-_GOES = f" They go with the checkpoint that the fix for {DOUBLED} takes out."
+_GOES = f" The fix for {DOUBLED} removes them too."
 _REPEATED_COLLECTIVES_DOCS = (
     "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 )
@@ -111,7 +111,7 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
         title=f"Recomputes gather parameters again: {gathers.count:g} of "
         f"{evidence.gathers_per_step:g} all-gathers per step",
         detail=(
-            "The checkpoint is outside the FSDP unit, so that its recompute gathers the unit's "
+            "The checkpoint is outside the FSDP unit, so its recompute gathers the unit's "
             "parameters once more than the forward and the backward pass need. "
             f"{_time(gathers)}{_GOES if goes else ''}"
         ),

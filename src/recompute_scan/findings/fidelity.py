@@ -605,7 +605,7 @@ def _here(regions: list[ComparedRegion]) -> str:
     if any(region.differs for region in regions):
         return "Here recomputes do differ, as another finding says."
     if any(region.untold for region in regions):
-        return "For some of them it is not known whether recomputes differ."
+        return "For some blocks it is not known whether recomputes differ."
     return "In the compared step no recompute differed."
 
 

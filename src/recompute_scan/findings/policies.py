@@ -42,7 +42,7 @@ def check_memory_headroom(evidence: Evidence) -> Answer:
     memory, cost = evidence.memory, evidence.cost
     if memory is None and not evidence.on_gpu:
         return NotApplicable(
-            "The steps ran on the CPU; how much of the host's memory layers may take is not judged."
+            "The steps ran on the CPU; whether layers fit there without checkpoints is not judged."
         )
     if memory is None:
         return NotApplicable(
@@ -90,7 +90,7 @@ def _memory_headroom_finding(
         ),
         evidence=(
             f"stop checkpointing {names_of(chosen)}",
-            f"these checkpoints keep {size(freed)} out of memory in one micro-batch",
+            f"these checkpoints free {size(freed)} in one micro-batch",
             f"{size(memory.budget_bytes)} may be allocated; the recorded step allocated at most "
             f"{size(now)}",
         ),

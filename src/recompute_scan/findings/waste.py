@@ -52,8 +52,8 @@ def _kept(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Kept) -> Fi
             f"{much} between checkpointed parts of {layers} ({one.module_class}) stay in memory",
             f"The parts of each {one.module_class} are checkpointed and the layer is not. So each "
             "input of a part is kept for the backward pass. A checkpoint around the whole layer "
-            f"would keep one input of a layer instead of {one.tensors // max(one.layers, 1)} "
-            "results more. Its recompute then needs the memory of a whole layer at once, so with "
+            f"would keep one input per layer, not {one.tensors // max(one.layers, 1)} results."
+            " Its recompute then needs the memory of a whole layer at once, so with "
             "few layers the peak can rise: `recompute-scan plan` measures both.",
         ),
         "after-backward": (
@@ -110,7 +110,7 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
         ),
         "repeated-rows": (
             f"{what}{place(one.line)} run{s} for {one.rows} of {one.of_rows} rows that the "
-            f"training forward computes, too{place(one.same_as)}",
+            f"training forward also computes{place(one.same_as)}",
             "The rows and the weights are the same, nothing is drawn at random, and nothing is "
             "updated. Where each row is computed on its own, as without batch statistics and "
             "capacity limits, the results are the same. Use the training forward's result, "

@@ -260,7 +260,7 @@ class Fitted(Control):
         self._lowered *= 1 if self._lost else _LOWERED
         if not self._lost:
             self._print(
-                f"fit: memory ran out in {layer.chosen.name}; the layers behind it are recomputed."
+                f"fit: memory ran out in {layer.chosen.name}; all layers after it are recomputed."
             )
         self._lost, self._quiet = True, False
         self._safe()

@@ -353,7 +353,7 @@ def signatures() -> tuple[Signature, ...]:
                 'optimizer_states' from the checkpoint, but ModelCheckpoint(save_weights_only=True)
                 left it out.""",
             fix="Upgrade to lightning 2.2.2 or later, or save with save_weights_only=False.",
-            versions="lightning up to 2.2.1 (read in 2.1.4, 2.2.0 and 2.2.1); fixed in 2.2.2.",
+            versions="lightning 2.1.4 to 2.2.1, perhaps earlier ones; fixed in 2.2.2.",
             sources=(f"{_ISSUES}19492",),
             checked="reproduced",
         ),
@@ -363,8 +363,8 @@ def signatures() -> tuple[Signature, ...]:
             error="FileExistsError",
             message=re.compile(r"The checkpoint directory already exists and is not empty"),
             title="A sharded checkpoint was to be written over an older one",
-            cause="""A sharded checkpoint is a folder, and Fabric does not write into a folder with
-                files.""",
+            cause="""A sharded checkpoint is a folder; Lightning Fabric writes only into an empty
+                one.""",
             fix="""Save under a new name, or remove the old folder first (on one rank, then a
                 barrier).""",
             versions="Fabric 2.1.0; later versions refuse only with XLA's strategy.",

@@ -42,7 +42,7 @@ _STYLE = (
     "th,td{border-bottom:1px solid #8886;padding:.4rem .6rem;text-align:left;vertical-align:top}"
 )
 _COLUMNS = (
-    "Since step",
+    "From step",
     "Kind",
     "Where",
     "Recomputes per forward",

@@ -305,7 +305,7 @@ class LibraryCalls:
     def _direct(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         """``checkpoint(block, …)``: what is inside what is for :mod:`nested` to say."""
         chosen = keywords.get("use_reentrant")
-        # torch's default, up to 2.15.
+        # torch's default, as of 2.14.
         variant: Variant = "reentrant" if chosen is None else "unknown"
         if isinstance(chosen, ast.Constant) and isinstance(chosen.value, bool):
             variant = "reentrant" if chosen.value else "non-reentrant"

@@ -252,8 +252,8 @@ class KernelEvidence(Struct, frozen=True):
         ]
         if not self.by_thread:
             found.append(
-                "Launching threads do not separate forward and backward passes, so recomputes "
-                "are inferred from the order of the kernels."
+                "The launching threads do not separate forward and backward passes, so "
+                "recomputes are inferred from kernel order."
             )
         if not self.steps_marked:
             found.append("The trace does not mark steps, so counts cover the whole recording.")

@@ -157,7 +157,7 @@ class Reporting(Struct, frozen=True):
             return
         error = RunError(
             "E319",
-            "No script that the launcher started took part.",
+            "No script that the launcher started was recorded.",
             why="either it ran none with Python, or its Python is another than the one that "
             "recompute-scan is installed in",
             hint="install recompute-scan where the script runs, or start it there: "

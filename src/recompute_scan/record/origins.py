@@ -176,7 +176,7 @@ class Switches:
                 watch(module)
             except Exception as error:  # an import of the user's must not fail because of us
                 self.warnings.append(
-                    f"Calls of this version of {module.__name__} cannot be located: {error}"
+                    f"Calls to this version of {module.__name__} cannot be located: {error}"
                 )
 
         self._patches.add(after_import(name, self._guard.aside(hook)))

@@ -309,7 +309,7 @@ class Session:
         The probe goes with the last recorded step, unless checkpoints are to stay out.
         """
         recorder = self._recorder
-        self._watchdog.learn_ranks()
+        self._watchdog.keep_stacks_when_terminated()
         if not recorder.done:
             self._probe.look_at_gradients()
         if self._gauges is not None:

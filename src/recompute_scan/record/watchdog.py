@@ -270,15 +270,10 @@ class Watchdog:
         return 2 * self._look_s + 10
 
     def start(self) -> None:
-        self.learn_ranks()
+        self.keep_stacks_when_terminated()
         if self._timeout_s > 0:
             # Not a threading.Thread: the script would find it among its own.
             _thread.start_new_thread(self._guard.aside(self._watch), ())
-
-    def learn_ranks(self) -> None:
-        """Keep stacks on SIGTERM, once the process group shows that there are several ranks."""
-        if self._file is None:
-            self._keep_stacks_when_terminated()
 
     def let_leave(self) -> None:
         """Wait for the process to end, where the watchdog is about to end it.
@@ -315,11 +310,12 @@ class Watchdog:
         if self._file is not None:
             _let_go_of_sigterm()
 
-    def _keep_stacks_when_terminated(self) -> None:
+    def keep_stacks_when_terminated(self) -> None:
+        """Keep stacks on SIGTERM, once it is known that there are several ranks."""
         # A launcher ends the other ranks with SIGTERM when one has failed; then this is all that
         # can be had of them. Python's own handlers would not run while a rank waits in C.
         ranks = rank_facts()
-        if ranks.world_size < 2 or not hasattr(faulthandler, "register"):
+        if self._file is not None or ranks.world_size < 2 or not hasattr(faulthandler, "register"):
             return
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
@@ -333,7 +329,7 @@ class Watchdog:
         used = process_time()
         told = False
         while not self._runs.acquire(timeout=look):
-            self.learn_ranks()
+            self.keep_stacks_when_terminated()
             ranks = rank_facts()
             now, mark_now, used_now = monotonic(), self._mark(), process_time()
             computed = ranks.world_size == 1 and used_now - used > _BUSY * look
@@ -450,7 +446,7 @@ def _last_collectives() -> tuple[str, ...]:
     last = json.loads(record)["entries"][-1]
     name, number = last.get("profiling_name", "unknown"), last.get("collective_seq_id")
     state = last.get("state", "unknown")
-    return (f"torch's flight recorder has {name}, number {number}, as its last ({state}).",)
+    return (f"torch's flight recorder ends with {name}, number {number} ({state}).",)
 
 
 def _beat_path(folder: Path, rank: int) -> Path:

@@ -239,9 +239,9 @@ def ranges(numbers: Sequence[int], most: int = _MOST_RANGES) -> str:
 
 
 def names_of(regions: Iterable[Region]) -> str:
-    """The blocks by name, of at most three groups."""
+    """The blocks by name, of at most three groups, and how many others there are."""
     groups = block_groups(regions)
-    more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    more = f" and {sum(len(one.regions) for one in groups[3:])} more" if len(groups) > 3 else ""
     return ", ".join(group.label for group in groups[:3]) + more
 
 

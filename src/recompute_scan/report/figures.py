@@ -431,7 +431,7 @@ def _summary_side_by_side(block: str, proof: Proof) -> str:
     counts = " and ".join(str(len(lane.ops)) for lane in again)
     if len(again) == 1:
         return f"{head}, and {counts} of them once more in the backward pass."
-    text = f"{head}, and {len(again)} times more in the backward pass ({counts} of them)"
+    text = f"{head}, and again {len(again)} times in the backward pass ({counts} of them)"
     if any(lane.kind == "redundant" for lane in again):
         return f"{text}: one recompute is needed, the rest is redundant."
     return f"{text}."

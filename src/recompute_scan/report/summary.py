@@ -357,8 +357,8 @@ _RANGES = (
 )
 _NSYS = "nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx python"
 _GRAPHS = (
-    "The recomputes of compiled code are in the graphs of torch.compile, not in the trace. This "
-    "command keeps them, on torch 2.10 and newer."
+    "The recomputes of compiled code are in the graphs of torch.compile, not in the trace. "
+    "recompute-scan run keeps them, on torch 2.10 and newer."
 )
 # Since this version graphs name checkpoints (https://github.com/pytorch/pytorch/pull/167735).
 _NAMED_SINCE = "2.10"

@@ -61,8 +61,9 @@ def doubts(before: Result, after: Result, sources: tuple[str | None, str | None]
 
 def _settings(before: Result, after: Result, names: tuple[str, ...]) -> list[str]:
     one, other = before.environment, after.environment
+    words = {"world_size": "number of ranks", "target": "script"}
     return [
-        f"They differ in {name}: {one[name]} and {other[name]}."
+        f"They differ in {words.get(name, name)}: {one[name]} and {other[name]}."
         for name in names
         if name in one and name in other and one[name] != other[name]
     ]

@@ -202,11 +202,11 @@ class Counted(Struct, frozen=True):
         if many == len(ratios):
             which = f"all {many} checkpointed blocks" if many > 1 else "the checkpointed block"
         if not most:
-            return f"{which} ran only forward (counted by hooks)"
+            return "no checkpointed block ran again (counted by hooks)"
         which += " runs" if many == 1 else " run"
         if most != int(most):  # a forward pass had no backward pass, as a pipeline's first
             forward, again = [run for run in self.runs if run[0]][ratios.index(most)]
-            return f"{which} {forward} times forward, {again} times backward (counted by hooks)"
+            return f"{which} {forward} times, {again} again in backward (counted by hooks)"
         times = {1.0: "once", 2.0: "twice"}.get(most, f"{most:g} times")
         return f"{which} again {times} in {each_pass(self.passes)} (counted by hooks)"
 

@@ -571,7 +571,7 @@ def _file_system(address: str, longest_s: int = _LONGEST_S) -> tuple[Any, str]:
             "E326",
             f"{shown(address)} cannot be opened: {scheme}:// is not known.",
             why=shown(str(error)),
-            hint="s3://, gs://, hf://, https:// and fsspec's others are",
+            hint="s3://, gs://, hf://, https:// or another fsspec scheme",
         ) from None
     except Exception as error:
         raise _unreachable(address, error) from None

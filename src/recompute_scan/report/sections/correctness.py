@@ -28,7 +28,7 @@ def _answer(region: ComparedRegion) -> str:
         said.append(
             f"{name} gives a different result at each call"
             if one.kind == "atomics"
-            else f"first differs at {name}"
+            else f"differs at {name} and after it"
         )
     said += [
         f"{visible(one.name or 'a tensor', 80)} "
@@ -239,7 +239,7 @@ def _compiled_code_lead(result: Result) -> str:
         return f"No compiled code has a backward pass. {broken}"
     if not code.graphs:
         names = visible(", ".join(code.unknown[:3]), 200)
-        return f"Not known: the compiler's graphs for {names} are not here."
+        return f"Not known: the compiler's graphs for {names} are missing."
     every = sum(graph.operators for graph in code.graphs)
     free = sum(graph.free for graph in code.graphs)
     asked = sum(graph.recomputed for graph in code.graphs) - free
@@ -250,7 +250,7 @@ def _compiled_code_lead(result: Result) -> str:
     )
     said += ": these are fused with what needs them and cost no memory traffic." if free else "."
     if code.unknown:
-        said += f"  The graphs for {visible(', '.join(code.unknown[:3]), 200)} are missing."
+        said += f" The graphs for {visible(', '.join(code.unknown[:3]), 200)} are missing."
     if code.graph_breaks:
         said += f" {broken}"
     return said

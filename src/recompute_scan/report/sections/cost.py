@@ -188,8 +188,9 @@ def _plan_chart(memory: Memory) -> PlanChart | None:
 
 
 def _plan_words(plan: MemoryPlan) -> str:
-    which = plural(len(plan.regions), "block") if plan.regions else "no block"
-    return f"{which} without checkpoint: {ms(plan.step_ms)} per step, {size(plan.peak_bytes)}"
+    without = f"{plural(len(plan.regions), 'block')} without checkpoint"
+    which = without if plan.regions else "every block checkpointed"
+    return f"{which}: {ms(plan.step_ms)} per step, {size(plan.peak_bytes)}"
 
 
 def _memory_sentences(memory: Memory) -> list[str]:
@@ -335,7 +336,7 @@ def _table(result: Result, verified: Verified) -> _Table:
 
     figures: tuple[tuple[str, Callable[[Arm], str]], ...] = (
         ("Step time", lambda arm: ms(arm.step_ms)),
-        ("Likely between", lambda arm: span(arm.step_low_ms, arm.step_high_ms)),
+        ("Likely range", lambda arm: span(arm.step_low_ms, arm.step_high_ms)),
         ("Predicted", predicted),
         ("GPU memory, allocated", lambda arm: size(arm.peak_allocated_bytes)),
         ("GPU memory, reserved", lambda arm: size(arm.peak_reserved_bytes)),

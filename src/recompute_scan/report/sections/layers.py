@@ -326,7 +326,7 @@ def _sentence(one: ByDesign) -> str:
     if one.inside == (one.function,):
         return (
             f"{visible(one.function, 80)} runs its own block once more without gradients in "
-            f"{again} of its gradients per step, as a reversible layer does to get its input back, "
+            f"{again} backward calls per step, as a reversible layer does to get its input back, "
             f"and then again with gradients, which is its one recompute ({took} for the former)."
         )
     return (

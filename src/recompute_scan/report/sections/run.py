@@ -136,11 +136,11 @@ _MOST_LINES = 5
 def _lead(one: MemorySnapshot) -> str:
     name = visible(one.file, 120)
     kinds = "; ".join(f"{size(n)} {_KINDS.get(kind, kind)}" for kind, n in one.by_kind.items())
-    history = "" if one.events else " It has no history: what is shown is its end."
+    history = "" if one.events else " It has no history, so the peak is its end."
     failed = f" {plural(one.out_of_memory, 'request')} failed." if one.out_of_memory else ""
     return (
         f"{name}, GPU {one.device}: {size(one.peak_bytes)} were in use at the peak, of "
-        f"{size(one.reserved_bytes)} reserved at the end.{history}{failed} Of these: {kinds}."
+        f"{size(one.reserved_bytes)} reserved at the end.{history}{failed} The peak: {kinds}."
     )
 
 

@@ -33,7 +33,7 @@ def _lead(result: Result) -> str:
     kept = sum(one.bytes for one in watched.kept)
     said = [
         f"{plural(watched.operators, 'operator')} of one step took {ms(watched.ms)}: "
-        f"{ms(watched.recomputed_ms)} in recomputes, {ms(spare)} repeated or unused, and the rest."
+        f"{ms(watched.recomputed_ms)} in recomputes, {ms(spare)} repeated or unused."
     ]
     if watched.work or watched.kept:
         said.append(f"The step's own tensors took at most {size(watched.peak_bytes)}.")
