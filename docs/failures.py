@@ -20,6 +20,7 @@ _WAITING = frozenset({"RS204", "RS209", "RS210", "RS211", "RS214"})
 # Where one code has causes of several kinds.
 _SYMPTOMS = {
     "RS108": "A selective checkpoint fails",
+    "RS111": "DDP saw the gradient of one parameter twice in one backward pass",
     "RS114": "FSDP stops in a state that it did not expect",
     "RS122": "Recording a CUDA graph fails in a checkpoint",
     "RS124": "A checkpoint was called without saying which variant is meant",

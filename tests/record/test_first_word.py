@@ -76,7 +76,7 @@ def test_it_is_what_the_layers_counted(name: str, micro_batches: int, tmp_path: 
 
 
 def test_a_forward_pass_without_a_backward_pass_is_counted_apart() -> None:
-    word = "all 3 checkpointed blocks run 5 times forward, 4 times backward (counted by hooks)"
+    word = "all 3 checkpointed blocks run 5 times, 4 again in backward (counted by hooks)"
     assert Counted(1, ((5, 4),) * 3).described == word
 
 

@@ -331,7 +331,7 @@ def test_a_plan_tells_of_selective_checkpoints() -> None:
         (("mlp",) * 4, "checkpoint mlp of all 4 layers", ("Recompute mlp: blocks[0-3]",)),
         (
             ("", "", "mlp", "mlp"),
-            "checkpoint 2, and mlp of 2, of 4 layers",
+            "checkpoint 2 of 4 layers, mlp of 2 more",
             ("Recompute: blocks[0-1]", "Recompute mlp: blocks[2-3]"),
         ),
         (

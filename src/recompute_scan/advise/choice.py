@@ -283,8 +283,8 @@ def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels
         )
     else:
         memory = (
-            f"The checkpoints differ in extent: without the {which} ones the peak takes no more "
-            "memory, by the shapes in the trace."
+            "The checkpoints differ in extent: by the shapes in the trace the peak does "
+            f"not grow without the {which} ones."
         )
         if fix.reason is None:
             return replace(fix, keep=f"{fix.keep} {memory}")

@@ -194,7 +194,7 @@ def _nearest(code: str) -> str:
     near = [one for one in known if one.startswith(code.upper()[:-1])]
     near = near or difflib.get_close_matches(code.upper(), known, cutoff=0.75)
     like = f"did you mean {' or '.join(near[:3])}? " if near else ""
-    return f"{like}without an argument recompute-scan explain lists all"
+    return f"{like}recompute-scan explain lists all codes"
 
 
 _COLORS = {"ok": "green", "missing": None, "problem": "red"}

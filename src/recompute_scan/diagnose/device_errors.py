@@ -128,7 +128,7 @@ SIGNATURES = (
         title="The host's memory ran out; the GPU's own memory is not the cause",
         cause="""torch asked the system for memory and got none. The number in the message is this
             one tensor's size.""",
-        fix="""Check the innermost line of your code. A huge number is one tensor that is too
+        fix="""Check your innermost line in the traceback. A huge number is one tensor that is too
             large. After a small one, look for whole data sets, loader workers, predictions on the
             CPU, weights per process (low_cpu_mem_usage, device_map), or offloading. Checkpoints
             help only a model on the CPU.""",
@@ -256,7 +256,7 @@ SIGNATURES = (
         title="DDP saw a parameter's gradient twice; the log has no traceback",
         cause="""A reentrant checkpoint's own backward pass marked the parameter again, a module or
             parameter was used twice, or DDP misjudged which parameters are unused. Only the
-            traceback shows it.""",
+            traceback shows which.""",
         fix="""If checkpoints are reentrant, use the non-reentrant variant (use_reentrant=False).
             Otherwise run each module once per step, or set find_unused_parameters=False.""",
     ),

@@ -28,7 +28,7 @@ from recompute_scan.diagnose.tracebacks import Failure, LogStream, doing, phase,
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.detect import LogLine, Match, Signature, described
 from recompute_scan.result import Finding, Fix, Level
-from recompute_scan.units import first_few
+from recompute_scan.units import first_few, plural
 
 
 def _with_frameworks(general: tuple[Signature, ...]) -> tuple[Signature, ...]:
@@ -540,7 +540,7 @@ def _gone_before(first: RankEnd, ends: Sequence[RankEnd]) -> str:
 
 
 def _killed_headline(end: RankEnd, ends: Sequence[RankEnd]) -> str:
-    after = f" after {end.steps} steps" if end.steps else ""
+    after = f" after {plural(end.steps, 'step')}" if end.steps else ""
     if end.stack:
         return f"The run was ended from outside{after}."
     silent = [str(one.rank) for one in ends if one.ending == "killed" and not one.stack]

@@ -330,7 +330,8 @@ def _what_to_do(difference: Difference) -> str:
     if difference.kind == "input":
         return (
             "Do not change the block's inputs, weights or buffers in place before the backward "
-            "pass. Update buffers outside the block, and make there what differs from call to call."
+            "pass. Update buffers, and create tensors that differ from call to call, outside the "
+            "block."
         )
     if difference.kind in ("argument", "operators"):
         return (
@@ -427,10 +428,10 @@ def _of_attributes(evidence: Evidence) -> list[Finding]:
                 + (f" and {len(states) - 1} other attributes" if len(states) > 1 else "")
             ),
             detail=(
-                "A recompute counts or collects again what a module counts or collects outside of "
-                "its buffers when its forward runs. Where a result of the compared step depends "
-                "on it, RS403 says so; a later step can depend on it too, as on a schedule that "
-                "counts calls."
+                "When its forward runs, a module counts or collects something outside of its "
+                "buffers, and the recompute does so again. Where a result of the compared step "
+                "depends on it, RS403 says so; a later step can depend on it too, as on a schedule "
+                "that counts calls."
             ),
             evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
             fix=review(
@@ -468,7 +469,7 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
         "Run the recompute under torch.enable_grad(), as torch.utils.checkpoint does.",
     ),
     "left-without": (
-        "Tensors that {} return leave the checkpoint without their gradient",
+        "Tensors returned by {} leave the checkpoint without their gradient",
         "A reentrant checkpoint gives a gradient to the tensors that it returns directly (return "
         "a, b), and to no tensor nested in a tuple, a list, a dictionary or an object, or kept in "
         "an attribute. The loss depends on such a tensor: what it was computed from is not "

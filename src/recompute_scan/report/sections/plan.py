@@ -59,7 +59,7 @@ def _headline(plan: ActivationPlan) -> str:
         what = visible(" and ".join(in_part[0]), 60) if len(set(in_part)) == 1 else "parts"
         number = "all" if len(in_part) == len(plan.modules) else f"{len(in_part)} of"
         alone = f"checkpoint {what} of {number} {layers}"
-        said = f"checkpoint {len(on)}, and {what} of {len(in_part)}, of {layers}" if on else alone
+        said = f"checkpoint {len(on)} of {layers}, {what} of {len(in_part)} more" if on else alone
     if partly:
         said += f", {'all' if partly == len(on) else partly} selectively"
     offloaded = sum(one.offloaded for one in plan.modules)
