@@ -534,8 +534,9 @@ def _count_products(facts: RecomputeFacts, parts: Mapping[int, Parts]) -> tuple[
     outside = int(facts.calls.sums(product, counts.rows[list(parts)]).sum())
     inside = int((product & ran).sum())
     seen = first > 0 and outside == first
-    counted = np.isin(np.arange(len(facts.calls)), plainly_counted(facts.structure))
-    tallies = [_explained(facts, tally, ran, counted) for tally in facts.plain.tallies]
+    missed = ran & ~twins_of(facts.calls)
+    missed[plainly_counted(facts.structure)] = False
+    tallies = [_explained(facts, tally, ran, missed) for tally in facts.plain.tallies]
     if seen:
         # Where a checkpoint around the code calls it again, the operators show that.
         last = inside == gradients and any(one.inside for one in tallies)
@@ -554,15 +555,15 @@ def _inside_compiled(facts: RecomputeFacts) -> Bool:
     return np.asarray(held & ~again, np.bool_)
 
 
-def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool, counted: Bool) -> Tally:
+def _explained(facts: RecomputeFacts, tally: Tally, ran: Bool, missed: Bool) -> Tally:
     """The tally with all operators that compiled backward code ran by its graphs.
 
-    Under a reentrant checkpoint the plain count leaves them out: the others of the name are inside
-    a numbered function, and these are not.
+    Under a reentrant checkpoint the plain count has ``missed`` them: the others of the name are
+    inside a numbered function, and these are not.
     """
-    ran = facts.calls.where(tally.name.__eq__) & ran
-    inside = tally.inside + int((ran & ~counted & ~twins_of(facts.calls)).sum())
-    again = tally.again + min(int(ran.sum()), max(0, inside - tally.again))
+    named = facts.calls.where(tally.name.__eq__)
+    inside = tally.inside + int((named & missed).sum())
+    again = tally.again + min(int((named & ran).sum()), max(0, inside - tally.again))
     return replace(tally, inside=inside, again=again)
 
 
