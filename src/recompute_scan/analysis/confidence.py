@@ -172,9 +172,9 @@ def headline(result: Result) -> str:
     also = ""
     if sure:
         perhaps = f", and perhaps {', '.join(open_)}" if open_ else ""
-        also = f" Recomputes also change the trained model: {', '.join(sure)}{perhaps}."
+        also = f" The trained model changes, too: {', '.join(sure)}{perhaps}."
     elif open_:
-        also = f" Recomputes may also change the trained model: {', '.join(open_)}."
+        also = f" The trained model may change, too: {', '.join(open_)}."
     return _of_ranks(result, _headline(result)) + also
 
 
