@@ -60,7 +60,7 @@ def test_a_compiled_backward_is_named() -> None:
     assert found.title == (
         "100 % of the backward pass is compiled: what the compiler recomputes there cannot be seen"
     )
-    assert found.evidence == ("1 compiled nodes in the backward pass",)
+    assert found.evidence == ("1 compiled node in the backward pass",)
 
 
 def test_its_share_is_that_of_the_backward_pass() -> None:
@@ -99,7 +99,7 @@ def test_a_recompute_of_compiled_code_is_counted_and_named() -> None:
     found = finding(facts)
     assert facts.judgement.highest == 1.0
     assert found.severity == "info"
-    assert found.evidence[1] == "1 compiled calls ran again, outside these nodes"
+    assert found.evidence[1] == "1 compiled call ran again outside these nodes"
     assert "from outside" in found.detail
 
 

@@ -43,7 +43,7 @@ COMPARED: dict[str, Callable[[Comparison], object]] = {
     "A step takes {} time than before": lambda c: (
         c.before.step_high_ms < c.after.step_low_ms or c.after.step_high_ms < c.before.step_low_ms
     ),
-    "An interval needs at least six steps": lambda c: min(c.before.steps, c.after.steps) < 6,
+    "With fewer than six steps on a side": lambda c: min(c.before.steps, c.after.steps) < 6,
     "{}: {} {} time, {} {} throughput": lambda c: (
         c.difference in (None, "sure") and abs(c.time_change_pct or 0.0) >= 0.05
     ),
@@ -203,7 +203,7 @@ CONDITIONS: dict[str, Condition] = {
     "the script did not run to its end.": _plan_arm,
     "Its losses equal the unchanged script's": _plan_arm,
     "Some of its losses are not numbers": _plan_arm,
-    "and its own by up to": _plan_arm,
+    "and the unchanged script's own by up to": _plan_arm,
     "Without checkpoints the script does not fit": without("out-of-memory"),
     "Without any checkpoint the script did not run": without("failed"),
     "Without any checkpoint the script ran to its end, but": without("measured"),

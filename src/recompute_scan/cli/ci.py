@@ -225,7 +225,7 @@ def bundle(
         raise UsageError(
             "E210",
             f"{output} does not end in .zip.",
-            why="issue trackers take an archive by its name",
+            why="issue trackers recognize an archive by its ending",
         )
     refuse_existing(output, force=force)
     with written(output, force=force) as partial:

@@ -375,7 +375,7 @@ def _why_no_plan(
     if not footprint.held:
         return "No checkpointed region was recomputed while memory was recorded."
     if not same:
-        return "The step in which memory was recorded does not have the trace's regions."
+        return "The step in which memory was recorded ran other blocks than the profiled steps."
     if budget is None:
         return "The size of the GPU's memory is unknown: give it with --memory-gib."
     return None if cost else "The step time is unknown, so a saving cannot be computed."

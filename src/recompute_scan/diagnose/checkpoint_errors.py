@@ -356,9 +356,7 @@ CHECKPOINTING_SIGNATURES = (
         title="A second backward pass went through a selective checkpoint",
         cause="""The first backward pass uses up what a selective checkpoint keeps. Compiled
             autograd can also run backward twice.""",
-        fix="""Add the losses up and call backward once, or use a plain non-reentrant checkpoint
-            there.""",
-        gradients=NON_REENTRANT,
+        fix="Add the losses up and call backward once, or drop the policy for that block.",
         versions="Selective checkpoints, public since torch 2.5.",
         sources=(f"{_TORCH}142862",),
         checked="reproduced",

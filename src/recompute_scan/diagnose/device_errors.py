@@ -126,12 +126,12 @@ SIGNATURES = (
         error="RuntimeError",
         message=_HOST,
         title="The host's memory ran out; the GPU's own memory is not the cause",
-        cause="""torch asked the system for memory and got none. The number in the message is this
-            one tensor's size.""",
-        fix="""Check your innermost line in the traceback. A huge number is one tensor that is too
-            large. After a small one, look for whole data sets, loader workers, predictions on the
-            CPU, weights per process (low_cpu_mem_usage, device_map), or offloading. Checkpoints
-            help only a model on the CPU.""",
+        cause="""torch asked the system for memory and got none. The bytes in the message are one
+            tensor's size.""",
+        fix="""Check your innermost line in the traceback. If the size is huge, that tensor is too
+            large. If it is small, look for whole data sets in memory, loader workers, predictions
+            on the CPU, a copy of the weights per process (low_cpu_mem_usage, device_map), or
+            offloading. Checkpoints help only a model on the CPU.""",
         sources=("pytorch/pytorch/issues/31302",),
         checked="reproduced",
     ),
@@ -157,8 +157,8 @@ SIGNATURES = (
             r"|is larger than the maximum number of tokens that can be stored in KV cache"
         ),
         title="vLLM has no GPU memory left for its key-value cache",
-        cause="""vLLM takes a share of the card for weights and cache. The rest of that share is
-            too small for one cache block or the longest request.""",
+        cause="""vLLM takes a share of the card for weights and cache. After the weights, too little
+            of it is left for one cache block or the longest request.""",
         fix="""Raise gpu_memory_utilization if the card is free. If a trainer shares the card, lower
             max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Checkpoints
             don't matter here.""",
@@ -189,7 +189,7 @@ SIGNATURES = (
         cause="""Saving copies state on the GPU: quantized weights into another layout, or shards
             into one piece. Checkpointing has no part in it.""",
         fix="""Save only trained weights (an adapter), or move the state to the CPU first. Upgrade
-            the library of the last frame. Use smaller micro-batches in training.""",
+            the library that the traceback ends in. Use smaller micro-batches in training.""",
         sources=("huggingface/peft/issues/447", _CUDA_NOTES),
     ),
     replace(

@@ -155,7 +155,7 @@ def _rows_moved(raised: Raised) -> bool:
         shown
         and bool(found)
         and all(
-            len(one.saved) <= _TABLE_DIMENSIONS
+            0 < len(one.saved) == len(one.recomputed) <= _TABLE_DIMENSIONS
             and one.changed() == [0]
             and abs(one.saved[0] - one.recomputed[0]) <= max(1, share * one.saved[0])
             for one in found

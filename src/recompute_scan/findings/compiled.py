@@ -16,6 +16,7 @@ import re
 from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule
 from recompute_scan.recompute.verdict import Compiled
 from recompute_scan.result import CompiledGraph, CompiledRecompute, Finding
+from recompute_scan.units import plural
 
 _WHAT_TO_TRY = (
     "To count, record with `recompute-scan run`, which keeps the compiler's graphs (torch 2.10 and "
@@ -73,8 +74,8 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
         title=title,
         detail=f"{detail} {_WHAT_TO_TRY}",
         evidence=(
-            f"{compiled.nodes} compiled nodes in the backward pass",
-            *((f"{again} compiled calls ran again, outside these nodes",) if again else ()),
+            f"{plural(compiled.nodes, 'compiled node')} in the backward pass",
+            *([f"{plural(again, 'compiled call')} ran again outside these nodes"] if again else []),
             *_attention(evidence),
         ),
     )
@@ -148,7 +149,7 @@ def check_random_redrawn_code(evidence: Evidence) -> Answer:
     return [
         RS011.finding(
             evidence,
-            title=f"{number} random operators draw other numbers when the compiler repeats them",
+            title=f"The compiler repeats {plural(number, 'random operator')} with other numbers",
             detail=(
                 "The backward graph runs them again without the random state of their first run, "
                 "so that gradients belong to another mask than the forward pass used (pytorch "
@@ -191,7 +192,7 @@ def check_expensive_recompute_code(evidence: Evidence) -> Answer:
     return [
         RS012.finding(
             evidence,
-            title=f"The compiler runs {number} products or attentions again by its own choice",
+            title=f"The compiler runs {plural(number, 'costly operator')} again by its own choice",
             detail=f"They take as long as in the forward pass, unlike fused operators. {because}",
             evidence=tuple(_place(*each) for each in costly[:8]),
         )

@@ -218,8 +218,8 @@ def _fix(evidence: Evidence, fault: Fault) -> Fix:
         diff = set_back(evidence, site, "preserve_rng_state", "True")
         summary = "Keep the random state: preserve_rng_state=True, which is torch's default."
         keep = (
-            "the checkpoint; your own must save torch's random state in its forward, restore it "
-            "for the recompute, and then put back the later state"
+            "the checkpoint; a checkpoint function that you wrote must save torch's random state "
+            "in its forward, restore it for the recompute, and then put back the later state"
         )
         remove = "preserve_rng_state=False"
     else:

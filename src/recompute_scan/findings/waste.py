@@ -109,8 +109,8 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
             f"Weights and inputs are the same, so every bit of the results is. {_reuse(one)}",
         ),
         "repeated-rows": (
-            f"{what}{place(one.line)} run{s} for {one.rows} of {one.of_rows} rows that the "
-            f"training forward also computes{place(one.same_as)}",
+            f"{what}{place(one.line)} compute{s} {one.of_rows} rows, and the training forward "
+            f"computes {one.rows} of them too{place(one.same_as)}",
             "The rows and the weights are the same, nothing is drawn at random, and nothing is "
             "updated. Where each row is computed on its own, as without batch statistics and "
             "capacity limits, the results are the same. Use the training forward's result, "
@@ -127,7 +127,8 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
             "The gradients are computed for operators of the line below and dropped before an "
             "optimizer or any other operator reads them. Set requires_grad_(False) on these "
             "weights for this pass, or name the inputs that need a gradient: "
-            "backward(inputs=...). Other gradients stay the same.",
+            "backward(inputs=...), which reentrant checkpoints refuse. Other gradients stay the "
+            "same.",
         ),
         "unread-recompute": (
             f"Nothing reads the results of {what} in reentrant recomputes",

@@ -260,7 +260,8 @@ class Fitted(Control):
         self._lowered *= 1 if self._lost else _LOWERED
         if not self._lost:
             self._print(
-                f"fit: memory ran out in {layer.chosen.name}; all layers after it are recomputed."
+                f"fit: memory ran out in {layer.chosen.name}; every layer is recomputed until the "
+                "next plan."
             )
         self._lost, self._quiet = True, False
         self._safe()

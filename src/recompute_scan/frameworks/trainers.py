@@ -236,7 +236,7 @@ def llama_factory_doubled(line: int, own: Variant, *, certain: bool, where: str)
         why = "LLaMA-Factory's own switch is reentrant, and the Trainer does not see it."
     elif own == "non-reentrant":
         code, title = "RS603", "two switches for one recompute"
-        why = "Both are non-reentrant, and the inner one has nothing left to recompute."
+        why = "Both are non-reentrant, and the outer recompute stops at the inner one."
     else:
         code, title = "RS602", "may be checkpointed twice"
         why = f"Unsloth's own was not read. {RUN}"

@@ -353,7 +353,7 @@ def _no_baseline(path: Path, why: str) -> InputError:
         "E351",
         f"{path} is not a baseline of the guard.",
         why=why,
-        hint="leave it out once; guard(baseline=…) writes it when the training ends",
+        hint="delete it, or name another file: the guard writes it when the training ends",
     )
 
 

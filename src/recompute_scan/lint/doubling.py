@@ -129,7 +129,7 @@ def _pair(
     elif both and not script.early_stop_off and wrapper.certain:
         code, title = "RS603", "two switches for one recompute"
         why = (
-            f"Both are non-reentrant{by}, and the inner one has nothing left to recompute. So "
+            f"Both are non-reentrant{by}, and the outer recompute stops at the inner one. So "
             "each layer is recomputed once today, and twice as soon as either becomes reentrant."
         )
     else:

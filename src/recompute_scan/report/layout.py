@@ -260,7 +260,10 @@ def _plan_losses(losses: Losses) -> str:
     by = f"Its losses differ from the unchanged script's by up to {most}"
     if not losses.repeat_difference:
         return f"{by}."
-    return f"{by}, and its own by up to {_number(losses.repeat_difference)} from run to run."
+    return (
+        f"{by}, and the unchanged script's own by up to "
+        f"{_number(losses.repeat_difference)} from run to run."
+    )
 
 
 def _without(verified: Verified, arm: Arm) -> str:

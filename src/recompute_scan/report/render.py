@@ -320,7 +320,7 @@ def step_sentence(comparison: Comparison) -> str:
         )
     said = f"{change}: {pct(abs(time))} {more} time, {pct(abs(throughput))} {other} throughput."
     if comparison.difference is None:
-        said += " An interval needs at least six steps on each side."
+        said += " With fewer than six steps on a side, it may be chance."
     return said
 
 

@@ -31,7 +31,7 @@ COLUMNS = (
 HOW = (
     "Operators that only a forward pass has, counted over the whole trace by name and time alone. "
     "An operator is inside the backward pass if it starts within a range of the autograd engine on "
-    "its thread. Work without gradients is left out, but for autograd functions."
+    "its thread. Work without gradients is left out, unless an autograd function calls it."
 )
 _AGREES = {True: "agrees", False: "differs", None: "nothing to count"}
 _NO_COUNT = "no answer"
@@ -164,7 +164,7 @@ MEANING = (
     ),
     Said(
         "Several backward passes went through a checkpointed block, and each ran it again once. A "
-        "single backward pass over the sum of its losses runs it again once in all.",
+        "single backward pass over the sum of the losses runs it again once in all.",
         lambda r: r.verdict == "full" and _in_blocks(r) and _several_passes(r),
     ),
     Said(

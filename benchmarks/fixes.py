@@ -1,0 +1,95 @@
+"""Each doubled case as a script: the diff that `run` offers is applied, and the script run again.
+
+A case is trained under `run` from a copy of its sources. Where `fix.patch` was written, `fix
+--apply` changes the copy. Then the model counts the runs of its parts in a plain training, which
+must be one recompute for each backward pass at most, and `run` must say so too.
+
+  python -m benchmarks fixes                   every group that a CPU can record
+  python -m benchmarks fixes --group core      some
+
+The status is 1 where a diff could not be applied, or did not mend its case.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cases.groups import GROUPS, chosen
+
+from benchmarks._frame import ROOT, TOOL, Table, benchmark, fresh, kept_in, some, words
+
+_RUN = (*TOOL, "run", "--quick", "--quiet")
+_SCRIPT = '''\
+"""One case of the project's own, trained for some steps."""
+
+import json
+import sys
+
+import torch
+from tests.cases.groups import chosen, GROUPS
+from tests.cases.model import Oracle
+
+(case,) = chosen(GROUPS, ["{name}"])
+torch.manual_seed(0)
+oracle = Oracle()
+step = case.build(oracle, torch.device("cpu"))
+for _ in range(16):
+    oracle.reset()
+    step()
+parts = {{}}
+for (layer, part, kind), times in oracle.entries.items():
+    parts.setdefault((layer, part), dict.fromkeys(("forward", "recomputes"), 0))[kind] = times
+runs = [
+    both["recomputes"] / (both["forward"] * case.backwards_per_forward)
+    for both in parts.values()
+    if both["forward"]
+]
+print(json.dumps(max(runs)), flush=True)
+'''
+
+
+@benchmark
+@words("names")
+@some("--group", GROUPS, text="Groups of cases.")
+def main(names: Sequence[str], group: Sequence[str]) -> int:
+    table = Table("case <34 | before <16 | diff <9 | counted after >13.2f | after <16")
+    failed = offered = 0
+    for case in chosen(group, names):
+        if case.verdict != "doubled":
+            continue
+        with kept_in(None) as folder:
+            shutil.copytree(ROOT / "tests" / "cases", folder / "tests" / "cases")
+            (folder / "tests" / "__init__.py").touch()
+            (folder / "train.py").write_text(_SCRIPT.format(name=case.name), encoding="utf-8")
+            before = _answer(folder, "before")
+            diff = folder / "before" / "fix.patch"
+            if not diff.exists():
+                table.row(case.name, before, "none", None, "")
+                continue
+            offered += 1
+            done = fresh((*TOOL, "fix", "--apply", folder / "before"), folder=folder)
+            how = "applied" if done.status == 0 else f"status {done.status}"
+            counted = fresh((sys.executable, "train.py"), folder=folder, variables=_here(folder))
+            runs = (
+                json.loads(counted.output.strip().splitlines()[-1]) if not counted.status else None
+            )
+            after = _answer(folder, "after")
+            failed += done.status != 0 or runs is None or runs > 1 or after.startswith("doubled")
+            table.row(case.name, before, how, runs, after)
+    print(f"{offered} with a diff, {failed} not mended by it")
+    return int(failed > 0)
+
+
+def _here(folder: Path) -> dict[str, str]:
+    return {"PYTHONPATH": f"{folder}:{ROOT / 'src'}"}
+
+
+def _answer(folder: Path, output: str) -> str:
+    ran = fresh((*_RUN, "-o", output, "train.py"), folder=folder, variables=_here(folder))
+    found = folder / output / "result.json"
+    if not found.exists():
+        return f"status {ran.status}"
+    result = json.loads(found.read_text(encoding="utf-8"))
+    return f"{result['verdict']} {result['recompute_per_backward'] or 0:g}"
