@@ -69,7 +69,7 @@ def main(names: Sequence[str], group: Sequence[str]) -> int:
                 table.row(case.name, before, "none", None, "")
                 continue
             offered += 1
-            done = fresh((*TOOL, "fix", "--apply", folder / "before"), folder=folder)
+            done = fresh((*TOOL, "fix", "--apply", "--yes", folder / "before"), folder=folder)
             how = "applied" if done.status == 0 else f"status {done.status}"
             counted = fresh((sys.executable, "train.py"), folder=folder, variables=_here(folder))
             runs = (

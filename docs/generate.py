@@ -57,8 +57,8 @@ _FINDINGS = """\
 # Findings
 
 Search this table for an error text or a symptom. `recompute-scan explain RS001` prints a page.
-Codes RS0xx are about time, RS1xx crashes, RS2xx saving and hangs, RS3xx memory, RS4xx gradients,
-RS5xx policies, and RS6xx come from `lint`.
+Codes RS0xx are about time, RS1xx crashes, RS2xx saving and hangs, RS3xx memory and needless work,
+RS4xx gradients, RS5xx policies, and RS6xx come from `lint`.
 
 | finding | symptom, error text |
 | --- | --- |

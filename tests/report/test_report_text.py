@@ -180,7 +180,7 @@ def test_what_was_measured_stands_before_what_was_predicted() -> None:
         "Predicted - 247.9 ms",
         "Process memory 869.8 MiB 868.8 MiB",
         "all 13 losses are equal to the last bit",
-        "247.9 ms instead of the 296.1 ms measured unchanged, likely 240.6 to 257.5 ms",
+        "247.9 ms (likely 240.6 to 257.5 ms) instead of the 296.1 ms measured unchanged",
     ):
         assert wanted in flat, wanted
     assert "(predicted)" not in flat

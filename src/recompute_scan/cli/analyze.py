@@ -72,7 +72,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
 @output_option
 @file_option(
     "--perfetto",
-    help_text="Write the trace again with tracks of the findings, to open in Perfetto.",
+    help_text="Write the trace again with tracks of the recomputes, to open in Perfetto.",
 )
 @force_option
 @machine_options

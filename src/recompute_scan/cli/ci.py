@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @click.option(
     "--max-recompute",
     type=Number(0),
-    help="Refuse more recomputes per backward than this.",
+    help="Refuse more recomputes of a layer per backward pass than this.",
 )
 @click.option(
     "--max-cost",

@@ -210,10 +210,10 @@ SIGNATURES = (
             tuple, list, keyword, attribute or closure brings its graph along: the first block
             frees it, and the next walks it again. So does a tensor that a module keeps from an
             earlier step.""",
-        fix="""Use the non-reentrant variant (use_reentrant=False) of torch's function. A library's
-            reentrant function (Megatron, DeepSpeed, unsloth) lacks it: pass tensors that need a
-            gradient by position, or upgrade the library. Detach tensors that a module keeps
-            between steps.""",
+        fix="""Use the non-reentrant variant: use_reentrant=False in torch's function, or
+            DeepSpeed's non_reentrant_checkpoint. Megatron's and unsloth's functions have no such
+            variant: pass tensors that need a gradient by position, or upgrade the library. Detach
+            tensors that a module keeps between steps.""",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=(

@@ -160,8 +160,8 @@ SIGNATURES = (
         cause="""vLLM takes a share of the card for weights and cache. After the weights, too little
             of it is left for one cache block or the longest request.""",
         fix="""Raise gpu_memory_utilization if the card is free. If a trainer shares the card, lower
-            max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Checkpoints
-            don't matter here.""",
+            max_model_len, or give vLLM more cards (tensor_parallel_size) or its own. Activation
+            checkpoints don't matter here.""",
         versions="vLLM, all versions.",
         sources=("vllm-project/vllm/issues/2248",),
     ),

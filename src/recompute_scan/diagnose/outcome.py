@@ -548,8 +548,8 @@ def _killed_headline(end: RankEnd, ends: Sequence[RankEnd]) -> str:
     if len(silent) > 1:  # whoever started them ended the others
         who = f"Of ranks {', '.join(silent[:_MOST_RANKS_NAMED])}, one"
     return (
-        f"{who} ended without a message{after}: by kill -9, for lack of host memory, or in a crash "
-        "of native code."
+        f"{who} ended without a message{after}: by kill -9, for lack of host memory or disk space, "
+        "or in a crash of native code."
     )
 
 

@@ -200,7 +200,7 @@ def _random_state_finding(evidence: Evidence, fault: Fault) -> Finding:
         RS401,
         evidence,
         fault.regions,
-        title=f"Recomputes of {fault.blocks} draw other random numbers than their forward",
+        title=f"Recomputes of {fault.blocks} start from another random state than their forward",
         detail=(
             f"{describe_operation(fault.difference.operation)} starts from a different state of "
             f"{fault.difference.generator} in the recompute than in the forward: {effect}."
@@ -273,7 +273,7 @@ def _other_type_finding(evidence: Evidence, fault: Fault) -> Finding:
                 "hand has to do that itself, and a library's recipe is restored by the library's "
                 "checkpoint only."
             ),
-            remove="the context around the call of the checkpoint",
+            remove="nothing",
             reason="The fix changes gradients: they are computed in the forward's type.",
         ),
     )

@@ -166,8 +166,8 @@ def _fits(memory: Memory | None, kept: KeptAttention) -> str:
         return "Whether they fit is not known: the trace does not show the GPU's memory."
     left = memory.budget_bytes - memory.peak_allocated_bytes
     if kept.added_bytes <= left:
-        return f"They fit: {size(left)} are free beyond the reserve."
-    return f"They do not fit: {size(max(0, left))} are free beyond the reserve."
+        return f"They fit: {size(left)} are free beyond a reserve of a tenth."
+    return f"They do not fit: {size(max(0, left))} are free beyond a reserve of a tenth."
 
 
 RS302 = Rule("RS302", "selective-checkpoint", check_selective_checkpoint)
@@ -379,7 +379,7 @@ def _entry_never_met_finding(
     lines = [
         f"{one.name} in {one.collection}: "
         + (
-            "called was "
+            "called as "
             + ", ".join(f"{m.name} ({m.met} times)" for m in overloads_met(policy, one))
             if one.met
             else f"not called in {plural(policy.met, 'operator call')}"

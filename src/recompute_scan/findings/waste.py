@@ -124,9 +124,9 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
         ),
         "unread-gradient": (
             f"{what} of the backward pass compute{s} gradients that nothing reads",
-            "The gradients are computed for operators of the line below and dropped before an "
-            "optimizer or any other operator reads them. Set requires_grad_(False) on these "
-            "weights for this pass, or name the inputs that need a gradient: "
+            "The gradients belong to operators of the code line in the evidence. They are dropped "
+            "before an optimizer or any other operator reads them. Set requires_grad_(False) on "
+            "that line's weights for this pass, or name the inputs that need a gradient: "
             "backward(inputs=...), which reentrant checkpoints refuse. Other gradients stay the "
             "same.",
         ),

@@ -229,7 +229,7 @@ def flaws(values: Values) -> Iterator[Flaw]:
             "RS605",
             "accelerate's FSDP 2 wraps layers with preserve_rng_state=False",
             "A recompute draws new random numbers: gradients change where a layer has dropout. "
-            "Read in accelerate 1.15.",
+            "accelerate 1.15's source has this.",
             "Set dropout to 0, or use gradient_checkpointing instead.",
         )
 

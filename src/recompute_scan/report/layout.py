@@ -217,8 +217,8 @@ def _against_prediction(result: Result, verified: Verified) -> list[str]:
     less = 100 * (1 - cost.predicted_step_ms / cost.step_ms)
     made = (
         f"A step was predicted to take {pct(abs(less))} {'less' if less >= 0 else 'more'} time: "
-        f"{ms(predicted.after_ms)} instead of the {ms(predicted.now_ms)} measured unchanged, "
-        f"likely {likely}."
+        f"{ms(predicted.after_ms)} (likely {likely}) instead of the {ms(predicted.now_ms)} "
+        "measured unchanged."
     )
     if predicted.low_ms <= after <= predicted.high_ms:
         return [f"{made} The measured step is in that range."]
