@@ -82,24 +82,26 @@ def colored(stream: TextIO | None) -> bool:
     """
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or _is_terminal(stream)
+    return bool(os.environ.get("FORCE_COLOR")) or is_terminal(stream)
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
-    # Where it was closed before Python began, there is no stream.
-    return stream is not None and stream.isatty()
+def is_terminal(stream: TextIO | None) -> bool:
+    """Is it one? There is no stream where it was closed before Python began, and a script may put
+    an object in its place that can only write.
+    """
+    return bool(getattr(stream, "isatty", bool)())
 
 
 def links(stream: TextIO | None) -> bool:
     """Is this a terminal that is known to show links?"""
     program = os.environ.get("TERM_PROGRAM") in _LINKING_PROGRAMS
     known = program or any(os.environ.get(name) for name in _LINKING)
-    return known and colored(stream) and _is_terminal(stream)
+    return known and colored(stream) and is_terminal(stream)
 
 
 def width(stream: TextIO | None) -> int:
     """How many columns to write: the terminal's, from 80 to 110; 80 elsewhere."""
-    if stream is None or not stream.isatty():
+    if stream is None or not is_terminal(stream):
         return _COLUMNS
     return min(max(columns(stream), _COLUMNS), _MOST_COLUMNS)
 
@@ -119,7 +121,7 @@ def fresh_line(stream: TextIO | None) -> str:
     to be written over, and behind other text (a progress bar, a line without an end) they go on to
     the next.
     """
-    if stream is None or not stream.isatty():
+    if stream is None or not is_terminal(stream):
         return ""
     return " " * columns(stream) + "\r"
 

@@ -1,6 +1,7 @@
 """Which checkpoint stays, and a diff that really takes the other one out."""
 
 import ast
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -622,9 +623,11 @@ def test_all_but_one_go_by_one_diff(tmp_path: Path) -> None:
 
 
 def test_what_one_diff_cannot_take_out_is_named() -> None:
-    fix = advised([_at(1), _at(2), _at(3)], {})
-    assert len(fix.removed) == 1
-    assert "has to go as well" in (fix.reason or "")
+    own = [Checkpoint(n, "reentrant", None, "train.py:2", function=f"F{n}") for n in (1, 2)]
+    for three, other in (([_at(1), _at(2), _at(3)], "train.py:3"), ([_at(1), *own], "(`F2`)")):
+        fix = advised(three, _written("y = x\n\ny = checkpoint(f, x)"))
+        assert len(fix.removed) == 1
+        assert re.search(rf"Take out .*{re.escape(other)}.* as well", fix.reason or "")
 
 
 def test_inputs_go_on_asking_for_gradients() -> None:

@@ -123,9 +123,10 @@ EVALUATES = """\
 def test_an_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
     for name, ratio in (("N in R", 2.0), ("non-reentrant", 1.0)):  # both variants are among them
         text = script(BODIES[name]).replace("    RUNS.update", EVALUATES + "    RUNS.update")
-        recorded = record_script(tmp_path / name, text, warmup=2, steps=1)
+        recorded = record_script(tmp_path / name, text, warmup=2, steps=1, quiet=True)
         counted = recorded.info.counted
         assert counted is not None
+        assert "recompute-scan: " not in recorded.told  # counted, and not printed
         assert counted.ratios == (ratio,) * 4
 
 

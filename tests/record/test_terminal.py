@@ -69,6 +69,23 @@ def test_each_phase_is_said_once_on_a_line_of_its_own(monkeypatch: pytest.Monkey
     ]
 
 
+def test_nothing_is_written_to_what_the_script_put_in_its_place(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Progress(logs=True)
+    monkeypatch.setattr(sys, "stderr", object())  # it has no isatty either
+    progress.show("timing 2 steps", step=1)
+    assert capfd.readouterr().err.endswith("step 1: timing 2 steps\n")
+    before, other = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(other, 2)
+    try:
+        progress._stream = said = io.StringIO()
+        progress.show("profiling 1 step", step=3)
+    finally:
+        os.dup2(before, 2)
+    assert not said.getvalue()
+
+
 @pytest.mark.parametrize("before", [0, 1, 40, 79, 80, 81])
 def test_a_fresh_line_on_a_real_terminal(before: int) -> None:
     main, end = pty.openpty()

@@ -220,7 +220,10 @@ def advise_removal(
         )
     others = _others(kept, dropped, checkpoints)
     lost = any(switch_of(one) in alone for one in (dropped, *others))
-    fix = take_out(dropped, mechanism, sources, others, lost=lost, run=run)
+    shared = len({one.call_site for one in (kept, dropped, *others)}) < 2 + len(others)
+    fix = take_out(dropped, mechanism, sources, () if shared else others, lost=lost, run=run)
+    if shared and others:  # a line that asks for one that stays, too
+        fix = _with_risk(fix, _go_as_well(others))
     alike = mechanism_of(kept) is mechanism and kept.function == dropped.function
     if alike and (fix.diff is None or kept.call_site == dropped.call_site):
         fix = _applied_once(kept, dropped, mechanism, run)
@@ -235,7 +238,7 @@ def advise_removal(
 
 def _go_as_well(others: Sequence[Checkpoint]) -> str:
     named = " and ".join(f"{title_of(one)}{place(one.call_site)}" for one in others)
-    return f"{named} {'has' if len(others) == 1 else 'have'} to go as well."
+    return f"Take out {named} as well."
 
 
 def _with_risk(fix: Fix, risk: str) -> Fix:
@@ -246,16 +249,16 @@ def _others(
     kept: Checkpoint, dropped: Checkpoint, checkpoints: Sequence[Checkpoint]
 ) -> list[Checkpoint]:
     """All that has to go as well, so that each part of the block keeps one checkpoint; empty where
-    it is not known which lines asked for them, or where one line asked for several.
+    it is not known which lines asked for them, or where one line asked for one function twice.
     """
     found = [
         one
         for one in checkpoints
         if one not in (kept, dropped) and not one.around == kept.around == "part"
     ]
-    sites = [one.call_site for one in (kept, dropped, *found)]
-    known = None not in sites and all(mechanism_of(one) for one in found)
-    return found if known and len(set(sites)) == len(sites) else []
+    calls = [(one.call_site, one.function) for one in (kept, dropped, *found)]
+    known = None not in dict(calls) and all(mechanism_of(one) for one in found)
+    return found if known and len(set(calls)) == len(calls) else []
 
 
 def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels | None) -> Fix:

@@ -429,7 +429,8 @@ def run(
         after = commands_after(
             context.obj, output, folder, verify=may_verify, script=script, is_module=is_module
         )
-    handed = Handed(_options(target, *beside(folder), measure=verify, **recorded), machine, after)
+    recorded.update(measure=verify, quiet=answer.quiet)
+    handed = Handed(_options(target, *beside(folder), **recorded), machine, after)
     hand_on(answer, launched=target.starts_others)
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     return _record(target, way, handed, answer, open_page=open_page, launched=False)

@@ -470,8 +470,8 @@ CHECKPOINTING_SIGNATURES = (
         title="A module was to run checkpointed, and has no checkpoint function",
         cause="""transformers sets the flag gradient_checkpointing and the function together. Here
             only the flag was set, or code reads them where neither is set.""",
-        fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (from transformers
-            5.23 activation_checkpointing_enable()) on the whole, finished model. If a library
+        fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (since transformers
+            5.23: activation_checkpointing_enable()) on the whole, finished model. If a library
             does it, upgrade the library.""",
         versions="transformers 4.35 and later; seen with 5.23.",
         sources=(f"{_HF}30264", f"{_HF}30544"),

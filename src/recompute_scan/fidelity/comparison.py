@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from time import perf_counter
 from types import FunctionType
 from typing import Any
 
@@ -84,7 +84,7 @@ class Comparing:
         self._passing: list[tuple[Passing, ComparedRegion, _Sum]] = []
         self._lacking: dict[Applied, tuple[str, ...]] = {}
         self._regions: dict[ComparedRegion, _Sum] = {}
-        self._began = time.perf_counter()
+        self._began = perf_counter()
 
     def region(
         self,
@@ -123,7 +123,7 @@ class Comparing:
     def outcome(self) -> Fidelity:
         """The outcome, when the step has ended."""
         self._step.under_way = False
-        took = time.perf_counter() - self._began
+        took = perf_counter() - self._began
         self.leaving.end()
         if self.leaving.untold is not None:
             for region, total in self._regions.items():
@@ -451,7 +451,7 @@ def cost_of_keeping() -> float:
 
 def _kept_once(generator: torch.Generator) -> float:
     gpu = generator.device if generator.device.type != "cpu" else None
-    began = time.perf_counter()
+    began = perf_counter()
     states = []
     for put in (None, None, 0, 1):
         with nullcontext() if gpu is None else torch.cuda.device(gpu):
@@ -459,4 +459,4 @@ def _kept_once(generator: torch.Generator) -> float:
                 states.append(generator.get_state())
             else:
                 generator.set_state(states[put])
-    return time.perf_counter() - began
+    return perf_counter() - began

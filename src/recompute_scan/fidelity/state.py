@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import pickle
 import random
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pickle import dumps
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -457,8 +457,8 @@ def python_states(generators: Mapping[str, object]) -> dict[str, int]:
     numpy = sys.modules.get("numpy.random.mtrand")
     if numpy is not None:
         state = numpy._rand.get_state(legacy=False)
-        found["numpy.random"] = hash(pickle.dumps(state))
+        found["numpy.random"] = hash(dumps(state))
     for name, one in generators.items():
         with suppress(Exception):
-            found[name] = hash(pickle.dumps(one))
+            found[name] = hash(dumps(one))
     return found

@@ -49,9 +49,8 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
     if compiled.recomputes:
         title = f"{share} and runs forward work again that this trace cannot count"
         detail = (
-            "Operators that no gradient needs run inside compiled backward code: a checkpoint "
-            "inside the compiled code, or the compiler's own choice. The trace does not show how "
-            "often, or in which layers."
+            "Forward operators run inside compiled backward code, because of a checkpoint in it or "
+            "by the compiler's own choice. The trace does not show how often, or in which layers."
         )
     else:
         title = f"{share}: what the compiler recomputes there cannot be seen"

@@ -8,6 +8,7 @@ from importlib import import_module
 from msgspec.structs import replace
 
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
+from recompute_scan.frameworks.detect import NAMES
 from recompute_scan.result import Checked, Finding, Result
 from recompute_scan.result.fidelity import ComparedGradients
 from recompute_scan.result.patch import file_of
@@ -26,6 +27,8 @@ def _rules_of(name: str) -> list[Rule]:
 RULES: tuple[Rule, ...] = tuple(
     sorted((rule for name in _MODULES for rule in _rules_of(name)), key=lambda rule: rule.code)
 )
+# Of all findings that a result can hold: those of failures are no rule's.
+CODES = sorted({*NAMES, *(rule.code for rule in RULES)})
 
 
 def check_all(evidence: Evidence) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:

@@ -256,7 +256,8 @@ RANDOM_STATE = (
     "dropout does. The other fix does not."
 )
 NON_REENTRANT = (
-    "Gradients stay the same; blocks that get no input with a gradient are now trained too."
+    "Gradients stay the same; non-reentrant checkpoints also train blocks that get no input with a "
+    "gradient."
 )
 REENTRANT = (
     "The reentrant variant does not check the recompute: a block that differs trains with wrong "

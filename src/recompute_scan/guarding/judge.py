@@ -273,7 +273,7 @@ def kind_of(before: Parts, after: Parts) -> Kind:
 
 
 _SAID = {
-    "doubled": "recomputed {after} per forward, {before} before: a second checkpoint is on",
+    "doubled": "recomputed {after} per forward, {before} before: another checkpoint is on",
     "off": "recomputed {after} per forward, {before} before: a checkpoint is off",
     "on": "recomputed, unlike before: a checkpoint is on",
     "variant": "checkpointed by the other variant ({variants})",

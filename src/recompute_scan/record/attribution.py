@@ -314,6 +314,7 @@ class CallSites:
             return made.site
         return self.line_of(found.file, found.number)
 
+    @as_before()
     def line_of(self, file: str, line: int) -> str:
         """The site of a line of a file."""
         cell = _cell(file)

@@ -21,6 +21,7 @@ import traceback
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from pathlib import Path
 from threading import enumerate as threads_alive
 from types import CodeType, FrameType, ModuleType, TracebackType
@@ -34,8 +35,10 @@ _OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 # Recording, or torch's profiler for it, calls functions of these, and scripts replace them: with
 # mocks, or by a library that makes time or files up. Hooks are there to be replaced.
 _LIBRARY = (
-    "ast atexit builtins ctypes faulthandler gc gzip importlib inspect io json os platform "
-    "posixpath select shutil signal subprocess tempfile threading time traceback zlib"
+    "ast atexit base64 builtins codecs contextlib copy ctypes datetime faulthandler fnmatch "
+    "functools gc glob gzip hashlib html importlib inspect io itertools json linecache math "
+    "operator os pickle platform posixpath random re resource select shlex shutil signal stat "
+    "statistics struct subprocess tempfile textwrap threading time traceback unicodedata zlib"
 )
 _OURS = {"_exit", "execv", "execve", "input"}  # Jupyter has another input for each cell
 # The others of its module go together: a library that replaces them (gevent) ends by its own.
@@ -52,7 +55,7 @@ _BEFORE = tuple(
             and type(value).__module__ != "unittest.mock"  # our first import may be in a patch
         },
     )
-    for owner in (Path, *map(importlib.import_module, _LIBRARY.split()))
+    for owner in (*Path.mro()[:-1], *map(importlib.import_module, _LIBRARY.split()))
 )
 _GONE = object()
 
@@ -327,6 +330,7 @@ def replaced() -> list[tuple[Any, str, Any, Any]]:
         (owner, name, was, now)
         for owner, names in _BEFORE
         for held in [vars(owner)]
+        if not all(map(is_, map(held.get, names), names.values()))  # at every step: no loop
         for name, was in names.items()
         if (now := held.get(name, _GONE)) is not was
     ]

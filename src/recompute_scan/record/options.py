@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -107,6 +107,7 @@ class RunOptions(Struct, frozen=True):
             others count and time their steps, and stop with them.
         fidelity: Whether to compare the recomputes of one more step with their forward.
         events: File that gets an event for each step and phase; empty for none.
+        quiet: Print no progress.
         stacks: Whether to profile one more step with Python stacks.
         work: Whether to watch two more steps for unused work.
         fewest: As for :class:`recompute_scan.record.steps.Plan`; ignored in runs that measure a
@@ -131,6 +132,7 @@ class RunOptions(Struct, frozen=True):
     ranks: str = DEFAULT
     fidelity: bool = True
     events: str = ""
+    quiet: bool = False
     takes_place_of: Path | None = None
     stacks: bool = True
     work: bool = False
@@ -405,11 +407,10 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         facts["threads"] = str(torch.get_num_threads())
     if has_process_group():
         facts["backend"] = str(torch.distributed.get_backend())
+    path = [one for one in sys.path if isinstance(one, str)]  # Python allows bytes
     for package in _PACKAGES:
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        for found in Distribution.discover(name=package, path=path):
+            facts.setdefault(package, found.version)
     return facts
 
 

@@ -140,6 +140,7 @@ class Recorder:
             them.
         on_kept: Called when more has been recorded.
         reports: Whether the progress goes to a log too, with the first count of recomputes.
+        quiet: Print no progress.
 
     Attributes:
         plan: The steps of each phase.
@@ -164,6 +165,7 @@ class Recorder:
         on_kept: Callable[[], None] = lambda: None,
         events: TrainingEvents | None = None,
         reports: bool = False,
+        quiet: bool = False,
     ) -> None:
         self._events = events or TrainingEvents("")
         self._guard = guard
@@ -183,7 +185,7 @@ class Recorder:
         self._on_kept = on_kept
         self.membership = Membership(plan, recording_ranks)
         self._logs = reports
-        self._progress = Progress(wanted=self.ranks.rank == 0, logs=reports)
+        self._progress = Progress(wanted=self.ranks.rank == 0 and not quiet, logs=reports)
         self.kept = RecordedSoFar(folder)
         self._timer: StepTimer | None = None
         self._began = monotonic()

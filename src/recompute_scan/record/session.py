@@ -155,6 +155,7 @@ class Session:
             on_kept=self._write_so_far,
             events=self._events,
             reports=not options.is_special,
+            quiet=options.quiet,
         )
         self._probe, self._counter, self._graphs = recorder.probe, recorder.counter, recorder.graphs
         self._switch_checkpoints()

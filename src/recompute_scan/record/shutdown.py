@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from recompute_scan.files import content
-from recompute_scan.record.execute import StopRecording
+from recompute_scan.record.execute import StopRecording, as_before
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
 # with a main thread that waits while others work. A loader of torch's waits 5 s for a worker.
@@ -70,6 +70,7 @@ def place_of(thread: int) -> tuple[tuple[int, int], ...]:
     return tuple((id(frame.f_code), frame.f_lasti) for frame in _frames_of(thread))
 
 
+@as_before()
 def _bytes_moved() -> int:
     with suppress(OSError, ValueError):
         lines = content(Path("/proc/self/io")).splitlines()[:2]
