@@ -12,7 +12,7 @@ from recompute_scan.frameworks.detect import Signature
 _UNTOUCHED = "Yes"
 _COSTS = {
     "error": "The run stops",
-    "warning": "Training goes on, but can be slower or wrong",
+    "warning": "Training goes on, but can be slower",
     "info": "None by itself: it is a warning",
 }
 _WAITS = "The run waits until a timeout ends it"

@@ -29,8 +29,9 @@ from tests.diagnose.public import OUTCOMES, public_logs, scores, written_logs
 
 from recompute_scan.api import EVENTS, FAMILIES, MEMORY, REGIONS, WORK, Events, Scan
 from recompute_scan.cli import NAMES, cli
-from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, lines_of, names, read_log
+from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, lines_of, read_log
 from recompute_scan.events import event_schema
+from recompute_scan.frameworks.detect import NAMES as FAILURES
 from recompute_scan.frameworks.detect import Signature
 from recompute_scan.record.recording import Recording, record
 from recompute_scan.report.render import render_html
@@ -451,7 +452,7 @@ def failure_pages() -> dict[str, str]:
     """The page of every known failure, by its name below ``docs``."""
     return {
         f"findings/{code}.md": failure_page(code, [_example(one) for one in causes_of(code)])
-        for code in names()
+        for code in FAILURES
     }
 
 

@@ -192,6 +192,7 @@ def test_a_trace_comes_from_standard_input(
         (["run", "--stepz", "3", "x.py"], "Did you mean '--steps'?"),
         (["explain", "RS01"], "There is neither a finding nor a file named RS01"),
         (["explain", "RS013"], "did you mean RS010 or RS011 or RS012?"),
+        (["check", "x", "--fail-on", "RS013"], "did you mean RS010 or RS011 or RS012? doubled,"),
     ],
 )
 def test_what_may_be_meant_is_said(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.cli import main
-from recompute_scan.diagnose.outcome import names
 from recompute_scan.findings.registry import RULES
+from recompute_scan.frameworks.detect import NAMES
 from recompute_scan.lint.rules import RULES as LINT_RULES
 
 Output = pytest.CaptureFixture[str]
@@ -44,7 +44,7 @@ def test_explain_lists_every_finding(capsys: Output) -> None:
     printed = capsys.readouterr().out.splitlines()
     listed = dict(line.split("  ") for line in printed if line.startswith("RS"))
     linted = {code: name for code, (name, _) in LINT_RULES.items()}
-    assert listed == {rule.code: rule.name for rule in RULES} | names() | linted
+    assert listed == {rule.code: rule.name for rule in RULES} | NAMES | linted
 
 
 def test_explain_names_codes_that_are_spelt_alike(capsys: Output) -> None:

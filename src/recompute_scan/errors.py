@@ -12,6 +12,8 @@ paragraph in ``docs/messages.md``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from recompute_scan.terminal import inert
 
 
@@ -56,6 +58,15 @@ def how_to_add(extra: str) -> str:
     anybody may take a name that is free there.
     """
     return f'in the checkout of recompute-scan: pip install ".[{extra}]"'
+
+
+def meant(word: str, known: Collection[str]) -> str:
+    """The beginning of a hint: known words that differ in the end or in few letters, if any do."""
+    import difflib  # noqa: PLC0415 - few words are wrong
+
+    near = [one for one in known if one.startswith(word[:-1])]
+    near = near or difflib.get_close_matches(word, known, cutoff=0.75)
+    return f"did you mean {' or '.join(near[:3])}? " if near else ""
 
 
 def _revive(kind: type[ScanError], args: tuple[object, ...], parts: dict[str, object]) -> ScanError:

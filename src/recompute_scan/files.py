@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import date
 from io import BufferedReader, FileIO
@@ -221,17 +221,24 @@ def new_version(path: Path, data: bytes) -> Path:
     return Path(name)
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Refuse to write over what is there, before any work is done for it.
+def refuse_existing(*paths: Path | None, force: bool, others: Iterable[Path | None] = ()) -> None:
+    """Refuse to write over what is there, or twice to one file, before any work is done for it.
 
     Raises:
-        UsageError: Something is there (``E209``), or, also with ``force``, something that is no
-            file (``E208``).
+        UsageError: One of ``paths`` is there (``E209``), or, also with ``force``, it is no file, or
+            one file with another output (``E208``). The ``others`` may be there.
     """
-    if path.exists() and not path.is_file() and not path.is_symlink():
-        raise UsageError("E208", f"Cannot write {path}.", why="It is no regular file")
-    if not force and (path.exists() or path.is_symlink()):
-        raise UsageError("E209", f"{path} exists.", hint="--force overwrites it")
+    outputs: dict[str, Path] = {}
+    for one in filter(None, (*paths, *others)):
+        for name in (f"{one}", f"{one}.part"):  # as `written` calls it first
+            if (other := outputs.setdefault(os.path.realpath(name), one)) is not one:
+                why = f"another output, {other}, goes there too"
+                raise UsageError("E208", f"Cannot write {one}.", why=why, hint="name two files")
+    for path in filter(None, paths):
+        if path.exists() and not path.is_file() and not path.is_symlink():
+            raise UsageError("E208", f"Cannot write {path}.", why="It is no regular file")
+        if not force and (path.exists() or path.is_symlink()):
+            raise UsageError("E209", f"{path} exists.", hint="--force overwrites it")
 
 
 _LONG = re.compile(rb"[0-9]{20}")

@@ -146,7 +146,7 @@ def _iterations(trace: Trace) -> Any:
     number = np.full(len(trace), -1, np.int64)
     for row in np.flatnonzero(trace.kind == Kind.ANNOTATION).tolist():
         step = trace.names[trace.name[row]]
-        if step.startswith("ProfilerStep#") and step[13:].isdigit():
+        if step.startswith("ProfilerStep#") and step[13:].isdecimal():
             start = int(trace.ts[row])
             inside = (trace.ts >= start) & (trace.ts < start + int(trace.dur[row]))
             number[inside] = int(step[13:])
@@ -154,7 +154,7 @@ def _iterations(trace: Trace) -> Any:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdigit() and len(text) < 18 else -1
+    return int(text) if text.isdecimal() and len(text) < 18 else -1
 
 
 @contextmanager

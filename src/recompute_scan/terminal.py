@@ -126,6 +126,15 @@ def fresh_line(stream: TextIO | None) -> str:
     return " " * columns(stream) + "\r"
 
 
+def file_at(descriptor: int) -> tuple[int, int] | None:
+    """The file at a descriptor, by device and number; ``None`` where it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @contextmanager
 def unless_closed() -> Iterator[None]:
     """The body prints; nothing is printed where the script has closed what it prints to."""

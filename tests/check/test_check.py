@@ -185,8 +185,8 @@ def test_a_baseline_is_written_and_read(tmp_path: Path, capsys: Output) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(["--fail-on", words] for words in ("tripled", "", ",")),
-        *(["--max-cost", words] for words in ("RS1=2", "x", "101")),
+        *(["--fail-on", words] for words in ("tripled", "", ",", "any,RS999", "RS601", "none,any")),
+        *(["--max-cost", words] for words in ("RS1=2", "x", "101", "RS999=5")),
     ],
 )
 def test_thresholds_that_make_no_sense(arguments: list[str], capsys: Output) -> None:

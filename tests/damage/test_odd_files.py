@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from recompute_scan.analysis.ranks import merge
 from recompute_scan.cli import main
 from recompute_scan.errors import InputError
 from recompute_scan.trace import find, load
+from tests.trust.test_opening import fifo, loop, unix_socket
 
 from .make_corpus import FOLDER
 
@@ -40,15 +41,6 @@ def analysed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
     return status, said.out + said.err
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.sqlite", "a.zip", "a"])
-def test_a_pipe_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / name)
-    status, said = analysed(capsys, str(tmp_path / name))
-    assert status == 3
-    assert "[E301]" in said
-    assert "a pipe" in said
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -56,30 +48,27 @@ def test_a_pipe_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixt
         *("result.json", "stacks-rank0.json.gz", "flight-rank0.json", "gradients-rank0.json"),
     ],
 )
-def test_a_pipe_in_a_folder_is_passed_over(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("make", [fifo, unix_socket])
+def test_what_is_no_file_in_a_folder_costs_nothing_but_a_word(
+    folder: Path, name: str, make: Callable[[Path], None]
 ) -> None:
-    os.mkfifo(folder / name)
-    assert find([folder]) == [folder / "trace-rank0.json"]
-    status, said = analysed(capsys, str(folder))
-    assert status == 0, said
+    make(folder / name)
+    warned = [one for one in analyse([folder]).warnings if "Left out" in one]
+    assert len(warned) == (name == "b.json"), warned
+    assert all(name in one and "a pipe, a socket or a device" in one for one in warned)
 
 
-def test_a_folder_of_pipes_holds_no_trace(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "trace-rank0.json")
-    with pytest.raises(InputError, match="holds no trace") as refusal:
-        find([tmp_path])
-    assert refusal.value.code == "E308"
-
-
-def test_a_link_to_itself_cannot_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.sqlite", "a.zip", "a"])
+@pytest.mark.parametrize("make", [fifo, unix_socket, loop])
+def test_what_is_no_file_cannot_be_read(
+    tmp_path: Path, name: str, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "trace.json").symlink_to("trace.json")
-    for given in (tmp_path, tmp_path / "trace.json"):
+    make(tmp_path / name)
+    for given in (tmp_path / name, *([tmp_path] if "." in name else [])):
         status, said = analysed(capsys, str(given))
         assert status == 3, said
         assert "[E301]" in said
+        assert make is loop or "a pipe, a socket or a device" in said
 
 
 def test_two_links_in_a_circle_beside_a_trace_cost_nothing_but_a_word(folder: Path) -> None:

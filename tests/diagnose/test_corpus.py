@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from recompute_scan.diagnose.outcome import HANGS, SIGNATURES, names
+from recompute_scan.diagnose.outcome import HANGS, SIGNATURES
+from recompute_scan.frameworks.detect import NAMES
 from tests.diagnose.corpus import KNOWN, UNRELATED, answer, diagnosed, expected
 
 
@@ -27,7 +28,7 @@ def test_there_are_enough_of_both() -> None:
 
 def test_codes_and_names_go_together() -> None:
     pairs = {(one.code, one.name) for one in (*SIGNATURES, *HANGS)}
-    assert dict(pairs) == names()
+    assert dict(pairs) == NAMES
     assert len({name for _, name in pairs}) == len(pairs)
     causes = [(one.code, one.cause_name) for one in (*SIGNATURES, *HANGS)]
     assert len(set(causes)) == len(causes)

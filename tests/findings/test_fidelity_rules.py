@@ -99,7 +99,7 @@ def test_the_same_fault_in_many_blocks_is_one_finding() -> None:
         for n in range(40)
     )
     (finding,) = [one for one in result(Fidelity(regions)).findings if one.code == "RS401"]
-    assert finding.title.startswith("Recomputes of 40 of 40 blocks draw")
+    assert finding.title.startswith("Recomputes of 40 of 40 blocks start from")
     assert place("train.py:7") in finding.detail
     assert "its result differs, and a gradient" in finding.detail
     assert "and 37 more" in finding.evidence

@@ -8,11 +8,11 @@ from msgspec import structs
 
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.cost.price import price
-from recompute_scan.diagnose.outcome import names
 from recompute_scan.findings import registry
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.findings.policies import check_memory_headroom
 from recompute_scan.findings.registry import RULES, check_all
+from recompute_scan.frameworks.detect import NAMES
 from recompute_scan.lint.rules import RULES as LINT_RULES
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts
@@ -144,7 +144,7 @@ def test_codes_names_and_pages_agree() -> None:
     assert [rule.code for rule in RULES] == sorted({rule.code for rule in RULES})
     titles = {page.stem: page.read_text().splitlines()[0] for page in PAGES.glob("RS*.md")}
     linted = {code: name for code, (name, _) in LINT_RULES.items()}
-    known = {rule.code: rule.name for rule in RULES} | names() | linted
+    known = {rule.code: rule.name for rule in RULES} | NAMES | linted
     assert titles == {code: f"# {code} {name}" for code, name in known.items()}
     for rule in RULES:
         assert re.fullmatch(r"RS\d{3}", rule.code)

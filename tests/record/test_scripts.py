@@ -69,7 +69,7 @@ def _read(job: dict[str, Any], status: int, took_s: float, behind_s: float | Non
 
 
 # What these print depends on how a process began: they are started as a person starts them.
-ALONE = {"replaced_library", "replaced_steps", "uncaught"}
+ALONE = {"other_output", "replaced_library", "replaced_steps", "uncaught"}
 # Its own profiler runs all the time, or its steps are made elsewhere or not at all.
 WITHOUT_TRACE = {"errors_in_threads", "no_optimizer", "profiler_of_autograd", "runs_itself"}
 
@@ -120,7 +120,10 @@ def ran(
 
 @pytest.mark.parametrize(
     "name",
-    ["replaced_library", "uncaught", pytest.param("replaced_steps", marks=pytest.mark.slow)],
+    [
+        *("other_output", "replaced_library", "uncaught"),
+        pytest.param("replaced_steps", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_started_by_itself_does_the_same(name: str, tmp_path: Path) -> None:
     plain, recorded = run_alone(name, tmp_path)

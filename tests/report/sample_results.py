@@ -232,7 +232,7 @@ FINDING = Finding(
         diff=DIFF,
         keep="apply_activation_checkpointing at train.py:31",
         remove="model.gradient_checkpointing_enable at train.py:24",
-        docs="https://pytorch.org/docs/stable/checkpoint.html",
+        docs="https://docs.pytorch.org/docs/stable/checkpoint.html",
         removes=INNER,
     ),
     saving_ms=48.2,

@@ -9,6 +9,9 @@ from importlib.resources import files
 import pytest
 from msgspec import structs
 
+from recompute_scan.diagnose.outcome import HANGS
+from recompute_scan.frameworks.base import SHARDED_DOCS
+from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.report import words
 from recompute_scan.report.figures import timeline
 from recompute_scan.report.render import render_html
@@ -281,14 +284,15 @@ def test_hostile_names_are_text(name: str) -> None:
     assert "\u202e" not in text
 
 
-def test_only_an_https_address_becomes_a_link() -> None:
+def test_only_an_address_of_our_findings_becomes_a_link() -> None:
     base = doubled().findings[0]
     assert base.fix is not None
-    for address in ("javascript:alert(1)", "http://example.org", "https://x y", "docs/a.md"):
-        fix = structs.replace(base.fix, docs=address)
-        finding = structs.replace(base, fix=fix)
+    known = (SHARDED_DOCS, MECHANISMS[0].docs, HANGS[0].sources[0])
+    for address in ("javascript:alert(1)", "https://example.org", f"{known[0]}.evil", *known):
+        finding = structs.replace(base, fix=structs.replace(base.fix, docs=address))
         page = Page(render_html(structs.replace(doubled(), findings=(finding,))))
-        assert all((link.attributes["href"] or "").startswith("#") for link in page.all("a"))
+        links = {link.attributes["href"] or "" for link in page.all("a")}
+        assert [one for one in links if one[:1] != "#"] == [address] * (address in known)
         assert address in page.one("findings").text
 
 

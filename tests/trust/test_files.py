@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -61,6 +60,24 @@ def test_what_is_there_stays_unless_forced(
     assert set(tmp_path.iterdir()) - {tmp_path / PATCH} == {target}
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        *("--output x --html ./x", "--html x --perfetto here/x", "--html x --perfetto x.part"),
+        *("--output x --events x", "--output fix.patch --html x", "--output x --write-baseline x"),
+    ],
+)
+def test_two_outputs_in_one_file_are_refused(
+    outputs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    (tmp_path / "here").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command = "check" if "baseline" in outputs else "analyze"
+    assert main([command, str(TRACE), *outputs.split(), "--force"]) == 2
+    assert "goes there too" in capsys.readouterr().err
+    assert "events" in outputs or {one.name for one in tmp_path.iterdir()} == {"here"}
+
+
 @pytest.mark.parametrize("arguments", WRITING, ids=lambda a: f"{a[0]} {a[2]}")
 def test_nothing_is_written_through_a_link(
     arguments: list[str], tmp_path: Path, result: Path
@@ -105,24 +122,12 @@ def test_a_link_to_nowhere_is_something_too(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_output_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "out.md"
-
-    def cut(self: Path, text: str, **_: Any) -> int:
-        with self.open("w") as file:
-            file.write(text[:10])
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(Path, "write_text", cut)
-    with pytest.raises(UsageError, match="Cannot write"):
-        files.write(target, "x" * 100)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), files.written(tmp_path / "out") as partial:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, os.strerror(28))], ids=type)
+def test_output_is_whole_or_not_there(error: BaseException, tmp_path: Path) -> None:
+    told = UsageError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(told), files.written(tmp_path / "out") as partial:
         partial.write_text("half")
-        raise KeyboardInterrupt
+        raise error
     assert list(tmp_path.iterdir()) == []
 
 

@@ -216,15 +216,15 @@ def test_what_a_shell_hands_over_is_read() -> None:
         "[tool]\nrecompute-scan = 1\n",
         "[[tool.recompute-scan]]\n",
         "[tool.recompute-scan]\ncheck = 1\n",
-        "[tool.recompute-scan.check]\nmax-recompute = nan\n",
-        "[tool.recompute-scan.check]\nmax-recompute = inf\n",
-        "[tool.recompute-scan.check]\nmax-recompute = -1\n",
-        "[tool.recompute-scan.check]\nmax-recompute = true\n",
-        f"[tool.recompute-scan.check]\nmax-recompute = {'9' * 400}\n",
-        f"[tool.recompute-scan.check]\nmax-recompute = {'9' * 5000}\n",
-        '[tool.recompute-scan.check]\nmax-cost = "nan"\n',
-        "[tool.recompute-scan.check]\nmax-cost = [nan]\n",
-        '[tool.recompute-scan.check]\nmax-cost = ["RS001=nan"]\n',
+        *(
+            f"[tool.recompute-scan.check]\n{key} = {value}\n"
+            for key, values in {
+                "max-recompute": ("nan", "inf", "-1", "true", "9" * 400, "9" * 5000),
+                "max-cost": ('"nan"', "[nan]", '["RS001=nan"]', '["RS999=5"]'),
+                "fail-on": ('["RS999"]',),
+            }.items()
+            for value in values
+        ),
         "[tool.recompute-scan.check]\nbaseline = 1\n",
         '[tool.recompute-scan.check]\nbaseline = "a\\u0000b"\n',
         '[tool.recompute-scan.check]\nbaseline = "' + "a" * 5000 + '"\n',
@@ -236,7 +236,7 @@ def test_what_a_shell_hands_over_is_read() -> None:
         "# recompute-scan\n" + "# x\n" * 300_000,
         "[tool.recompute-scan.lint]\nselect = [nan]\n",
     ],
-    ids=range(25),
+    ids=range(27),
 )
 def test_settings_of_any_shape_are_answered(text: str, here: Path, capsys: Output) -> None:
     (here / "pyproject.toml").write_text(text, encoding="utf-8", newline="")
@@ -245,7 +245,7 @@ def test_settings_of_any_shape_are_answered(text: str, here: Path, capsys: Outpu
         error = capsys.readouterr().err
         assert "[E7" not in error
         assert status in (0, 1, 2, 3)
-        if "nan" in text or "inf" in text:
+        if any(word in text for word in ("nan", "inf", "RS999")):
             assert status == 2 or command[0] not in text
 
 

@@ -502,7 +502,7 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
             "checkpoint around frozen parts needs"
         )
     if IN_PARTS in kept.options:
-        reasons.append("it goes through the block part by part, and holds what one of them saves")
+        reasons.append("it runs the block part by part, and holds what one part saves at a time")
     if COMPILED in kept.options:
         reasons.append("the compiler makes its recompute a part of the backward graph")
     if kept.variant == "non-reentrant" and any(c.variant == "reentrant" for c in checkpoints):

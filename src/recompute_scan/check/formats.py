@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -284,7 +285,10 @@ def _sarif_result(
 
 def location(site: Site) -> dict[str, Any]:
     """A line of a file in SARIF."""
-    uri = quote(site.file.replace("\\", "/"), errors="replace")
+    try:
+        uri = quote(site.file.replace(os.sep, "/"), errors="surrogateescape")
+    except UnicodeEncodeError:  # of a trace: no name of a file
+        uri = quote(site.file, errors="replace")
     relative = not uri.startswith("/")
     return {
         "physicalLocation": {

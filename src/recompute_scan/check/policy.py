@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 
 import msgspec
 from msgspec import Struct, field
 
-from recompute_scan.errors import InputError, UsageError
+from recompute_scan.errors import InputError, UsageError, meant
 from recompute_scan.files import decoded
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Result
 
@@ -150,7 +150,6 @@ def parse_baseline(data: bytes, name: str) -> tuple[Accepted, ...]:
 
 
 _WORDS = ("doubled", "wrong-gradients", "any", "none")
-_CODE = re.compile(r"RS\d{3}")
 
 
 class Policy(Struct, frozen=True):
@@ -314,7 +313,7 @@ def _not_compared(result: Result) -> list[str]:
 
 
 def parse_thresholds(
-    fail_on: str | None, max_recompute: float | None, costs: Sequence[str]
+    fail_on: str | None, max_recompute: float | None, costs: Sequence[str], codes: Collection[str]
 ) -> Policy:
     """The policy that a person asked for; without any threshold, doubled checkpointing is refused.
 
@@ -322,11 +321,11 @@ def parse_thresholds(
         fail_on: ``doubled``, ``wrong-gradients``, ``any``, ``none`` or codes, with commas between.
         max_recompute: Highest number of recomputes per backward to let through.
         costs: Highest costs in percent of the step, each for all (``5``) or one code (``RS005=2``).
+        codes: Codes that findings can have; no others are taken.
 
     Raises:
         UsageError: One of them is no threshold (``E211``).
     """
-    total: float | None = None
     by_code: dict[str, float] = {}
     for cost in costs:
         code, given, share = cost.rpartition("=")
@@ -334,16 +333,14 @@ def parse_thresholds(
             percent = float(share)
         except ValueError:
             percent = -1.0
-        if not 0 <= percent <= 100 or (given and not _CODE.fullmatch(code)):
-            raise UsageError(
-                "E211",
-                f"--max-cost {cost} is no threshold.",
-                hint="--max-cost 5 for 5 % of the step, --max-cost RS005=2 for one finding",
-            )
-        if given:
-            by_code[code] = percent
-        else:
-            total = percent
+        unknown = given and code not in codes
+        if unknown or not 0 <= percent <= 100:
+            why = f"`check` has no finding {code!r}" if unknown else None
+            hint = "--max-cost 5 for 5 % of the step, --max-cost RS005=2 for one finding"
+            hint = meant(code, codes if unknown else ()) + hint
+            raise UsageError("E211", f"--max-cost {cost} is no threshold.", why=why, hint=hint)
+        by_code[code] = percent
+    total = by_code.pop("", None)
     if max_recompute is not None and not 0 <= max_recompute < math.inf:  # no nan is
         raise UsageError("E211", f"--max-recompute {max_recompute} is no threshold.")
     thresholds = max_recompute is not None or total is not None
@@ -353,17 +350,18 @@ def parse_thresholds(
     if not words:
         raise UsageError("E211", "--fail-on names nothing.", hint=f"one of {', '.join(_WORDS)}")
     for word in words:
-        if word not in _WORDS and not _CODE.fullmatch(word):
-            raise UsageError(
-                "E211",
-                f"--fail-on {word} is not known.",
-                hint=f"{', '.join(_WORDS)}, or codes such as RS001, separated by commas",
-            )
+        if word not in _WORDS and word not in codes:
+            what, why = f"--fail-on {word} is not known.", f"`check` has no finding {word!r}"
+            hint = f"{', '.join(_WORDS)}, or codes such as RS001, separated by commas"
+            raise UsageError("E211", what, why=why, hint=meant(word, (*_WORDS, *codes)) + hint)
+    if "none" in words and len(words) > 1:
+        what, why = f"--fail-on {asked} contradicts itself.", "none is there, and something else"
+        raise UsageError("E211", what, why=why, hint="leave out none, or all else")
     return Policy(
         doubled="doubled" in words,
         wrong_gradients="wrong-gradients" in words,
         any="any" in words,
-        codes=frozenset(filter(_CODE.fullmatch, words)),
+        codes=frozenset(words).difference(_WORDS),
         max_recompute=max_recompute,
         max_cost=total,
         max_cost_of=by_code,

@@ -129,7 +129,7 @@ def _status(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        foreseen = _by_the_system(error) if isinstance(error, OSError) else None
+        foreseen = _by_the_system(error)
         if foreseen is not None and "--debug" not in arguments:
             return _given_up(foreseen)
         failed(error)
@@ -155,8 +155,12 @@ def _name_source(error: click.ClickException) -> None:
         error.param_hint = f"{error.param.opts[-1][2:]} of [tool.recompute-scan.run]"
 
 
-def _by_the_system(error: OSError) -> ScanError | None:
-    """The error for a failure of the system: a name too long, a full disk, a lost folder."""
+def _by_the_system(error: Exception) -> ScanError | None:
+    """The error for a failure of the system: no memory, a long name, a full disk, a lost folder."""
+    if isinstance(error, MemoryError):
+        return InputError("E301", "Not enough memory.", why="the machine or a limit gives no more")
+    if not isinstance(error, OSError):
+        return None
     if error.filename:
         what = f"Cannot use {os.fsdecode(error.filename)}."
         return InputError("E301", what, why=error.strerror)

@@ -120,9 +120,8 @@ def analyze(
         given.flush()
         traces = tuple(given.name if one == "-" else one for one in traces)
     _refuse_scripts(traces)
-    for target in (html, output, perfetto):
-        if target is not None:
-            refuse_existing(target, force=force)
+    others = (Path(events) if events else None, html and html.parent / "fix.patch")
+    refuse_existing(html, output, perfetto, force=force, others=others)
     where = AUTOMATIC if workers is None and dask is None else Workers(workers or 1, dask)
     told = sending("ProgressTold", progress)
     result = analyse(traces, told, lifted(limits), machine, hta=hta, workers=where)

@@ -85,6 +85,7 @@ def check(
     from recompute_scan.check import judge
     from recompute_scan.check.formats import RENDERINGS
     from recompute_scan.check.policy import baseline_json, parse_baseline, parse_thresholds
+    from recompute_scan.findings.registry import CODES
     from recompute_scan.project_file import check_settings
 
     project = check_settings(Path.cwd())
@@ -92,10 +93,9 @@ def check(
         project.fail_on if fail_on is None else fail_on,
         project.max_recompute if max_recompute is None else max_recompute,
         costs or project.max_cost,
+        CODES,
     )
-    for target in (output, write_baseline):
-        if target is not None:
-            refuse_existing(target, force=force)
+    refuse_existing(output, write_baseline, force=force)
     typed, baseline = baseline is not None, baseline or project.baseline
     accepted = parse_baseline(read(baseline, held=typed), baseline.name) if baseline else ()
     result = _result(traces, lifted(limits))
@@ -147,8 +147,7 @@ def lint(
     from recompute_scan.lint.output import RENDERINGS, closing, diff, listed
     from recompute_scan.project_file import lint_settings
 
-    if output is not None:
-        refuse_existing(output, force=force)
+    refuse_existing(output, force=force)
     report = read_all(paths, lint_settings(Path.cwd()), installed_version())
     if not report.read and not report.unread:
         from recompute_scan.lint.engine import nothing_to_read

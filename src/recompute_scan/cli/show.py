@@ -30,7 +30,7 @@ from recompute_scan.cli.output import (
     show_page,
     verbose_option,
 )
-from recompute_scan.errors import InputError, UsageError, how_to_add
+from recompute_scan.errors import InputError, UsageError, how_to_add, meant
 from recompute_scan.files import content, opened, read, refuse_existing, write
 from recompute_scan.terminal import colored, inert, width
 
@@ -83,8 +83,7 @@ def compare(
     from recompute_scan.analysis.pipeline import result_at
     from recompute_scan.result import compare
 
-    if html is not None:
-        refuse_existing(html, force=force)
+    refuse_existing(html, force=force)
     results = [result_at(address, progress) for address in (before, after)]
     clear()
     comparison = compare.compare(results[0], results[1], (before, after))
@@ -188,13 +187,8 @@ def _list_codes() -> int:
 
 def _nearest(code: str) -> str:
     """Codes that may be meant, and how to see all."""
-    known = [*titles()] if code.upper().startswith("RS") else [*messages()]
-    import difflib
-
-    near = [one for one in known if one.startswith(code.upper()[:-1])]
-    near = near or difflib.get_close_matches(code.upper(), known, cutoff=0.75)
-    like = f"did you mean {' or '.join(near[:3])}? " if near else ""
-    return f"{like}recompute-scan explain lists all codes"
+    known = titles() if code.upper().startswith("RS") else messages()
+    return f"{meant(code.upper(), known)}recompute-scan explain lists all codes"
 
 
 _COLORS = {"ok": "green", "missing": None, "problem": "red"}

@@ -102,8 +102,8 @@ def is_length(type_: str) -> bool:
 
 def _length(text: str) -> int:
     """A length as printed; one that changes counts as the factors that are known of it."""
-    known = [int(part) for part in text.split("*") if part.strip().isdigit()]
-    return prod(known) * (1 if text.strip().isdigit() else _CHANGING)
+    known = [int(part) for part in text.split("*") if part.strip().isdecimal()]
+    return prod(known) * (1 if text.strip().isdecimal() else _CHANGING)
 
 
 def bytes_of(type_: str) -> int:

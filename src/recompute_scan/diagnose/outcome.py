@@ -57,11 +57,6 @@ IN_RUNS: tuple[Signature, ...] = (checkpoint_errors.SILENT,)
 HANGS: tuple[Signature, ...] = hangs.ALL
 
 
-def names() -> dict[str, str]:
-    """The name for each code, in order of the codes."""
-    return dict(sorted({one.code: one.name for one in (*SIGNATURES, *IN_RUNS, *HANGS)}.items()))
-
-
 LONGEST_LINE = 1 << 16
 MOST_FAILURES = 100
 _MOST_STREAMS = 4096

@@ -25,7 +25,7 @@ from recompute_scan.findings.base import (
     name_some,
     review,
 )
-from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, SHARDED_DOCS
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Region
 from recompute_scan.units import first_few, ms, plural, size
 
@@ -86,9 +86,6 @@ RS004 = Rule(
 
 
 _GOES = f" The fix for {DOUBLED} removes them too."
-_REPEATED_COLLECTIVES_DOCS = (
-    "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
-)
 
 
 def check_repeated_collectives(evidence: Evidence) -> Answer:
@@ -125,7 +122,7 @@ def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
             ),
             keep="one checkpoint inside each FSDP unit",
             remove="the checkpoint outside",
-            docs=_REPEATED_COLLECTIVES_DOCS,
+            docs=SHARDED_DOCS,
             reason="Which units are checkpointed decides what memory is needed.",
         ),
     )
@@ -165,7 +162,9 @@ def _evidence(found: Repeated) -> list[str]:
     said = [f"{name}: {number:g} per step inside recomputes" for name, number in found.names]
     total = found.communication
     if total.bytes is not None:
-        said.append(f"{size(total.bytes)} per step, of each the larger of its input and its output")
+        said.append(
+            f"{size(total.bytes)} per step: of each collective the larger of input and output"
+        )
     if total.exposed_ms is not None:
         said.append(f"{ms(total.exposed_ms)} per step with no computation at the same time")
     return said

@@ -27,7 +27,7 @@ def _rules_of(name: str) -> list[Rule]:
 RULES: tuple[Rule, ...] = tuple(
     sorted((rule for name in _MODULES for rule in _rules_of(name)), key=lambda rule: rule.code)
 )
-# Of all findings that a result can hold: those of failures are no rule's.
+# Of all findings that a result can hold; failures have no rule.
 CODES = sorted({*NAMES, *(rule.code for rule in RULES)})
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 CHECKPOINT_DOCS = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 SELECTIVE_DOCS = f"{CHECKPOINT_DOCS}#torch.utils.checkpoint.create_selective_checkpoint_contexts"
+SHARDED_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 #: Endings of files that hold settings.
 CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".toml", ".yaml", ".yml"})
 

@@ -228,7 +228,7 @@ def flaws(values: Values) -> Iterator[Flaw]:
             plugin.line,
             "RS605",
             "accelerate's FSDP 2 wraps layers with preserve_rng_state=False",
-            "A recompute draws new random numbers: gradients change where a layer has dropout. "
+            "A recompute draws new random numbers: gradients are wrong where a layer has dropout. "
             "accelerate 1.15's source has this.",
             "Set dropout to 0, or use gradient_checkpointing instead.",
         )

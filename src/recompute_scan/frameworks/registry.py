@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import Literal
 
-from recompute_scan.frameworks import pytorch
+from recompute_scan.frameworks import base, pytorch
 from recompute_scan.frameworks.base import Flaw, Mechanism, Setting, SettingSwitch, Values
 from recompute_scan.frameworks.detect import Signature
 
@@ -22,6 +22,8 @@ _CODE_OF_MODELS = "transformers_modules"
 _FRAMEWORKS = ("trainers", "huggingface", "parallel", "pytorch")
 _MODULES = tuple(vars(import_module(f"{__package__}.{name}")) for name in _FRAMEWORKS)
 MECHANISMS: tuple[Mechanism, ...] = tuple(m for module in _MODULES for m in module["MECHANISMS"])
+# Pages that findings link to; each failure has one more.
+PAGES = frozenset((base.SELECTIVE_DOCS, base.SHARDED_DOCS, *(m.docs for m in MECHANISMS)))
 
 
 def find_mechanism(name: str | None) -> Mechanism | None:

@@ -38,7 +38,7 @@ def script_findings(
             file,
             line,
             "RS605",
-            "preserve_rng_state=False: gradients change where a layer draws random numbers",
+            "preserve_rng_state=False: gradients are wrong where a layer draws random numbers",
             "The recompute draws new numbers, so a dropout's mask differs from its forward.",
             "Leave preserve_rng_state out, unless no layer draws random numbers.",
         )

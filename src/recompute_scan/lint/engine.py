@@ -231,7 +231,7 @@ class _Files:
 
     def __init__(self, paths: Sequence[Path], project: LintSettings) -> None:
         folders = (path if path.is_dir() else path.parent for path in (*paths, Path()))
-        self._roots = {folder.resolve() for folder in folders}
+        self._roots = {Path(os.path.realpath(folder)) for folder in folders}
         self.texts: dict[Path, str] = {}
         self.scripts: dict[Path, Script] = {}
         self.configurations: dict[Path, list[Setting]] = {}
@@ -252,21 +252,25 @@ class _Files:
             yield path
             return
         anything = False
-        # Links to folders are not followed, so that there is no circle.
-        for folder, below, names in os.walk(path):
-            below[:] = sorted(name for name in below if name not in _SKIPPED and name[0] != ".")
-            for name in sorted(names):
-                file = Path(folder, name)
-                if file.suffix in _SUFFIXES and is_file(file):
-                    anything = True
-                    if not file.is_symlink() or self._is_inside(file):
-                        yield file
+        folders = [str(path)]  # no recursion: they may be nested deeper than Python's limit
+        while folders:
+            folder, below = folders.pop(), []
+            with suppress(OSError), os.scandir(folder) as found:
+                for one in sorted(found, key=lambda one: one.name):
+                    # Links to folders are not followed, so that there is no circle.
+                    if one.is_dir(follow_symlinks=False):
+                        below += [one.path] * (one.name not in _SKIPPED and one.name[0] != ".")
+                    elif (file := Path(one.path)).suffix in _SUFFIXES and is_file(file):
+                        anything = True
+                        if not one.is_symlink() or self._is_inside(file):
+                            yield file
+            folders += reversed(below)
         if not anything:
             raise nothing_to_read(path)
 
     def _is_inside(self, path: Path) -> bool:
         """Whether links lead to what is below the folders asked for, or the working folder."""
-        end = path.resolve()
+        end = Path(os.path.realpath(path))
         return end in self._roots or not self._roots.isdisjoint(end.parents)
 
     def _read(self, path: Path) -> None:

@@ -70,13 +70,13 @@ class Ownership:
     def __init__(self, start: Path) -> None:
         self._start = start
         self._known: dict[tuple[str, str], Owner] = {}
-        self._main: object = None
+        self._main = 0  # no reference: the interpreter takes the script's module apart at its end
 
     def of(self, frame: FrameType) -> Owner:
         """The owner of the code that this frame runs."""
         main = sys.modules.get("__main__")
-        if main is not self._main:  # the program has begun since
-            self._main = main
+        if id(main) != self._main:  # the program has begun since
+            self._main = id(main)
             self._known.clear()
         key = str(frame.f_globals.get("__name__") or ""), frame.f_code.co_filename
         owner = self._known.get(key)

@@ -136,10 +136,10 @@ def _run_program(
         traceback.clear_frames(stop.__traceback__)
         return Exit("stopped", 0)
     except SystemExit as error:
-        stopped = _follows_stop(error)
-        status = 0 if stopped else _exit_status(error)
-        if status and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
+        stopped, code = _follows_stop(error), error.code
+        status = 0 if stopped else _exit_status(code)
+        if status and not isinstance(code, int):
+            print(code, file=sys.stderr)
         if status:
             on_failure(error)
         traceback.clear_frames(error.__traceback__)
@@ -186,7 +186,7 @@ def run_call(
         return Exit("stopped", 0)
     except SystemExit as error:
         raised.append(error)
-        status = _exit_status(error)
+        status = _exit_status(error.code)
         if status:
             on_failure(error)
         return Exit("exited", status)
@@ -295,7 +295,7 @@ def _set_first_path(folder: str) -> None:
 @contextmanager
 def _interpreter_state() -> Iterator[None]:
     modules, argv, path = dict(sys.modules), list(sys.argv), list(sys.path)
-    deep = sys.getrecursionlimit()
+    deep, streams = sys.getrecursionlimit(), (sys.stdout, sys.stderr)
     hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
     try:
         yield
@@ -307,6 +307,9 @@ def _interpreter_state() -> Iterator[None]:
         _stop_timers()
         atexit.register(sys.setrecursionlimit, now_deep := sys.getrecursionlimit())
         sys.setrecursionlimit(max(deep, now_deep))
+        # The answer goes to the terminal, whatever the script writes to.
+        atexit.register(_print_to, sys.stdout, sys.stderr)
+        _print_to(*streams)
         # The script may refuse no import and no file of ours from here on, also by a module that is
         # `None`. Functions that it has left for the interpreter's end find all of it again.
         for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
@@ -358,6 +361,10 @@ def as_before() -> Iterator[None]:
         _put([one for one in found if vars(one[0]).get(one[1], _GONE) is one[2]], 1)
 
 
+def _print_to(*streams: Any) -> None:
+    sys.stdout, sys.stderr = streams
+
+
 def _stop_timers() -> None:
     """Stop timers that would interrupt the script, which is over."""
     faulthandler.cancel_dump_traceback_later()
@@ -366,8 +373,8 @@ def _stop_timers() -> None:
             signal.setitimer(getattr(signal, name), 0)
 
 
-def _exit_status(error: SystemExit) -> int:
-    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+def _exit_status(code: object) -> int:
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
 def _report(error: BaseException) -> str:

@@ -232,19 +232,23 @@ class Guard:
         if self.failure is None:
             names = ", ".join(f"{owner.__name__}.{name}" for owner, name, *_ in replaced()[:3])
             with as_before():
-                self._end(error, "" if ends_in_own_frame(error.__traceback__) else names)
+                own = ends_in_own_frame(error.__traceback__)
+                self._end(error, "" if own else _scripts_function(error) or names)
         return True
 
     def _end(self, error: BaseException, replaced: str) -> None:
-        """The recording ends with it, while the script had replaced these functions, if any."""
+        """The recording ends with it, perhaps through these functions of the script."""
         of_device = is_device_error(error)
-        self.is_bug = not (of_device or replaced)
+        lacks = isinstance(error, MemoryError)
+        self.is_bug = not (of_device or replaced or lacks)
         where = f"{_in_a_line(error)}{_place(error.__traceback__)}"
         self.failure = f"Recording ended when the GPU failed: {_in_a_line(error)}."
         if replaced and not of_device:
             self.failure = (
                 f"Recording failed, perhaps through the script's own {replaced}: {where}."
             )
+        elif lacks:
+            self.failure = f"Recording ended for lack of host memory: {where}."
         elif self.is_bug:
             went_on = f"A bug in recompute-scan ended {self._what}, and the script went on"
             self.failure = f"{went_on}: {where} [E702]"
@@ -323,6 +327,13 @@ def _in_a_line(error: BaseException) -> str:
     with suppress(Exception):  # somebody else's __str__
         text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _scripts_function(error: BaseException) -> str:
+    """The function of the script's own file that raised it, such as an audit hook; or none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    main = getattr(sys.modules.get("__main__"), "__dict__", None)
+    return frames[-1].f_code.co_name if frames and frames[-1].f_globals is main else ""
 
 
 def _place(trace: TracebackType | None) -> str:

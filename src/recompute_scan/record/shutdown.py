@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import faulthandler
+import fcntl
 import functools
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from typing import Any
 
 from recompute_scan.files import content
 from recompute_scan.record.execute import StopRecording, as_before
+from recompute_scan.terminal import file_at
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
 # with a main thread that waits while others work. A loader of torch's waits 5 s for a worker.
@@ -50,6 +52,8 @@ _END_S = 1.0
 _STEP_S = 10.0
 # How long after the signal the thread that listens to it may take to run.
 _HEARD_S = 1.0
+# The lowest number of a descriptor of ours.
+_HIGH = 200
 TERMINATED = 143
 # Streams of a script that has left by `os._exit`: a stream that is deleted is flushed.
 _DROPPED: list[Any] = []
@@ -188,6 +192,7 @@ class Termination:
         self._process = os.getpid()
         self._pipe: tuple[Any, Any] | None = None
         self._one = threading.Lock()
+        self._file: tuple[int, int] | None = None
         self.asked = self._ends = self._over = False
 
     def install(self, *, alone: bool) -> None:
@@ -195,9 +200,10 @@ class Termination:
         free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if not (alone and free and hasattr(faulthandler, "register")):
             return
-        ends = os.pipe()
-        os.set_blocking(ends[1], False)
-        self._pipe = ends[0], os.fdopen(ends[1], "wb", buffering=0)
+        reader, writer = map(_out_of_the_way, os.pipe())
+        os.set_blocking(writer, False)
+        self._file = file_at(reader)
+        self._pipe = reader, os.fdopen(writer, "wb", buffering=0, closefd=False)
         self.listen_to_it(True)
         _LISTENING.append(self)
         _stop_for_forks()
@@ -220,7 +226,8 @@ class Termination:
             with suppress(Exception):
                 self.listen_to_it(False)
                 self._pipe = None
-                pipe[1].close()
+                if self._is_ours(pipe[1].fileno()):
+                    close(pipe[1].fileno())
 
     def hold(self) -> None:
         """A step has ended: nothing more is done where the process is being ended."""
@@ -248,7 +255,7 @@ class Termination:
         pipe, deadline = self._pipe, monotonic() + _HEARD_S
         with suppress(OSError, ValueError):
             while pipe is not None and not self.asked and monotonic() < deadline:
-                if not _is_readable(pipe[0], 0):
+                if not (self._is_ours(pipe[0]) and _is_readable(pipe[0], 0)):
                     break
                 sleep(_LOOK_S)
         return self.asked
@@ -260,14 +267,20 @@ class Termination:
                 return
             reader = pipe[0]
             # Not read: it stays readable for the main thread, which may look before this one runs.
-            self.asked = _is_readable(reader, None) and self._pipe is not None
-            close(reader)
+            readable = _is_readable(reader, None) and self._pipe is not None
+            if self._is_ours(reader):
+                self.asked = readable
+                close(reader)
         if not self.asked:
             return
         deadline = monotonic() + _STEP_S
         while self._may_wait() and not self._over and monotonic() < deadline:
             sleep(_LOOK_S)
         self._end(False)
+
+    def _is_ours(self, descriptor: int) -> bool:
+        """Is it an end of the pipe? A script may close descriptors, and use their numbers."""
+        return file_at(descriptor) == self._file
 
     def _end(self, at_step: bool) -> None:
         if os.getpid() != self._process:
@@ -282,6 +295,15 @@ class Termination:
             self.remove()
             os.kill(self._process, signal.SIGTERM)
             _wait_for_the_end()
+
+
+def _out_of_the_way(descriptor: int) -> int:
+    """The same under a high number, where there is one: scripts close and use the low ones."""
+    with suppress(OSError):
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        close(descriptor)
+        return high
+    return descriptor
 
 
 def _is_readable(pipe: int, wait_ms: int | None) -> bool:

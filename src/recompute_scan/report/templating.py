@@ -23,6 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup, escape
 
 from recompute_scan import units
+from recompute_scan.frameworks.registry import PAGES
 from recompute_scan.report import words
 from recompute_scan.result import Proof, Result
 from recompute_scan.terminal import UNSEEN, inert, printable
@@ -207,8 +208,12 @@ def _prose(text: str, limit: int) -> Markup:
 
 
 def _web_link(address: str) -> bool:
-    """Whether text is an address that may become a link; anything else is shown as text."""
-    return address.startswith("https://") and inert(address) == address and " " not in address
+    """Whether a finding of this package links there; any other address is shown as text."""
+    if address in PAGES:
+        return True
+    from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES  # noqa: PLC0415 - slow
+
+    return any(address == one.sources[0] for one in (*SIGNATURES, *IN_RUNS, *HANGS))
 
 
 def _asset(name: str) -> Markup:

@@ -6,10 +6,11 @@ file show its format, not its name.
 
 from __future__ import annotations
 
+import errno
 import functools
 import glob
+import os
 import re
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -134,21 +135,6 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     return data
 
 
-def refuse_special(path: Path) -> None:
-    """Refuse what is neither a file nor a folder: opening it may wait for ever (``E301``)."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return  # who opens it says why it cannot be
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(
-            "E301",
-            f"Cannot read {path}.",
-            why="it is a pipe, a socket or a device, not a file",
-            hint="write its content to a file, and give that file",
-        )
-
-
 def _matches(path: Path) -> list[Path]:
     if is_there(path) or split_member(path):
         return [path]
@@ -159,8 +145,8 @@ def _matches(path: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path, limits: Limits) -> list[Path]:
-    # Links that lead nowhere stay, to be reported; pipes and the like are no traces.
-    names = [file.name for file in folder.iterdir() if is_file(file) or not is_there(file)]
+    # Links that lead nowhere, pipes, sockets and devices stay, to be reported.
+    names = [one.name for one in folder.iterdir() if not os.path.isdir(one)]  # noqa: PTH112 - pathlib's raises
     if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
         _refuse_links(folder, inside)
         return [folder / name for name in inside]
@@ -169,8 +155,11 @@ def _in_folder(folder: Path, limits: Limits) -> list[Path]:
         look = look_at_folder(names)
         raise _no_trace_in(folder, *(look or ()))
     _refuse_links(folder, archives)
-    paths = [folder / name for name in archives]
-    return [path / name for path in paths for name in _in_archive(path, limits)]
+    return [
+        path / name
+        for path in map(folder.joinpath, archives)
+        for name in (_in_archive(path, limits) if is_file(path) else [""])
+    ]
 
 
 def _refuse_links(folder: Path, names: Iterable[str]) -> None:
@@ -178,21 +167,13 @@ def _refuse_links(folder: Path, names: Iterable[str]) -> None:
     home = folder.resolve()
     for name in names:
         path = folder / name
-        if path.is_symlink() and not _leads_to(path).is_relative_to(home):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(home):
             raise InputError(
                 "E317",
                 f"{folder} is refused: it holds a link that leads out of it.",
                 why=f"the link is {name[:200]!r}",
-                hint="copy the file there, or give its path",
+                hint="replace the link with the file, or give the file's own path",
             )
-
-
-def _leads_to(link: Path) -> Path:
-    """Where a link leads; one that leads round in a circle leads to itself."""
-    try:
-        return link.resolve()
-    except (OSError, RuntimeError):  # RuntimeError before Python 3.13
-        return link.parent.resolve() / link.name
 
 
 def _in_archive(path: Path, limits: Limits) -> list[str]:
@@ -221,25 +202,26 @@ def _traces(names: Iterable[str], suffixes: tuple[str, ...] = _SUFFIXES) -> list
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _no_trace_in(path: Path, why: str | None = None, hint: str | None = None) -> InputError:
     return InputError(
         "E308",
         f"{path} holds no trace.",
-        why=why or "no file in it ends in .json, .json.gz, .json.zst, .sqlite or .zip",
+        why=why
+        or "apart from records such as result.json, no file in it ends in .json, .json.gz, "
+        ".json.zst, .sqlite or .zip",
         hint=hint or "give the folder that `recompute-scan run` or the profiler wrote",
     )
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(
-        "E301",
-        f"Cannot read {path}.",
-        why=error.strerror or str(error),
-        hint="check the path; a trace is a .json file, plain or compressed, or a folder of them",
-    )
+    hint = "check the path; a trace is a .json file, plain or compressed, or a folder of them"
+    if error.errno == errno.EINVAL:  # `opened` takes files only
+        hint = "write its content to a file, and give that file"
+    why = error.strerror or str(error)
+    return InputError("E301", f"Cannot read {path}.", why=why, hint=hint)
 
 
 # A path, or a remote address (`s3://…`): a path would lose one of its slashes.
@@ -269,7 +251,6 @@ def find(addresses: Sequence[Address], limits: Limits = DEFAULT_LIMITS) -> list[
             found += list_remote(address, limits)
             continue
         for each in _matches(Path(str(address)[here.end() :] if here else address)):
-            refuse_special(each)
             if each.is_dir():
                 found += _in_folder(each, limits)
             elif is_zip(each):

@@ -10,7 +10,7 @@ Traces at remote addresses (``s3://``, ``gs://``, ``hf://``, ``https://``, …) 
 fsspec as a stream, never copied to disk. fsspec finds the file system by the scheme and
 names the package it needs (``fsspec.registry.known_implementations``). Over HTTP one request is
 made for the whole file: many servers do not answer requests for parts. A server that sends its
-readers to another host is not followed there.
+readers to another host, or out of the folder that it lists, is not followed there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterator, KeysView
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol, cast
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import zstandard
 from isal import igzip_lib
@@ -414,6 +414,11 @@ _PACKAGES = {
 _HTTP = ("http", "https")
 # In an address of HTTP, ? begins a query, and [ is around a host.
 _MAGIC, _HTTP_MAGIC = re.compile(r"[*?[]"), re.compile(r"[^?]*\*")
+# Folders that ** goes down: a server's pages may link to each other without end.
+_DEEPEST = 8
+_PARTS = re.compile(r"[/\\;?]")
+# Up to the last slash before a wildcard.
+_FOLDER = re.compile(r"[^:]+://[^/]*/(?:[^*[/]*/)*")
 # The address of a host in version 6 has colons.
 _HOST_IN_BRACKETS = re.compile(r"(?<=://)([^/@]*@)?\[[0-9A-Za-z:.%]*\]")
 _BUFFER = 1 << 18
@@ -449,7 +454,7 @@ def open_remote(address: str) -> io.BufferedReader:
         InputError: The file cannot be reached or does not exist (``E325``), or the scheme is
             unknown or needs a package that is not installed (``E326``).
     """
-    file_system, path = _file_system(address)
+    file_system, path = _file_system(address, folder=getattr(address, "folder", ""))
     # A stream of one request, in fsspec's words.
     how = {"block_size": 0} if _scheme(address) in _HTTP else {}
     try:
@@ -475,28 +480,38 @@ def list_remote(address: str, limits: Limits = DEFAULT_LIMITS) -> list[str]:
         InputError: As :func:`open_remote`; nothing matches (``E325``), or more files than
             ``limits`` allow (``E316``).
     """
-    file_system, path = _file_system(address, _LISTING_S)
     over_http = _scheme(address) in _HTTP
+    typed = _FOLDER.match(address) if over_http else None
+    folder = typed[0] if typed else ""
+    file_system, path = _file_system(address, _LISTING_S, folder)
     try:
         if _HTTP_MAGIC.match(path) if over_http else _MAGIC.search(path):
-            found = file_system.glob(path, detail=True).values()
-            within = ""
+            bound = {"maxdepth": _DEEPEST} if "**" in path else {}
+            found = file_system.glob(path, detail=True, **bound).values()
         elif address.endswith("/") if over_http else file_system.isdir(path):
             found = file_system.ls(path, detail=True)
-            within = path.rstrip("/") + "/"
         else:
             return [address]
         names = [entry["name"] for entry in found if entry["type"] == "file"]
         # A page of links may link anywhere.
-        names = [name for name in names if name.startswith(within)]
-        files = sorted({file_system.unstrip_protocol(name) for name in names})
+        names = [name for name in names if not folder or _stays(folder, name, folder)]
+        files = sorted({_Listed(file_system.unstrip_protocol(name)) for name in names})
     except Exception as error:
         raise _unreachable(address, error) from None
     if not files:
         raise _unreachable(address, FileNotFoundError())
     if len(files) > limits.members:
         raise refuse("E316", shown(address), limits.members)
-    return files
+    for file in files:
+        file.folder = folder
+    return [*files]
+
+
+class _Listed(str):
+    """The address of a file in a folder that was listed: no redirect leads out of that."""
+
+    __slots__ = ("folder",)
+    folder: str
 
 
 class _Stream(io.RawIOBase):
@@ -517,23 +532,17 @@ class _Stream(io.RawIOBase):
             try:
                 data = self._file.read(len(view))
             except Exception as error:
-                raise InputError(
-                    "E325",
-                    f"Reading {shown(self._address)} stopped after {self._given:,} bytes.",
-                    why=_why(error),
-                    hint="try again, or copy the file here first",
-                ) from None
+                raise self._failed(f"stopped after {self._given:,} bytes", _why(error)) from None
             view[: len(data)] = data
         self._given += len(data)
         waited = time.monotonic() - self._began
         if data and waited > _PATIENCE_S and self._given < _LEAST_PER_S * waited:
-            raise InputError(
-                "E325",
-                f"Reading {shown(self._address)} was given up.",
-                why=f"in {waited:.0f} s {self._given:,} bytes came",
-                hint="try again, or copy the file here first",
-            )
+            raise self._failed("was given up", f"in {waited:.0f} s {self._given:,} bytes came")
         return len(data)
+
+    def _failed(self, how: str, why: str) -> InputError:
+        what = f"Reading {shown(self._address)} {how}."
+        return InputError("E325", what, why=why, hint="try again, or copy the file here first")
 
     def close(self) -> None:
         try:
@@ -542,7 +551,7 @@ class _Stream(io.RawIOBase):
             super().close()
 
 
-def _file_system(address: str, longest_s: int = _LONGEST_S) -> tuple[Any, str]:
+def _file_system(address: str, longest_s: int = _LONGEST_S, folder: str = "") -> tuple[Any, str]:
     try:
         core = importlib.import_module("fsspec.core")
     except ImportError:
@@ -556,7 +565,7 @@ def _file_system(address: str, longest_s: int = _LONGEST_S) -> tuple[Any, str]:
         )
     try:
         if scheme in _HTTP:  # an address in brackets has colons that stand for a chain elsewhere
-            return core.filesystem(scheme, **_http_options(longest_s)), address
+            return core.filesystem(scheme, **_http_options(longest_s, folder)), address
         file_system, path = core.url_to_fs(address)
     except ImportError as error:
         package = _PACKAGES.get(scheme)
@@ -578,50 +587,56 @@ def _file_system(address: str, longest_s: int = _LONGEST_S) -> tuple[Any, str]:
     return file_system, path
 
 
-def _http_options(longest_s: int) -> dict[str, Any]:
+def _http_options(longest_s: int, folder: str) -> dict[str, Any]:
     aiohttp = importlib.import_module("aiohttp")
     # Without these a large file would be given up after five minutes, and a server's
     # compression would be undone where no limit on its size holds.
     timeout = aiohttp.ClientTimeout(total=longest_s, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
     headers = {"Accept-Encoding": "identity"}
     how = {"timeout": timeout, "headers": headers, "auto_decompress": False}
-    return {"client_kwargs": how | {"trace_configs": [_staying()]}}
+    return {"client_kwargs": how | {"trace_configs": [_staying(folder)]}}
 
 
 class _Elsewhere(OSError):
-    """A server sends its readers to another host, which was not asked for."""
+    """A server sends its readers where they did not ask to go: to another host, or folder."""
 
 
 @functools.cache  # fsspec keeps a file system for each set of options
-def _staying() -> Any:
-    """A configuration with which aiohttp's client follows redirects within a host only."""
+def _staying(folder: str) -> Any:
+    """A configuration with which aiohttp's client stays within a host, and within a folder that is
+    listed, whatever pages link and redirect to.
+    """
 
-    async def refuse(_session: Any, _context: Any, redirected: Any) -> None:
-        answer = redirected.response
-        target = answer.headers.get("Location") or answer.headers.get("URI") or ""
-        if not _stays(str(answer.url), target):
-            raise _Elsewhere(urljoin(str(answer.url), target))
+    async def refuse(_session: Any, _context: Any, asked: Any) -> None:
+        headers = asked.response.headers if hasattr(asked, "response") else {}
+        address, target = str(asked.url), headers.get("Location") or headers.get("URI") or ""
+        if not _stays(address, target, folder):
+            raise _Elsewhere(f"the server leads to another place, {urljoin(address, target)}")
 
     config = importlib.import_module("aiohttp").TraceConfig()
+    config.on_request_start.append(refuse)
     config.on_request_redirect.append(refuse)
     return config
 
 
-def _stays(address: str, target: str) -> bool:
-    """Is a redirect's target on the same host and port? From http to https is staying, too.
+def _stays(address: str, target: str, folder: str = "") -> bool:
+    """Is a link's or redirect's target on the same host and port, and in the folder, if any? From
+    http to https is staying, too.
 
     Addresses are read by what aiohttp reads them with: other readers take some of them in other
-    ways.
+    ways. A part that a server may read as ``..`` leads out of the folder.
     """
     read = importlib.import_module("yarl").URL
     try:
-        before, after = read(address), read(target)
-        after = after if after.scheme else before.join(after)
-        upgraded = before.scheme == "http" and before.port == 80
-        return after.origin() in (
-            before.origin(),
-            *([before.origin().with_scheme("https").with_port(None)] if upgraded else []),
-        )
+        before, after = read(folder or address), read(target)
+        after = after if after.scheme else read(address).join(after)
+        home = before.raw_path_qs.rstrip("/") + "/"
+        above, path, below = f"{after.raw_path_qs}/".partition(home)
+        if folder and (above or not path or ".." in _PARTS.split(unquote(below))):
+            return False
+        if after.scheme == "https" and (before.scheme, before.port) == ("http", 80):
+            before = before.with_scheme("https").with_port(None)
+        return bool(after.origin() == before.origin())
     except ValueError:  # a UnicodeError is one
         return False
 
@@ -631,20 +646,10 @@ def _scheme(address: str) -> str:
 
 
 def _unreachable(address: str, error: BaseException) -> InputError:
-    cause = _cause(error)
-    if isinstance(cause, _Elsewhere):
-        return InputError(
-            "E325",
-            f"Cannot read {shown(address)}.",
-            why=f"the server redirects to another host, {shown(str(cause))}",
-            hint="if you trust that host, give its address; else download the file",
-        )
-    return InputError(
-        "E325",
-        f"Cannot read {shown(address)}.",
-        why=_why(error),
-        hint="check the address, your access to it and the network",
-    )
+    hint = "check the address, your access to it and the network"
+    if isinstance(_cause(error), _Elsewhere):
+        hint = "if you trust that place, give its address; else download the file"
+    return InputError("E325", f"Cannot read {shown(address)}.", why=_why(error), hint=hint)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -662,4 +667,6 @@ def _why(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file or folder"
     text = shown(str(error)).strip()
+    if isinstance(error, _Elsewhere):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
