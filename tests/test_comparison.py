@@ -215,7 +215,7 @@ def timed(result: Result, middle: float, low: float, high: float, steps: int = 1
         ((80.0, 79.0, 81.0), "sure", "20.0 % less time, 25.0 % more throughput"),
         ((80.0, 70.0, 99.0), "none", "lies within the spread of the step times (99.0 to 101.0 ms"),
         ((60.0, 50.0, 70.0), "direction", "A step takes less time than before, 60.0 ms instead"),
-        ((80.0, 79.0, 81.0, 5), None, "needs at least six steps on each side"),
+        ((80.0, 79.0, 81.0, 5), None, "With fewer than six steps on a side"),
     ],
 )
 def test_only_what_the_spread_leaves_is_said(

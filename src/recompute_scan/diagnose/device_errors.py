@@ -129,8 +129,8 @@ SIGNATURES = (
         cause="""torch asked the system for memory and got none. The bytes in the message are one
             tensor's size.""",
         fix="""Check your innermost line in the traceback. If the size is huge, that tensor is too
-            large. If it is small, look for whole data sets in memory, loader workers, predictions
-            on the CPU, a copy of the weights per process (low_cpu_mem_usage, device_map), or
+            large. If small, look for whole data sets in memory, loader workers, predictions
+            on the CPU, a copy of the weights per process (device_map can avoid it), or
             offloading. Checkpoints help only a model on the CPU.""",
         sources=("pytorch/pytorch/issues/31302",),
         checked="reproduced",

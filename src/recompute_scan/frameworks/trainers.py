@@ -109,7 +109,7 @@ AXOLOTL = replace(
     docs="https://docs.axolotl.ai/docs/gradient_checkpointing.html",
     checked="read (axolotl 0.19.0)",
     variants=(
-        "supervised, all layers trained: reentrant by default",
+        "supervised, without unfrozen_parameters: reentrant by default",
         "reinforcement learning: non-reentrant by default",
     ),
     asks=(*huggingface.BASE.asks, *pytorch.WRAPPER.asks, "axolotl/*:*"),

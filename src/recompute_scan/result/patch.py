@@ -329,21 +329,21 @@ def place(root: Path, file: str) -> tuple[str, Path]:
     if inside is None or not inside.parts or ".." in inside.parts or "\0" in file:
         raise _outside(file, f"it is not below {root}")
     if inside.suffix not in {"", ".py", ".pyw", *CONFIGURATIONS}:
-        raise _outside(file, "it is neither a Python file nor a configuration")
+        raise _outside(file, "it is neither a Python file nor a configuration", None)
     whole = home / inside
     if os.path.realpath(whole) != str(whole):
-        raise _outside(file, "it is reached through a link")
+        raise _outside(file, "it is reached through a link", "record again without the link")
     if not os.path.lexists(whole):
         raise _outside(file, f"there is no such file below {root}")
     return inside.as_posix(), whole
 
 
-def _outside(file: str, why: str) -> InputError:
+_THERE = "call fix where the script was recorded, or name that folder: --root"
+
+
+def _outside(file: str, why: str, hint: str | None = _THERE) -> InputError:
     return InputError(
-        "E344",
-        f"The fix changes {file}, which recompute-scan does not open.",
-        why=why,
-        hint="call fix where the script was recorded, or name that folder: --root",
+        "E344", f"The fix changes {file}, which recompute-scan does not open.", why=why, hint=hint
     )
 
 

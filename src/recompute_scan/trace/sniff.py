@@ -23,7 +23,7 @@ from recompute_scan.trace.kineto.schema import (
 
 _LOOKED_AT = 4096
 _TORCH = "give a trace that torch.profiler's export_chrome_trace wrote (.json, .json.gz, .json.zst)"
-_SAME_RUN = f"of the same run, {_TORCH}"
+_SAME_RUN = f"{_TORCH}, from the same run"
 _PROTOBUF = "Perfetto's protobuf (.pftrace), which is not read"
 _AS_JSON = 'export the recording as JSON: prof.export_chrome_trace("trace.json.gz")'
 # How torch/_logging/_internal.py names its structured log, which TORCH_TRACE asks for.
