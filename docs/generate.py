@@ -497,7 +497,9 @@ def _example(one: Signature) -> str | None:
         if one.message.search(raised.message) and not log.timeouts
     ]
     if log.timeouts:
-        said = ["\n".join(text[timeout.line - 1] for timeout in log.timeouts)]
+        ended = (text[timeout.line - 1] for timeout in log.timeouts)
+        # Without the source file in front, a cut line still shows the collective's type.
+        said = ["\n".join(re.sub(r"^.*? (?=\[)", "", line) for line in ended)]
     shown = next(iter((*said, *lines)), None)
     if shown is None:
         return None
@@ -510,7 +512,7 @@ def _example(one: Signature) -> str | None:
 
 def _cut(line: str) -> str:
     """A long line up to a sentence's end, or else a word's, and an ellipsis."""
-    line = re.sub(r"^/\S+:\d+: (?=\w+Warning: )", "", line)
+    line = re.sub(r"^/\S+:\d+: (?=\w+Warning: )|\[enforce fail at \S+\] err == 0\. ", "", line)
     if len(line) <= _EXAMPLE_WIDTH:
         return line
     start = line[:_EXAMPLE_WIDTH]

@@ -10,6 +10,7 @@ import tempfile
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import fstat
 from typing import TextIO
 
 _COLUMNS = 80
@@ -89,7 +90,9 @@ def is_terminal(stream: TextIO | None) -> bool:
     """Is it one? There is no stream where it was closed before Python began, and a script may put
     an object in its place that can only write.
     """
-    return bool(getattr(stream, "isatty", bool)())
+    with suppress(ValueError):  # it was closed or detached
+        return bool(getattr(stream, "isatty", bool)())
+    return False
 
 
 def links(stream: TextIO | None) -> bool:
@@ -129,10 +132,23 @@ def fresh_line(stream: TextIO | None) -> str:
 def file_at(descriptor: int) -> tuple[int, int] | None:
     """The file at a descriptor, by device and number; ``None`` where it is closed."""
     try:
-        found = os.fstat(descriptor)
+        found = fstat(descriptor)
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def still(stream: TextIO | None, descriptor: int, file: tuple[int, int] | None) -> TextIO | None:
+    """The stream, or another to its file where the script has closed or detached it.
+
+    ``None`` where the descriptor leads elsewhere by now.
+    """
+    if stream is None or file_at(descriptor) != file:
+        return None
+    with suppress(ValueError):
+        if not getattr(stream, "closed", False):
+            return stream
+    return os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="replace", buffering=1)
 
 
 @contextmanager

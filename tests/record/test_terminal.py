@@ -79,7 +79,7 @@ def test_nothing_is_written_to_what_the_script_put_in_its_place(
     before, other = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(other, 2)
     try:
-        progress._stream = said = io.StringIO()
+        progress._stream = said = io.StringIO()  # of a file that is gone
         progress.show("profiling 1 step", step=3)
     finally:
         os.dup2(before, 2)

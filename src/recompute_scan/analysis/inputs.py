@@ -115,7 +115,7 @@ def _info_beside(address: Address, limits: Limits) -> RunInfo | None:
     if isinstance(address, str):
         return None
     rank = address.name.removeprefix("trace-rank").partition(".")[0]
-    if not rank.isdecimal():
+    if not rank.isdecimal() or len(rank) > 9:
         return None
     # Of a rank that was killed there may be only what it had recorded so far.
     for name in (run_info_name(int(rank)), so_far_name(int(rank))):

@@ -591,7 +591,7 @@ def plan(
     place, earlier = beside(folder, plans=True)
     if folder not in (place, earlier):
         tell(f"recompute-scan: {folder} keeps the result of a run; the plan goes to {place}")
-    options = _options(target, place, earlier, **recorded)
+    options = _options(target, place, earlier, quiet=answer.quiet, **recorded)
     way = Way(None, nproc_per_node)
     way.check(options)
     reporting = _reporting(options, partial(print_report, answer=answer))

@@ -335,9 +335,9 @@ _COUNT = Signature(
     cause="""The block took another path the second time: a branch on data or a counter, a list
         argument that it empties, an autograd function's forward() called directly, or another
         compiled graph.""",
-    fix="""Make the block depend on its inputs alone.
-        torch.utils.checkpoint.set_checkpoint_debug_enabled(True) lists the operators of both
-        runs.""",
+    fix="""Make the block depend on its inputs alone. A step inside
+        `with torch.utils.checkpoint.set_checkpoint_debug_enabled(True):` lists the operators of
+        both runs.""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=("facebookresearch/xformers/issues/1126", CHECKPOINT_DOCS),
     checked="reproduced",

@@ -20,7 +20,7 @@ import threading
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import is_
 from pathlib import Path
 from threading import enumerate as threads_alive
@@ -30,14 +30,15 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from recompute_scan.errors import UsageError
+from recompute_scan.terminal import file_at, still
 
 _OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 # Recording, or torch's profiler for it, calls functions of these, and scripts replace them: with
 # mocks, or by a library that makes time or files up. Hooks are there to be replaced.
 _LIBRARY = (
     "ast atexit base64 builtins codecs contextlib copy ctypes datetime faulthandler fnmatch "
-    "functools gc glob gzip hashlib html importlib inspect io itertools json linecache math "
-    "operator os pickle platform posixpath random re resource select shlex shutil signal stat "
+    "functools gc glob gzip hashlib importlib inspect io itertools json linecache math "
+    "operator os pickle platform posixpath random re select shlex shutil signal stat "
     "statistics struct subprocess tempfile textwrap threading time traceback unicodedata zlib"
 )
 _OURS = {"_exit", "execv", "execve", "input"}  # Jupyter has another input for each cell
@@ -295,7 +296,8 @@ def _set_first_path(folder: str) -> None:
 @contextmanager
 def _interpreter_state() -> Iterator[None]:
     modules, argv, path = dict(sys.modules), list(sys.argv), list(sys.path)
-    deep, streams = sys.getrecursionlimit(), (sys.stdout, sys.stderr)
+    deep = sys.getrecursionlimit()
+    streams = [(sys.stdout, 1, file_at(1)), (sys.stderr, 2, file_at(2))]
     hooks = {name: list(getattr(sys, name)) for name in ("meta_path", "path_hooks")}
     try:
         yield
@@ -308,8 +310,9 @@ def _interpreter_state() -> Iterator[None]:
         atexit.register(sys.setrecursionlimit, now_deep := sys.getrecursionlimit())
         sys.setrecursionlimit(max(deep, now_deep))
         # The answer goes to the terminal, whatever the script writes to.
-        atexit.register(_print_to, sys.stdout, sys.stderr)
-        _print_to(*streams)
+        theirs = sys.stdout, sys.stderr
+        atexit.register(_print_to, *theirs)
+        _print_to(*map(_answering, streams, theirs))
         # The script may refuse no import and no file of ours from here on, also by a module that is
         # `None`. Functions that it has left for the interpreter's end find all of it again.
         for now, before in ((getattr(sys, name), before) for name, before in hooks.items()):
@@ -363,6 +366,15 @@ def as_before() -> Iterator[None]:
 
 def _print_to(*streams: Any) -> None:
     sys.stdout, sys.stderr = streams
+
+
+def _answering(before: tuple[Any, int, Any], theirs: Any) -> Any:
+    """A stream from before the script, the script's own where its descriptor leads elsewhere by
+    now, or none where that is closed.
+    """
+    with suppress(Exception):  # an object of the script's
+        theirs.flush()
+    return file_at(before[1]) and (still(*before) or theirs)
 
 
 def _stop_timers() -> None:

@@ -409,8 +409,9 @@ def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -
         facts["backend"] = str(torch.distributed.get_backend())
     path = [one for one in sys.path if isinstance(one, str)]  # Python allows bytes
     for package in _PACKAGES:
-        for found in Distribution.discover(name=package, path=path):
-            facts.setdefault(package, found.version)
+        found = next(iter(Distribution.discover(name=package, path=path)), None)
+        if found is not None:
+            facts[package] = found.version
     return facts
 
 

@@ -53,7 +53,14 @@ from recompute_scan.record.isolation import Call, Guard, Patches, let_forked_pro
 from recompute_scan.record.steps import wait_for_gpus
 from recompute_scan.record.torch_versions import PROFILER_LINE, import_ahead, stacks_crash
 from recompute_scan.result.run_record import compiled_name
-from recompute_scan.terminal import file_at, fresh_line, is_terminal, unless_closed, without_lines
+from recompute_scan.terminal import (
+    file_at,
+    fresh_line,
+    is_terminal,
+    still,
+    unless_closed,
+    without_lines,
+)
 
 # Names of ranges that could not be ended, of profilers that have ended in this process.
 _left: Counter[str] = Counter()
@@ -153,9 +160,9 @@ def without_modes() -> Iterator[None]:
 class Progress:
     """Says each phase once, where wanted; ``logs`` has it write to a log too, with the time."""
 
-    def __init__(self, *, wanted: bool = True, logs: bool = False) -> None:
+    def __init__(self, *, wanted: bool = True, logs: bool = False, quiet: bool = False) -> None:
         # The script may put something else in its place, which is not ours to write to.
-        self._stream, self._file = sys.stderr, file_at(2)
+        self._stream, self._file = None if quiet else sys.stderr, file_at(2)
         self._on = wanted and self._stream is not None
         self._logs = logs
         self._said = ""
@@ -171,7 +178,8 @@ class Progress:
         self._said = text
 
     def say(self, text: str) -> None:
-        if self._on and self._file == file_at(2):
+        self._stream = still(self._stream, 2, self._file)
+        if self._stream is not None:
             line = f"{fresh_line(self._stream)}recompute-scan: {text}"
             with unless_closed():
                 print(line, file=self._stream, flush=True)

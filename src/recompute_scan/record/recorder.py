@@ -185,7 +185,7 @@ class Recorder:
         self._on_kept = on_kept
         self.membership = Membership(plan, recording_ranks)
         self._logs = reports
-        self._progress = Progress(wanted=self.ranks.rank == 0 and not quiet, logs=reports)
+        self._progress = Progress(wanted=self.ranks.rank == 0, logs=reports, quiet=quiet)
         self.kept = RecordedSoFar(folder)
         self._timer: StepTimer | None = None
         self._began = monotonic()

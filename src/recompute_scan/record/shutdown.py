@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _thread
 import faulthandler
-import fcntl
 import functools
 import multiprocessing
 import os
@@ -27,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from recompute_scan.files import content
-from recompute_scan.record.execute import StopRecording, as_before
+from recompute_scan.record.execute import StopRecording
 from recompute_scan.terminal import file_at
 
 # How long nothing may move, of a process alone, of one that may wait for other ranks, and of one
@@ -74,7 +73,6 @@ def place_of(thread: int) -> tuple[tuple[int, int], ...]:
     return tuple((id(frame.f_code), frame.f_lasti) for frame in _frames_of(thread))
 
 
-@as_before()
 def _bytes_moved() -> int:
     with suppress(OSError, ValueError):
         lines = content(Path("/proc/self/io")).splitlines()[:2]
@@ -271,6 +269,8 @@ class Termination:
             if self._is_ours(reader):
                 self.asked = readable
                 close(reader)
+            elif self._pipe is not None:
+                self.listen_to_it(False)  # the signal ends the process, as without us
         if not self.asked:
             return
         deadline = monotonic() + _STEP_S
@@ -299,6 +299,8 @@ class Termination:
 
 def _out_of_the_way(descriptor: int) -> int:
     """The same under a high number, where there is one: scripts close and use the low ones."""
+    import fcntl  # noqa: PLC0415 - of Unix
+
     with suppress(OSError):
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
         close(descriptor)

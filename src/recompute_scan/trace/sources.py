@@ -202,7 +202,7 @@ def _traces(names: Iterable[str], suffixes: tuple[str, ...] = _SUFFIXES) -> list
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _no_trace_in(path: Path, why: str | None = None, hint: str | None = None) -> InputError:

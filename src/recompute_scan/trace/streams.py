@@ -486,7 +486,7 @@ def list_remote(address: str, limits: Limits = DEFAULT_LIMITS) -> list[str]:
     file_system, path = _file_system(address, _LISTING_S, folder)
     try:
         if _HTTP_MAGIC.match(path) if over_http else _MAGIC.search(path):
-            bound = {"maxdepth": _DEEPEST} if "**" in path else {}
+            bound = {"maxdepth": _DEEPEST} if over_http and "**" in path else {}
             found = file_system.glob(path, detail=True, **bound).values()
         elif address.endswith("/") if over_http else file_system.isdir(path):
             found = file_system.ls(path, detail=True)

@@ -28,6 +28,8 @@ def check():
 
 trainer = Trainer()
 say(trainer.step())
+sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8", write_through=True)
+sys.stderr = io.TextIOWrapper(sys.stderr.detach(), encoding="utf-8")
 file = tempfile.TemporaryFile()
 for number in range(200, 210):
     os.dup2(file.fileno(), number)
