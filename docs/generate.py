@@ -491,7 +491,8 @@ def _example(one: Signature) -> str | None:
     text = path.read_text(encoding="utf-8").splitlines()
     lines = [line for line in text if one.message.search(line)]
     said = [
-        f"{raised.type}: {raised.message}"
+        # read_log takes a last backtick for Markdown's.
+        f"{raised.type}: {raised.message}{'`' * (raised.message.count('`') % 2)}"
         for failure in log.failures
         for raised in failure.errors
         if one.message.search(raised.message) and not log.timeouts

@@ -17,7 +17,7 @@ from recompute_scan.frameworks.base import RUN, Flaw, Setting, Values, truthy
 from recompute_scan.lint.library_calls import Script
 from recompute_scan.lint.rules import CheckpointSwitch, Found, Pinned
 
-ONE_SETTING = "Keep one: delete gradient_checkpointing, or FSDP's activation_checkpointing."
+ONE_SETTING = "Keep one: delete the training argument, or FSDP's activation_checkpointing."
 REFUSES = "The Trainer of transformers raises a ValueError where both are on."
 _OWN = (("gradient_checkpointing",), ("activation_checkpointing",))
 
@@ -53,7 +53,8 @@ def script_findings(
             and config.get("activation_checkpointing") is True
         ):
             code = "RS604" if pinned.refuses else "RS602"
-            title = "gradient_checkpointing and FSDP's activation_checkpointing are both on"
+            own = next(name for (name,) in _OWN if keywords.get(name) is True)
+            title = f"{own} and FSDP's activation_checkpointing are both on"
             why = REFUSES if pinned.refuses else f"Before transformers 4.33 both worked. {RUN}"
             yield Found(file, line, code, title, why, ONE_SETTING)
 

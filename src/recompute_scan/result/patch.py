@@ -37,7 +37,8 @@ from recompute_scan.result.run_record import FileName, Source, file_of_site
 from recompute_scan.terminal import patch_name
 
 # More than a statement with its surroundings has, and more than anyone writes by hand.
-_MOST_DIFF, _MOST_SOURCE = 100_000, 4 << 20
+_MOST_DIFF, _THERE = "call fix where the script was recorded, or name that folder: --root"
+_MOST_SOURCE = 100_000, 4 << 20
 _HUNK = re.compile(r"@@ -(\d{1,7})(?:,(\d{1,7}))? \+\d{1,7}(?:,(\d{1,7}))? @@")
 _LINES = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _ENDS = b"\r\n"
@@ -309,7 +310,7 @@ def changed(result: Result, root: Path) -> tuple[Changed, ...]:
         try:
             before = content(path, _MOST_SOURCE)
         except OSError as error:
-            raise _outside(name, f"it cannot be read: {error.strerror}") from None
+            raise _outside(name, f"it cannot be read: {error.strerror}", None) from None
         found.append(Changed(name, path, before, _with(before, several, name)))
     return tuple(found)
 
@@ -336,9 +337,6 @@ def place(root: Path, file: str) -> tuple[str, Path]:
     if not os.path.lexists(whole):
         raise _outside(file, f"there is no such file below {root}")
     return inside.as_posix(), whole
-
-
-_THERE = "call fix where the script was recorded, or name that folder: --root"
 
 
 def _outside(file: str, why: str, hint: str | None = _THERE) -> InputError:
