@@ -37,8 +37,8 @@ from recompute_scan.result.run_record import FileName, Source, file_of_site
 from recompute_scan.terminal import patch_name
 
 # More than a statement with its surroundings has, and more than anyone writes by hand.
-_MOST_DIFF, _THERE = "call fix where the script was recorded, or name that folder: --root"
-_MOST_SOURCE = 100_000, 4 << 20
+_MOST_DIFF, _MOST_SOURCE = 100_000, 4 << 20
+_THERE = "call fix where the script was recorded, or name that folder: --root"
 _HUNK = re.compile(r"@@ -(\d{1,7})(?:,(\d{1,7}))? \+\d{1,7}(?:,(\d{1,7}))? @@")
 _LINES = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _ENDS = b"\r\n"
