@@ -265,7 +265,7 @@ SIGNATURES = (
         fix="""If forward was replaced, let the checkpoint call the original. Otherwise nest fewer,
             or checkpoint several layers at once. For many in a row, upgrade torch (2.13 runs
             3,000).""",
-        versions="In a row: reported with torch 0.4.",
+        versions="Many checkpoints in a row: reported with torch 0.4.",
         sources=(f"{_TORCH}6959",),
         checked="reproduced",
     ),
@@ -366,8 +366,8 @@ CHECKPOINTING_SIGNATURES = (
         cause_name="other-operators",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
         title="The recompute of a selective checkpoint ran different operators from the original's",
-        cause="""The recompute asked for the output of an operator that the first run never called:
-            a kernel chosen from a cache, or a router's counter.""",
+        cause="""The recompute asked for the output of an operator that the first run never called.
+            A router's counter, or a kernel chosen from a cache, can cause this.""",
         fix="Make the block do the same both times, or take that operator out of the policy.",
         versions="Selective checkpoints, public since torch 2.5.",
         sources=("NVIDIA-NeMo/Automodel/pull/3330",),

@@ -143,7 +143,7 @@ SIGNATURES = (
         where=_pinned,
         title="There was no pinned host memory left; the GPU's own memory is not the cause",
         cause="""Pinned memory is locked host memory. It runs out when host memory does, or at a
-            limit on locked memory; CUDA calls both out of memory.""",
+            limit on locked memory; CUDA reports both as "out of memory".""",
         fix="""Pin less: pin_memory=False, fewer workers, smaller offload buffers. The container (or
             WSL) may need more memory.""",
         sources=("deepspeedai/DeepSpeed/issues/2676", "deepspeedai/DeepSpeed/issues/6651"),

@@ -76,7 +76,7 @@ COMPARED = replace(
     DIVERGED,
     cause_name="compared",
     title="torch compared the ranks' collectives: some rank called a different one",
-    fix="""Make the ranks that torch's report names take the others' path up to the collective in
+    fix="""The ranks named in torch's report must take the others' path up to the collective in
         that report.""",
     versions="torch's flight recorder and its analyzer (torchfrtrace).",
     sources=("https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",),

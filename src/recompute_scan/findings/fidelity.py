@@ -224,8 +224,8 @@ def _fix(evidence: Evidence, fault: Fault) -> Fix:
         remove = "preserve_rng_state=False"
     else:
         summary = (
-            f"No checkpoint keeps the state of {generator}. Draw what the block needs outside of "
-            "it and pass it in as an argument, or draw it from torch's default generator."
+            f"No checkpoint keeps the state of {generator}. Draw the block's random numbers "
+            "outside the block and pass them in, or draw them from torch's default generator."
         )
         keep = "the checkpoint"
         remove = f"the call inside the block that draws from {generator}"

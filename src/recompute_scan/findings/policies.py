@@ -166,8 +166,8 @@ def _fits(memory: Memory | None, kept: KeptAttention) -> str:
         return "Whether they fit is not known: the trace does not show the GPU's memory."
     left = memory.budget_bytes - memory.peak_allocated_bytes
     if kept.added_bytes <= left:
-        return f"They fit: {size(left)} are free beyond a reserve of a tenth."
-    return f"They do not fit: {size(max(0, left))} are free beyond a reserve of a tenth."
+        return f"They fit: {size(left)} are free beyond a reserve of a tenth of the GPU."
+    return f"They do not fit: {size(max(0, left))} are free beyond a reserve of a tenth of the GPU."
 
 
 RS302 = Rule("RS302", "selective-checkpoint", check_selective_checkpoint)

@@ -170,7 +170,7 @@ def listed(report: Report) -> str:
 
 
 def _files_read(report: Report) -> str:
-    cut = f", {len(report.cut)} not followed to the end" if report.cut else ""
+    cut = f", {len(report.cut)} checked only in part" if report.cut else ""
     return f"{report.read} {'file' if report.read == 1 else 'files'} read{cut}"
 
 

@@ -319,7 +319,7 @@ def _spent(result: Result) -> bool:
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "annotated": "every checkpointed call has an annotation",
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
-    "kernels": "kernels were counted by their names; operators do not show the model",
+    "kernels": "kernels were counted by their names; this trace's operators do not show the model",
     "graphs": "compiled code was counted from the compiler's own graphs alone",
     "hooks": "runs of checkpointed blocks were counted by hooks in one step, without a trace",
 }
