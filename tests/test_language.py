@@ -111,7 +111,8 @@ def test_private_english_becomes_rarer(capsys: pytest.CaptureFixture[str]) -> No
     totals = {kind: counts.total() for kind, counts in found.items()}
     with capsys.disabled():
         print("", *(f"{kind}: {found[kind].most_common()}" for kind in found), totals, sep="\n")
-    assert all(totals[kind] <= most for kind, most in CEILINGS.items()), totals
+    pages = [path for path in PAGES if unclear([prose(path.read_text("utf-8"))]).total()]
+    assert all(totals[kind] <= most for kind, most in CEILINGS.items()), (totals, pages)
 
 
 def test_the_documents_stay_short() -> None:
@@ -119,7 +120,8 @@ def test_the_documents_stay_short() -> None:
         re.sub(r"^ *```.*?^ *```$", "", path.read_text("utf-8"), flags=re.M | re.S)
         for path in PAGES
     ]
-    assert sum(len(re.findall(r"\S*\w\S*", page)) for page in pages) <= 35_000
+    words = sum(len(re.findall(r"\S*\w\S*", page)) for page in pages)
+    assert words <= 35_000, "shorten other pages"
 
 
 def test_the_counter_sees_private_english() -> None:
