@@ -288,7 +288,7 @@ def _other_recompute_finding(evidence: Evidence, fault: Fault) -> Finding:
         RS403,
         evidence,
         fault.regions,
-        title=f"Recomputes of {fault.blocks} are not the computation of their forward",
+        title=f"Recomputes of {fault.blocks} compute something other than their forward",
         detail=_why(difference),
         evidence=fault.shown(),
         fix=review(

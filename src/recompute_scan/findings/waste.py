@@ -134,7 +134,8 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
             f"Nothing reads the results of {what} in reentrant recomputes",
             "A reentrant checkpoint runs its whole function again, and the last operators' "
             "results are not needed for the backward pass. With use_reentrant=False a recompute "
-            "stops where nothing more is needed; its hooks take time, so measure the step.",
+            "stops where nothing more is needed. That variant's saved-tensor hooks take time, so "
+            "measure the step.",
         ),
     }[one.kind]
     same = (f"the same as{place(one.same_as)}",) if one.same_as else ()
