@@ -47,6 +47,7 @@ ELSEWHERE = {
     "record/attribution.py": "cells of a notebook, which are in no file",
     "record/shutdown.py": "standard output, and a pipe of its own",
     "record/watchdog.py": "lines as a traceback has them",
+    "terminal.py": "standard output or error again, where a script has closed the stream",
 }
 
 
