@@ -25,30 +25,24 @@ _RUN = (*TOOL, "run", "--quick", "--quiet")
 _SCRIPT = '''\
 """One case of the project's own, trained for some steps."""
 
-import json
-import sys
-
 import torch
 from tests.cases.groups import chosen, GROUPS
 from tests.cases.model import Oracle
 
 (case,) = chosen(GROUPS, ["{name}"])
 torch.manual_seed(0)
-oracle = Oracle()
-step = case.build(oracle, torch.device("cpu"))
+step = case.build(Oracle(), torch.device("cpu"))
 for _ in range(16):
-    oracle.reset()
     step()
-parts = {{}}
-for (layer, part, kind), times in oracle.entries.items():
-    parts.setdefault((layer, part), dict.fromkeys(("forward", "recomputes"), 0))[kind] = times
-runs = [
-    both["recomputes"] / (both["forward"] * case.backwards_per_forward)
-    for both in parts.values()
-    if both["forward"]
-]
-print(json.dumps(max(runs)), flush=True)
 '''
+_COUNT = """\
+from pathlib import Path
+from tests.cases.case import record
+from tests.cases.groups import chosen, GROUPS, highest
+
+(case,) = chosen(GROUPS, ["{name}"])
+print(highest(record(case, Path("counted.json"))))
+"""
 
 
 @benchmark
@@ -72,8 +66,9 @@ def main(names: Sequence[str], group: Sequence[str]) -> int:
             offered += 1
             done = fresh((*TOOL, "fix", "--apply", "--yes", folder / "before"), folder=folder)
             how = "applied" if done.status == 0 else f"status {done.status}"
-            counted = fresh((sys.executable, "train.py"), folder=folder, variables=_here(folder))
-            runs = json.loads(counted.output.splitlines()[-1]) if counted.status == 0 else None
+            count = (sys.executable, "-c", _COUNT.format(name=case.name))
+            counted = fresh(count, folder=folder, variables=_here(folder))
+            runs = float(counted.output.splitlines()[-1]) if counted.status == 0 else None
             after = _answer(folder, "after")
             mended = runs is not None and runs <= 1 and not after.startswith("doubled")
             named = " as well." in (folder / "before" / "result.json").read_text("utf-8")
