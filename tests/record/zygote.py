@@ -114,6 +114,7 @@ if job is not None:
     _become(job)
     name = Path(job["script"]).name
     if job["options"] is None:
+        gc.unfreeze()  # this module's names are the script's: let its files be closed at the end
         sys.argv[:] = [name]
         sys.path[0] = str(Path.cwd())
         __file__ = str(Path.cwd() / name)

@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from time import monotonic, process_time, sleep, time
 from types import FrameType, TracebackType
@@ -250,9 +251,9 @@ class Watchdog:
     ) -> None:
         self._guard = guard or Guard()
         self._folder = folder
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s or inf
         # Twenty looks a timeout, and one in five seconds at the least.
-        self._look_s = max(0.05, min(_SLOWEST_LOOK_S, timeout_s / 20))
+        self._look_s = max(0.05, min(_SLOWEST_LOOK_S, self._timeout_s / 20))
         self._steps = steps
         self._on_hang = on_hang
         self._waits = waits
@@ -271,9 +272,8 @@ class Watchdog:
 
     def start(self) -> None:
         self.keep_stacks_when_terminated()
-        if self._timeout_s > 0:
-            # Not a threading.Thread: the script would find it among its own.
-            _thread.start_new_thread(self._guard.aside(self._watch), ())
+        # Not a threading.Thread: the script would find it among its own.
+        _thread.start_new_thread(self._guard.aside(self._watch), ())
 
     def let_leave(self) -> None:
         """Wait for the process to end, where the watchdog is about to end it.
