@@ -122,8 +122,7 @@ if job is not None:
     else:
         options = {"target": name, "is_module": False, "args": (), **job["options"]}
         options["args"], options["output"] = tuple(options["args"]), Path(options["output"])
-        report = Path(job["report"]) if "report" in job else None
-        on_exit = None if report is None else lambda _: report.touch()
+        on_exit = (lambda _: Path(job["report"]).touch()) if "report" in job else None
         try:
             info = record(RunOptions(**options), on_exit=on_exit)
         except ScanError as error:

@@ -150,7 +150,7 @@ class CountedRuns:
     """Counts the runs of checkpointed blocks, forward and again, without a profiler.
 
     Of nested checkpoints around one block the innermost is entered for each run of it, so only
-    runs count that no other begins in. Forward runs that no backward pass can follow, as in an
+    runs count that call no other. Forward runs that no backward pass can follow, as in an
     evaluation, do not count.
 
     Several backward passes can go through one forward pass, and each asks the outermost checkpoint
@@ -165,14 +165,14 @@ class CountedRuns:
         self._thread = threading.local()
 
     def region(self, call: CheckpointCall, ranges: AnnotatedRegion | None) -> CountedRegion:
-        """The region of one call; its runs count for the block that it is around. Its ranges are
-        opened too, for a profiler of the script's.
-        """
+        """The region of one call: its runs count for its block, and open `ranges` if given."""
         covered = covered_modules(call.function, call.args)
         self._modules.update((id(one), one) for one in covered)
         block: object = id(covered[0]) if covered else id(code_of(call.function))
         around: _Run | None = getattr(self._thread, "run", None)
         asked = around.asked if around is not None else (next(self._calls), None)
+        if around is not None:
+            around.holds = True
         return CountedRegion(self, block, call.differentiated, ranges, asked)
 
     @contextmanager
@@ -187,8 +187,6 @@ class CountedRuns:
             yield
         finally:
             self._thread.run = around
-            if around is not None:
-                around.holds = True
             if not run.holds and (within is not None or run.counts):
                 self._runs.setdefault(region.block, _BlockRuns()).add(asked, within is not None)
 
@@ -216,7 +214,8 @@ class _Run(Struct):
         counts: Whether it counts.
         asked: The call of the outermost checkpoint around it, by number, and the backward pass
             that asked for it.
-        holds: Whether another has begun in it.
+        holds: Whether a checkpoint was called in it. That one's own run may not follow: a
+            recompute ends as soon as it has what it was asked for.
     """
 
     counts: bool
