@@ -45,6 +45,7 @@ class OperatorKind(Struct, frozen=True):
         overwrites: Whether it writes all of its first argument.
         may_draw: Whether it may draw random numbers.
         foreign: Whether it is not one of torch's.
+        communicates: Whether it exchanges data with other processes.
         derives: Whether its result depends on the elements of its arguments.
         written: Places of the arguments that it writes.
     """
@@ -56,6 +57,7 @@ class OperatorKind(Struct, frozen=True):
     overwrites: bool = False
     may_draw: bool = False
     foreign: bool = False
+    communicates: bool = False
     derives: bool = True
     written: tuple[int, ...] = ()
 
@@ -79,7 +81,7 @@ def kind_of(operator: Any) -> OperatorKind:
         or base.startswith("sym_")
         or base in ("detach", "alias", "lift_fresh", "_unsafe_view")
     ):
-        return OperatorKind(name, computes=False)
+        return OperatorKind(name, computes=False, communicates=space in COMMUNICATION)
     leaves_open = base.startswith(_UNINITIALIZED)
     writes = schema.is_mutable
     returned = [one.alias_info for one in schema.returns]
@@ -94,6 +96,7 @@ def kind_of(operator: Any) -> OperatorKind:
         overwrites=base in _OVERWRITING,
         may_draw=foreign or torch.Tag.nondeterministic_seeded in tags,
         foreign=foreign,
+        communicates=space in COMMUNICATION,
         derives=not base.endswith("_like") and not base.startswith("new_"),
         written=tuple(
             place

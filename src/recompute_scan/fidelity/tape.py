@@ -568,10 +568,14 @@ def in_own_function() -> bool:
 def _frames() -> Iterator[FrameType]:
     """The region's frames, innermost first: those between ours that look and ours that run it."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _package(frame) == "recompute_scan":
-        frame = frame.f_back
-    while frame is not None and _package(frame) != "recompute_scan":
-        yield frame
+    inside = False
+    while frame is not None:
+        ours = _package(frame) == "recompute_scan"
+        if inside and ours:
+            return
+        inside = not ours
+        if inside:
+            yield frame
         frame = frame.f_back
 
 

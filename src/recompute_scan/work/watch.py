@@ -26,7 +26,6 @@ from torch import nn
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from recompute_scan.fidelity.operators import (
-    COMMUNICATION,
     OperatorKind,
     SeeingMode,
     kind_of,
@@ -242,7 +241,7 @@ class StepWatch:
         found = self._kinds.get(id(func))
         if found is None:
             kind = kind_of(func)
-            seen = kind.computes or kind.writes or kind.leaves_open or _communicates(kind)
+            seen = kind.computes or kind.writes or kind.leaves_open or kind.communicates
             # An operator hashes slowly; it is kept, so that nothing else gets its identity.
             found = self._kinds[id(func)] = func, kind, seen
         return found[1] if found[2] or torch.is_inference_mode_enabled() else None
@@ -274,7 +273,7 @@ class StepWatch:
         """The memory that a call writes, so far as it is there before."""
         kind = given.kind
         written: list[torch.Tensor] = []
-        if _communicates(kind):  # their schemas do not say what they write
+        if kind.communicates:  # their schemas do not say what they write
             written = given.tensors
         elif kind.name in _UPDATING:
             written = tensors(args[3:5])
@@ -313,18 +312,17 @@ class StepWatch:
         if given.begun is not None:
             self._timed.append((operation, given.begun, _moment()))
         self._place(operation, given, caller)
-        communicates = _communicates(kind)
         operation.draws = (
             kind.foreign
-            or communicates
+            or kind.communicates
             or (given.drawn is not None and given.drawn.outcome() is not None)
         )
-        operation.needed = communicates or kind.name in _KNOWN_TO_HOST
+        operation.needed = kind.communicates or kind.name in _KNOWN_TO_HOST
         operation.counts = (
             kind.computes and kind.derives and bool(given.memories) and not operation.needed
         )
         self._number(operation, given, place)
-        self._read(operation, given, place, communicates=communicates)
+        self._read(operation, given, place)
         self._write(operation, given, place)
         operation.makes = self._made(operation, given, new, place)
         ledger.operations.append(operation)
@@ -361,7 +359,7 @@ class StepWatch:
             operation.in_function = True
             operation.node = nodes_so_far() - 1  # most often of that function
 
-    def _read(self, operation: Operation, given: Given, place: int, *, communicates: bool) -> None:
+    def _read(self, operation: Operation, given: Given, place: int) -> None:
         kind = given.kind
         if not kind.derives:
             return
@@ -371,7 +369,7 @@ class StepWatch:
             reads = [one for one in reads if one not in given.written or one.bytes > size]
         for memory in reads:
             memory.last_read = place
-            if memory.unwritten and not (kind.writes or communicates):
+            if memory.unwritten and not (kind.writes or kind.communicates):
                 self.ledger.hidden = (
                     f"{kind.name} reads memory that no operator has written: a kernel outside of "
                     "torch's dispatcher is at work."
@@ -633,10 +631,6 @@ def _moment() -> Any:
 
 def _nothing(*_: Any) -> None:
     return None
-
-
-def _communicates(kind: OperatorKind) -> bool:
-    return kind.name.partition(".")[0] in COMMUNICATION
 
 
 def _ends_are_seen() -> bool:
