@@ -212,7 +212,10 @@ class _Sum(Struct):
                 differences.setdefault((difference.kind, where.name, where.site), difference)
             else:
                 unused += one.differing
-        for gone in (*(gone for one in self.recomputes for gone in one.lost), *self.left):
+        # A function may run its block once more without autograd, as to see that it is the same.
+        followed = {one.forward for one in self.recomputes if one.grad_mode}
+        only = [one for one in self.recomputes if one.grad_mode or one.forward not in followed]
+        for gone in (*(gone for one in only for gone in one.lost), *self.left):
             lost.setdefault((gone.name, gone.why), gone)
         roundings = [one.rounding for one in self.recomputes if one.rounding is not None]
         return replace(

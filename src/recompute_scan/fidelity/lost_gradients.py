@@ -560,6 +560,7 @@ class Passing:
         """The function's backward has run, with the gradients ``arrived`` and ``given``."""
         self.under_way = False
         found = unseen(self._compared, given, arrived)
+        self._arrived, self._left = [], []  # another pass may evaluate the node again
         if found is not None:
             self._tell(found)
         return call()

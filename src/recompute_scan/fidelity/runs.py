@@ -7,6 +7,7 @@ that differ, and why the first one does, as far as the arguments of both calls s
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, TypeVar
 
@@ -103,6 +104,7 @@ def apart_by(before: _Prints, now: _Prints) -> str | None:
 # How many operators of the forward may be missing from a recompute before it goes on alike.
 _LOOKAHEAD = 64
 Why = Literal["grad-mode-off", "detached"]
+_NUMBERS = itertools.count(1)
 
 
 class _Suspect(Struct, frozen=True):
@@ -331,15 +333,19 @@ class Shown(Struct, frozen=True):
     """The outcome of one recompute, without tensors and fingerprints.
 
     Attributes:
+        forward: Number of the forward's run; 0 where it repeats several in part.
+        grad_mode: Whether autograd was on.
         operators: Results compared.
         random: Of these, drawn ones.
         differing: Of these, those that differ by more than rounding.
         rounding: Largest distance of one that differs by rounding only.
-        lost: Gradients that are lost.
+        lost: Gradients that are lost, unless another recompute of the forward has them.
         possible: Differences in order, each with a function that returns whether the backward pass
             has used the tensor; it may not have done so yet.
     """
 
+    forward: int
+    grad_mode: bool
     operators: int
     random: int
     differing: int
@@ -366,6 +372,7 @@ class ForwardRun(RegionRun):
         random_before: dict[str, int],
     ) -> None:
         super().__init__(untold)
+        self.number = next(_NUMBERS)
         self.handed = handed
         if handed is not None:
             handed.run = self
@@ -421,7 +428,7 @@ class PartRun(RegionRun):
         """The outcome, if there is one."""
         if self._found is None:
             return None
-        return Shown(0, 1, 1, None, (), ((_always, self._found),))
+        return Shown(0, True, 0, 1, 1, None, (), ((_always, self._found),))
 
 
 class RecomputeRun(RegionRun):
@@ -513,6 +520,8 @@ class RecomputeRun(RegionRun):
                 used = functools.partial(forward.handed.used.__contains__, place)
                 possible.append((used, cause))
         return Shown(
+            forward.number,
+            self.grad_mode,
             checker.compared,
             checker.random,
             checker.differing,
