@@ -281,8 +281,9 @@ def _with_memory(fix: Fix, kept: Checkpoint, dropped: Checkpoint, levels: Levels
         )
     elif mine:
         memory = (
-            "The checkpoints differ in extent: by the shapes in the trace the peak grows less "
-            f"without the {which} than without the {rest} ones. `--verify` measures it."
+            "By the shapes in the trace, removing "
+            f"the {which} checkpoints raises the peak less than removing the {rest} ones. "
+            "`--verify` measures it."
         )
     else:
         memory = (

@@ -124,8 +124,8 @@ def _guesses(calls: Calls) -> list[str]:
     found = []
     if calls.guessed:
         found.append(
-            f"Times are whole microseconds. For {calls.guessed} of {len(calls)} calls neither "
-            "they nor the rest of the trace show which other call they belong to."
+            "Times are whole microseconds, and the trace does not show in which other call "
+            f"{calls.guessed} of {len(calls)} calls ran."
         )
     if calls.overruns:
         found.append(

@@ -187,7 +187,7 @@ SIGNATURES = (
         where=_SAVES,
         title="The GPU ran out of memory while saving",
         cause="""Saving copies state on the GPU: quantized weights into another layout, or shards
-            into one piece. Checkpointing has no part in it.""",
+            into one piece. Recomputes play no part in it.""",
         fix="""Save only trained weights (an adapter), or move the state to the CPU first. Upgrade
             the library that the traceback ends in. Use smaller micro-batches in training.""",
         sources=("huggingface/peft/issues/447", _CUDA_NOTES),

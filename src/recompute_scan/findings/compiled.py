@@ -61,8 +61,8 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
         )
     if again:
         detail += (
-            " Recomputes of compiled code from outside, which checkpoints around it cause, are "
-            "counted; those inside come on top of them."
+            " Recomputes that checkpoints around compiled code cause are counted. Those inside it "
+            "come on top."
         )
     budget = evidence.environment.get("activation_memory_budget")
     if budget:

@@ -304,8 +304,8 @@ def _why(difference: Difference) -> str:
     if difference.kind == "input":
         return (
             f"{where} gets a tensor that no operator of the block made and that has changed since "
-            "the forward: it was written to or replaced before the recompute, or each call makes "
-            "a new one."
+            "the forward: it was written to or replaced before the recompute, or Python code "
+            "makes a new one in each call."
         )
     if difference.kind == "argument":
         return (

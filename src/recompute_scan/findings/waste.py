@@ -112,8 +112,8 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
             f"{what}{place(one.line)} compute{s} {one.of_rows} rows, and the training forward "
             f"computes {one.rows} of them too{place(one.same_as)}",
             "The rows and the weights are the same, nothing is drawn at random, and nothing is "
-            "updated. Where each row is computed on its own, as without batch statistics and "
-            "capacity limits, the results are the same. Use the training forward's result, "
+            "updated. Where each row is computed on its own (no batch statistics, no capacity "
+            "limits), the results are the same. Use the training forward's result, "
             "detached, in the place of this one.",
         ),
         "unread": (

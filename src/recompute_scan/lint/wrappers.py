@@ -380,7 +380,7 @@ def _finding(met: Nested, names: Mapping[str, str]) -> Found:
     what = f"{outer.around} here" if outer.around else "here"
     inside = f"{inner.around} in {where}, inside it" if inner.around else f"in {where}, inside it"
     fix = (
-        "Keep one of the two: call the checkpointed function directly in one place. If this "
+        "Keep one of the two, and call the function directly at the other place. If this "
         "checkpoint is around several others, removing this one costs the least memory."
     )
     variants = {outer.variant, inner.variant}

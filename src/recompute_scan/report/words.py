@@ -199,7 +199,7 @@ MEANING = (
         lambda r: r.verdict == "none" and r.evidence_level == "kernels",
     ),
     Said(
-        "Kernels show attention only: a checkpoint that keeps attention's results looks the same.",
+        "Kernels show attention only: a checkpoint that keeps attention's results is not seen.",
         lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "kernels",
     ),
     Said(
