@@ -13,6 +13,7 @@ point; beside it stands the largest output of a checkpointed region.
 
   python -m benchmarks overhead --part calls       one call of a checkpoint, one step of the loop
   python -m benchmarks overhead --part compared    the compared step
+  python -m benchmarks overhead --part watched     the step that `run --work` watches
   python -m benchmarks overhead --part steps --rounds 10
 """
 
@@ -30,12 +31,15 @@ import numpy as np
 import torch
 import transformers
 from tests.plan.scripts import Mlp
+from tests.work.test_work import watch_of
 from torch import Tensor, nn
 
 import recompute_scan
 from benchmarks._frame import Floats, Table, benchmark, in_turn, interval, some
 from benchmarks._machine import machine
 from benchmarks.earn import true_peak
+from recompute_scan.fidelity.operators import SeeingMode
+from recompute_scan.record.isolation import Guard
 from recompute_scan.record.recording import Recording
 from recompute_scan.record.steps import Plan
 
@@ -228,6 +232,36 @@ def compared(rounds: int) -> None:
         table.row(name, results, plain, watched, times, peak / 2**20, added, largest)
 
 
+class _Counts(SeeingMode):  # type: ignore[no-untyped-call]
+    """Lets each call of an operator through."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def watched(rounds: int) -> None:
+    """The watched step: a row for each training, in µs a call of an operator."""
+    heads = (
+        "training < | calls > | plain >.1f | counted >.1f | watched >.1f | times a plain step >.2f"
+    )
+    table = Table(heads, markdown=True)
+    for name, make in TRAININGS.items():
+        training, turns = make(), list[tuple[float, ...]]()
+        for _ in range(2 + rounds // 4):
+            plain, watch = training.step(), watch_of(Guard())
+            with _Counts() as mode:  # type: ignore[no-untyped-call]
+                counted = training.step()
+            watch.begin()
+            turns.append((plain, counted, training.step()))
+            watch.next_step()
+            watch.end()
+        least = [1e3 * one / mode.calls for one in map(min, zip(*turns, strict=True))]
+        table.row(name, mode.calls, *least, least[2] / least[0])
+
+
 def steps(rounds: int) -> None:
     """Whole steps: a row for each way to record."""
     training = nested(128, 4, 256)
@@ -279,7 +313,7 @@ def _typical(pairs: Floats) -> float:
     return float(np.median(pairs[:, 1] / pairs[:, 0]))
 
 
-PARTS = {"calls": calls, "compared": compared, "steps": steps}
+PARTS = {"calls": calls, "compared": compared, "watched": watched, "steps": steps}
 
 
 @benchmark
