@@ -192,8 +192,9 @@ def test_an_error_in_an_import_of_the_module_is_the_scripts(
 
 def test_an_interrupt_is_130(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_script(tmp_path, "raise KeyboardInterrupt\n")
-    outcome, _, _ = run_here(tmp_path, capsys, "train.py")
+    outcome, _, err = run_here(tmp_path, capsys, "train.py")
     assert outcome == Exit("interrupted", 130)
+    assert err.count("File ") == err.count("train.py") == 1
 
 
 def test_python_imports_and_opens_again_behind_a_script_that_had_it_stop(

@@ -146,6 +146,7 @@ def _run_program(
         traceback.clear_frames(error.__traceback__)
         return Exit("stopped" if stopped else "exited", status)
     except KeyboardInterrupt as error:
+        _report(error)
         traceback.clear_frames(error.__traceback__)
         return Exit("interrupted", 130)
     except BaseException as error:
@@ -400,8 +401,8 @@ def _leave_out_own_frames(error: BaseException, seen: set[int]) -> None:
         return
     seen.add(id(error))
     trace = error.__traceback__
-    # Errors that our code raises keep their frames; a syntax error of the script is not one.
-    if isinstance(error, SyntaxError) or not ends_in_own_frame(trace):
+    # Errors that our code raises keep their frames; these are the script's, or the user's.
+    if isinstance(error, (SyntaxError, KeyboardInterrupt)) or not ends_in_own_frame(trace):
         error.__traceback__ = _without_own_frames(trace)
     for chained in (error.__cause__, error.__context__):
         if chained is not None:
