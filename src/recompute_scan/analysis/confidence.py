@@ -124,8 +124,8 @@ def _guesses(calls: Calls) -> list[str]:
     found = []
     if calls.guessed:
         found.append(
-            "Times are whole microseconds, and the trace does not show in which other call "
-            f"{calls.guessed} of {len(calls)} calls ran."
+            "Times are whole microseconds, so for "
+            f"{calls.guessed} of {len(calls)} calls the parent call is a guess."
         )
     if calls.overruns:
         found.append(

@@ -61,8 +61,7 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
         )
     if again:
         detail += (
-            " Recomputes that checkpoints around compiled code cause are counted. Those inside it "
-            "come on top."
+            " Recomputes by checkpoints around compiled code are counted. Any inside it are not."
         )
     budget = evidence.environment.get("activation_memory_budget")
     if budget:
