@@ -78,7 +78,7 @@ def look_into(wheel: Path, sdist: Path) -> None:
         assert not odd, f"in the wheel: {odd}"
         points = next(n for n in names if n.endswith("entry_points.txt"))
         text = opened.read(points).decode()
-        assert "recompute-scan = recompute_scan.cli:main" in text
+        assert "recompute-scan = recompute_scan.__main__:main" in text
         assert "recompute_scan = recompute_scan.pytest_plugin" in text
         home = str(ROOT).encode()
         traced = [name for name in names if home in opened.read(name)]

@@ -1,4 +1,4 @@
-"""``python -m recompute_scan``, and the file that processes of ours start by its path.
+"""The command, ``python -m recompute_scan``, and the file that processes of ours start by its path.
 
 By its path, since ``-m recompute_scan`` finds a ``recompute_scan.py`` of the current folder first.
 """
@@ -16,6 +16,14 @@ except OSError:  # the folder is gone
     _here = ""
 if not getattr(sys.flags, "safe_path", False) and sys.path[0] in (_here, _own):
     sys.path[0] = os.path.dirname(_own)  # noqa: PTH120
+# A PYTHONPATH that ends in a colon names that folder, too. Only a script may find modules there.
+_command = next((one for one in sys.argv[1:] if not one.startswith("-")), "")
+if _command not in ("run", "plan") and not {"--trial", "--verify"}.intersection(sys.argv):
+    _foreign = {_here, ""} - {os.path.dirname(_own)}  # noqa: PTH120
+    sys.path[:] = [one for one in sys.path if one not in _foreign]
+    if _paths := os.environ.get("PYTHONPATH"):  # of the processes that this one starts
+        _kept = [one for one in _paths.split(os.pathsep) if one not in _foreign]
+        os.environ["PYTHONPATH"] = os.pathsep.join(_kept)
 
 from recompute_scan.cli import main  # noqa: E402 - found in that place
 
