@@ -218,7 +218,7 @@ def _excluded(path: Path, project: LintSettings) -> bool:
     inside = Path(os.path.relpath(path.absolute(), project.root)).as_posix()
     return any(
         fnmatch(inside, pattern) or fnmatch(inside, f"{pattern.rstrip('/')}/*")
-        for pattern in project.exclude
+        for pattern in map(str, project.exclude)
     )
 
 
