@@ -213,9 +213,6 @@ CONDITIONS: dict[str, Condition] = {
     "with the fix switched on and off from step to step": lambda r: r.verified.pairs,
     "timed in each run, without the profiler": lambda r: r.verified.before,
     # blocks, call sites, compiled code
-    "the steps differ. Blocks that are alike": lambda r: len(r.steps) > 1,
-    "more columns": lambda r: len(r.regions) > 1,
-    "every block ran again the same number of times": lambda r: len(r.steps) > 1,
     "of block left out": lambda r: len(r.regions) > 1,
     "left code to Python": lambda r: r.compiled is not None,
     "the backward graphs run {} again": lambda r: r.compiled.graphs,

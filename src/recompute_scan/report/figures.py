@@ -7,7 +7,7 @@ at the left edge on one common scale, so that the same operators line up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,15 @@ from recompute_scan.report import words
 from recompute_scan.report.summary import StepAfter, saving, step_after, total
 from recompute_scan.report.templating import visible
 from recompute_scan.report.words import NEEDED, PART_SHORT, PART_WORDS, family_words, first_true
-from recompute_scan.result import ActivationPlan, PlanPoint, Proof, ProofLane, ProofOp, Result
+from recompute_scan.result import (
+    ActivationPlan,
+    MemoryPlan,
+    PlanPoint,
+    Proof,
+    ProofLane,
+    ProofOp,
+    Result,
+)
 from recompute_scan.units import ms, plural, share, size, span
 
 PARTS = tuple(PART_WORDS)
@@ -619,16 +627,36 @@ class CurveDrawing(Struct, frozen=True):
 
 
 def drawing(plan: ActivationPlan) -> CurveDrawing:
-    """The curve with today's script and the plan on it."""
-    named = [("today", "Today", plan.today), ("plan", "Plan", _as_measured(plan))]
-    points = [*plan.curve, *(point for _, _, point in named)]
+    """The curve of a plan with today's script and the plan on it."""
+    then = _as_measured(plan)
+    marks = [
+        *((one, "curve", _said("", one)) for one in plan.curve),
+        (plan.today, "today", _said("Today: ", plan.today)),
+        (then, "plan", _said("Plan: ", then)),
+    ]
+    return curve_drawing(plan.curve, marks, plan.budget_bytes)
+
+
+def curve_drawing(
+    curve: Sequence[PlanPoint | MemoryPlan],
+    marks: Sequence[tuple[PlanPoint | MemoryPlan, str, str]],
+    budget: int | None,
+) -> CurveDrawing:
+    """Step time against memory.
+
+    Args:
+        curve: The points that a line goes through, by memory.
+        marks: All points to mark, each with its kind and its words.
+        budget: The limit in bytes.
+    """
+    points = [point for point, _, _ in marks]
     right = max(point.peak_bytes for point in points) * 1.06 or 1.0
     low = min(point.step_ms for point in points)
     high = max(point.step_ms for point in points)
     room = max(high - low, 1e-6 + 0.02 * high)
     bottom, top = low - 0.12 * room, high + 0.12 * room
 
-    def place(point: PlanPoint) -> tuple[float, float]:
+    def place(point: PlanPoint | MemoryPlan) -> tuple[float, float]:
         return (
             round(100 * point.peak_bytes / right, 2),
             round(100 * (top - point.step_ms) / (top - bottom), 2),
@@ -636,18 +664,13 @@ def drawing(plan: ActivationPlan) -> CurveDrawing:
 
     corners: list[str] = []
     before: float | None = None
-    for x, y in map(place, plan.curve):
+    for x, y in map(place, curve):
         corners += [f"{x},{before}"] if before is not None else []
         corners.append(f"{x},{y}")
         before = y
-    marks = [CurveMark(*place(point), "curve", _said("", point)) for point in plan.curve]
-    marks += [
-        CurveMark(*place(point), kind, _said(f"{name}: ", point)) for kind, name, point in named
-    ]
-    budget = plan.budget_bytes
     return CurveDrawing(
         " ".join(corners),
-        tuple(marks),
+        tuple(CurveMark(*place(point), kind, said) for point, kind, said in marks),
         round(100 * budget / right, 2) if budget is not None and budget <= right else None,
         size(0),
         size(right),

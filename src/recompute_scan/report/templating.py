@@ -14,6 +14,7 @@ import hashlib
 import io
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,11 @@ def markdown_prose(text: str) -> str:
     # joiners go in before the backslashes, which would otherwise hide what they look for
     quoted = _MARKDOWN.sub(r"\\\1", _TRACKER.sub(r"\1" + _JOINER, quoted))
     return _MARKDOWN_START.sub(r"\1\\\2", quoted)
+
+
+def markdown_list(items: Iterable[str]) -> str:
+    """A list of such texts."""
+    return "\n".join(f"- {markdown_prose(item)}" for item in items)
 
 
 def markdown_code(text: str, limit: int = LONGEST_NAME) -> str:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from recompute_scan.report.blocks import Page, Section, always, analysed, ranges
 from recompute_scan.report.summary import ranks_sentence
-from recompute_scan.report.templating import markdown_code, markdown_prose, visible
+from recompute_scan.report.templating import markdown_code, markdown_list, visible
 from recompute_scan.result import MemorySnapshot, Rank, Result, Verdict
 from recompute_scan.units import UNKNOWN, ms, plural, size
 
@@ -90,8 +90,8 @@ def _trace_health_text(page: Page, result: Result) -> None:
 
 
 def _trace_health_markdown(result: Result) -> str:
-    notes = [f"- {markdown_prose(note[:600])}" for note in result.warnings]
-    worth_knowing = "\n".join(["#### Note", "", *notes]) if notes else ""
+    notes = markdown_list(note[:600] for note in result.warnings)
+    worth_knowing = f"#### Note\n\n{notes}" if notes else ""
     return "\n\n".join(part for part in (worth_knowing, _environment(result)) if part)
 
 
@@ -159,21 +159,14 @@ def _memory_snapshots_text(page: Page, result: Result) -> None:
             page.prose(f"{held} in {blocks} blocks, {kind}: {visible(site, 160)}", indent="    ")
 
 
-def _memory_snapshots_markdown(result: Result) -> str:
-    items = "\n".join(f"- {markdown_prose(_lead(one))}" for one in result.snapshots)
-    return f"#### {_TITLE}\n\n{items}"
-
-
 MEMORY_SNAPSHOTS = Section(
     anchor="snapshots",
     title=_TITLE,
     template="memory_snapshots.html",
     present=lambda result: bool(result.snapshots),
-    html=lambda result: {
-        "snapshots": [{"lead": _lead(one), "rows": _rows(one)} for one in result.snapshots]
-    },
+    html=lambda result: {"rows": [_rows(one) for one in result.snapshots]},
+    lead=lambda result: [_lead(one) for one in result.snapshots],
     text=_memory_snapshots_text,
-    markdown=_memory_snapshots_markdown,
     link="Snapshots",
     help=(
         _TITLE,

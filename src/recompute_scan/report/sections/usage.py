@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recompute_scan.report.blocks import Page, Section
+from recompute_scan.report.blocks import Page, Section, known
 from recompute_scan.report.templating import visible
 from recompute_scan.result import Result
 from recompute_scan.result.watched_step import WatchedStep
@@ -25,8 +25,7 @@ _KINDS = {
 
 
 def _lead(result: Result) -> str:
-    watched = result.watched
-    assert watched is not None
+    watched = known(result.watched)
     if watched.untold is not None:
         return watched.untold
     spare = sum(one.ms for one in watched.work)
@@ -62,8 +61,7 @@ def _bars(watched: WatchedStep) -> list[tuple[str, float, str]]:
 
 
 def _html(result: Result) -> Mapping[str, Any]:
-    watched = result.watched
-    assert watched is not None
+    watched = known(result.watched)
     return {
         "bars": _bars(watched),
         "work": [
@@ -85,8 +83,7 @@ def _html(result: Result) -> Mapping[str, Any]:
 
 
 def _text(page: Page, result: Result) -> None:
-    watched = result.watched
-    assert watched is not None
+    watched = known(result.watched)
     page.title(_TITLE)
     page.prose(_lead(result))
     for one in watched.work:
