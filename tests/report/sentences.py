@@ -330,7 +330,6 @@ CONDITIONS: dict[str, Condition] = {
     "Not known: the trace does not say": lambda r: not r.environment,
     "steps; the rest are in the result's JSON": lambda r: len(r.steps) > 200,
     "more arrangements are in the result's JSON": lambda r: r.regions,
-    "The table shows the first blocks": lambda r: len(r.regions) > 1,
     "further ones are only in the result's JSON": lambda r: len(r.regions) > 1,
     "Not known: only a trace that": lambda r: (
         not any(one.call_site for region in r.regions for one in region.checkpoints)

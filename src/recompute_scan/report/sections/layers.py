@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from msgspec import Struct
-
 from recompute_scan.report import words
 from recompute_scan.report.blocks import (
     BlockGroup,
@@ -18,46 +14,15 @@ from recompute_scan.report.blocks import (
 from recompute_scan.report.figures import family_table, timeline
 from recompute_scan.report.templating import markdown_code, markdown_prose, proof_trace, visible
 from recompute_scan.report.words import COLUMNS, HOW, plain_count_table
-from recompute_scan.result import ByDesign, Checkpoint, Region, Result
+from recompute_scan.result import ByDesign, Checkpoint, Result
 from recompute_scan.units import ms, plural, times
 
-# Rows shown before the table folds blocks that are like one already shown.
-MOST_ROWS = 60
-MOST_FOLDED = 2000
+# Rows of the table of blocks: shown at once, and folded away below it.
+MOST_ROWS, MOST_FOLDED = 60, 2000
 _MOST_GROUPS_TEXT = 8
 _MOST_GROUPS_MARKDOWN = 12
 # From here on a block ran again more often than once.
 _MORE_THAN_ONCE = 1.005
-
-
-class RegionRows(Struct, frozen=True):
-    """Rows of the table per module: shown at once, folded away, and left to the JSON."""
-
-    shown: tuple[Region, ...]
-    folded: tuple[Region, ...]
-    left_out: int
-
-
-def region_rows(regions: Sequence[Region]) -> RegionRows:
-    """The first rows and every block unlike them; blocks that repeat one are folded."""
-    shown = list(regions[:MOST_ROWS])
-    seen = {_likeness(region) for region in shown}
-    folded = []
-    for region in regions[MOST_ROWS:]:
-        if _likeness(region) in seen or len(shown) >= 2 * MOST_ROWS:
-            folded.append(region)
-        else:
-            seen.add(_likeness(region))
-            shown.append(region)
-    return RegionRows(tuple(shown), tuple(folded[:MOST_FOLDED]), len(folded[MOST_FOLDED:]))
-
-
-def _likeness(region: Region) -> tuple[str | None, float, tuple[Checkpoint, ...]]:
-    return (
-        region.module_class,
-        round(region.recompute_runs_per_backward, 1),
-        region.checkpoints,
-    )
 
 
 def _block_by_block_text(page: Page, result: Result) -> None:
@@ -103,7 +68,8 @@ BLOCK_BY_BLOCK = Section(
     present=lambda result: analysed(result) and bool(result.regions),
     html=lambda result: {
         "groups": block_groups(result.regions),
-        "rows": region_rows(result.regions),
+        "most_rows": MOST_ROWS,
+        "most_folded": MOST_FOLDED,
     },
     text=_block_by_block_text,
     markdown=_block_by_block_markdown,
