@@ -103,8 +103,7 @@ def lint_settings(start: Path) -> LintSettings:
 
 
 def check_settings(start: Path) -> tuple[CheckTable, Path]:
-    """Those of the project around a folder, and the project's folder; the defaults where it says
-    nothing.
+    """The project around a folder says these, or the defaults; and the project's folder.
 
     Raises:
         UsageError: A key is unknown, or its value is none that it takes (``E240``).
@@ -114,11 +113,8 @@ def check_settings(start: Path) -> tuple[CheckTable, Path]:
 
 
 def run_settings(start: Path, names: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the options of ``run`` that the project around a folder sets, by parameter.
-
-    Args:
-        start: The folder.
-        names: The parameter of each option, by its name without dashes.
+    """Values of the options of ``run`` that the project around a folder sets, by parameter;
+    ``names`` has the parameter of each option, by its name without dashes.
 
     Raises:
         UsageError: A key is no option, or its value is no text, number or truth (``E240``).

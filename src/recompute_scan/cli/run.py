@@ -162,10 +162,7 @@ def _closing(standing: StandingGuard) -> str:
 def launcher_in(whole: Sequence[str], script: str, args: Sequence[str]) -> str | None:
     """The launcher's path where one comes after ``--``; ``None`` for a script.
 
-    Args:
-        whole: The whole command line.
-        script: The first word that is no option.
-        args: What follows it.
+    ``whole`` is the command line, ``script`` the first word in it that is no option.
     """
     # As in a shell, a folder of the launcher's name is not in its way.
     if Path(script).suffix == ".py" or not _behind_dashes(whole, args):

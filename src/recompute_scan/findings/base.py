@@ -354,15 +354,11 @@ class Rule(Struct, frozen=True):
         evidence: Sequence[str] = (),
         **fields: Unpack[FindingFields],
     ) -> Finding:
-        """A finding of this rule.
+        """A finding of this rule: what is wrong in one line, why and what it costs in sentences,
+        what shows it in a line each.
 
-        Args:
-            seen: What the rule looked at.
-            title: What is wrong, one line.
-            detail: Why, and what it costs, in sentences.
-            evidence: What shows it, one line each.
-            fields: What to change and what that saves, and what is not as the rule or the evidence
-                says; ``None`` is as they say.
+        Other fields are what to change and what that saves, and what is not as the rule or the
+        evidence says; ``None`` is as they say.
         """
         # The run itself saw this: it is not inferred from a trace.
         observed = self.needs in ("run", "comparison")

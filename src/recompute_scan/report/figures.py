@@ -624,12 +624,8 @@ def curve_drawing(
     marks: Sequence[tuple[PlanPoint | MemoryPlan, str, str]],
     budget: int | None,
 ) -> CurveDrawing:
-    """Step time against memory.
-
-    Args:
-        curve: The points that a line goes through, by memory.
-        marks: All points to mark, each with its kind and its words.
-        budget: The limit in bytes.
+    """Step time against memory: the points of a line, and the points to mark, each with its kind
+    and its words. The budget is in bytes.
     """
     points = [point for point, _, _ in marks]
     right = max(point.peak_bytes for point in points) * 1.06 or 1.0

@@ -148,12 +148,7 @@ _CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")
 
 
 def fill(template: str, **values: Any) -> str:
-    """A page of ours: the template with our style, our script, and a policy that allows no other.
-
-    Args:
-        template: Name of a file in ``templates/``.
-        values: What it shows; every template also has words and units.
-    """
+    """A page of ours: the template with our style and script, and a policy that allows no other."""
     style, script = _asset("style.css"), _asset("script.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "

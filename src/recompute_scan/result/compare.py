@@ -286,7 +286,7 @@ def _side(name: str, result: Result) -> Side:
         result.headline,
         result.recompute_per_backward,
         result.mean_recompute,
-        # The others are those of the cost by the same names.
+        # The others are as the cost has them by the same names.
         **{one: getattr(cost, one, None) for one in Side.__struct_fields__[5:-1]},
         steps=cost.steps if cost else 0,
     )
