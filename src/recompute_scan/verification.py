@@ -451,21 +451,11 @@ def _outcome(section: Verified, after: Sequence[Trial]) -> Outcome:
 
 def _without_figures(section: Verified) -> Verified:
     """The section without figures: the unchanged script ran once more, without the fix."""
-    return replace(
-        section,
-        after=None,
-        after_step_ms=None,
-        after_peak_bytes=None,
-        memory_grew_bytes=None,
-        saving_ms=None,
-        saving_low_ms=None,
-        saving_high_ms=None,
-        saving_pct=None,
-        more_time_pct=None,
-        losses_equal=None,
-        losses=Losses("not-seen"),
-        gradients_with_fix=None,
+    figures = (
+        "after after_step_ms after_peak_bytes memory_grew_bytes saving_ms saving_low_ms "
+        "saving_high_ms saving_pct more_time_pct losses_equal gradients_with_fix"
     )
+    return replace(section, **dict.fromkeys(figures.split()), losses=Losses("not-seen"))
 
 
 def _with_plan(

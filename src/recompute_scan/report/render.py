@@ -34,7 +34,7 @@ from recompute_scan.report.figures import (
     picture,
     stacked,
 )
-from recompute_scan.report.sections import answer, correctness, cost, layers, plan, run, usage
+from recompute_scan.report.sections import answer, correctness, cost, layers, plan, run
 from recompute_scan.report.sections.answer import MOST_LINES, answer_text
 from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
@@ -69,7 +69,7 @@ SECTIONS: tuple[Section, ...] = (
     correctness.COMPILED_CODE,
     answer.FINDINGS_AND_FIXES,
     correctness.SAME_COMPUTATION,
-    usage.EARNS,
+    run.EARNS,
     correctness.SELECTIVE_POLICIES,
     run.MEMORY_SNAPSHOTS,
     answer.HOW_TO_CHECK,

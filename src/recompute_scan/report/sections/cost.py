@@ -399,16 +399,19 @@ def _title(result: Result) -> str:
 def _rows(hta: Hta) -> list[tuple[str, str, str]]:
     """The figures of Holistic Trace Analysis, and those that recompute-scan counts of the same."""
     own = hta.own
-    parts = [
-        ("Idle", hta.idle_pct, own.idle_pct if own else None),
-        ("Computing", hta.compute_pct, own.compute_pct if own else None),
-        ("Busy without computing", hta.non_compute_pct, own.non_compute_pct if own else None),
-        ("Communication during computation", hta.overlap_pct, own.overlap_pct if own else None),
-    ]
+    parts = {
+        "Idle": "idle_pct",
+        "Computing": "compute_pct",
+        "Busy without computing": "non_compute_pct",
+        "Communication during computation": "overlap_pct",
+    }
     whole = ms(own.kernel_time_ms) if own else ""
     return [
         ("GPU time, first kernel to last", ms(hta.kernel_time_ms), whole),
-        *((name, pct(theirs), pct(ours) if own else "") for name, theirs, ours in parts),
+        *(
+            (label, pct(getattr(hta, name)), pct(getattr(own, name)) if own else "")
+            for label, name in parts.items()
+        ),
         *(
             (f"Kernels: {visible(kind, 60)}", pct(part), "")
             for kind, part in list(hta.kernel_types.items())[:20]
