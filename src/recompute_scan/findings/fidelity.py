@@ -264,69 +264,61 @@ def recompute_in_other_type(evidence: Evidence) -> Iterator[Finding]:
 def recompute_differs(evidence: Evidence) -> Iterator[Finding]:
     """A recompute computes something other than the forward that it repeats."""
     for fault in _faults(evidence, "input", "argument", "shape", "operators", "value"):
+        why, what_to_do = _why_and_what_to_do(fault.difference)
         yield _differing(
             recompute_differs,
             evidence,
             fault.regions,
             title=f"Recomputes of {fault.blocks} compute something other than their forward",
-            detail=_why(fault.difference),
+            detail=why,
             evidence=fault.shown(),
             fix=review(
-                summary=_what_to_do(fault.difference),
+                summary=what_to_do,
                 remove="what changes between the forward and the backward pass",
                 reason="The fix changes gradients: they then match the loss.",
             ),
         )
 
 
-def _why(difference: Difference) -> str:
+def _why_and_what_to_do(difference: Difference) -> tuple[str, str]:
     where = describe_operation(difference.operation)
-    if difference.kind == "input":
-        return (
+    here, there = difference.recompute, difference.forward
+    decide = (
+        "Decide outside the block and pass the decision in as an argument, which the checkpoint "
+        "keeps: no counter, flag or global that a call of the block changes."
+    )
+    found = {
+        "input": (
             f"{where} gets a tensor that no operator of the block made and that has changed since "
             "the forward: it was written to or replaced before the recompute, or each call makes "
-            "a new one."
-        )
-    if difference.kind == "argument":
-        return (
-            f"{where} is called with {difference.recompute} where the forward had "
-            f"{difference.forward}: the block depends on a value that changes from call to call."
-        )
-    if difference.kind == "shape":
-        return (
-            f"{where} returned the shape {difference.recompute}, and {difference.forward} in the "
-            f"forward: something that the block uses has grown or shrunk."
-        )
-    if difference.kind == "operators":
-        expected = difference.instead_of or "nothing more"
-        return (
-            f"The recompute calls {where}, where the forward had {expected}: another branch was "
-            "taken."
-        )
-    return f"{where} gets the same inputs and gives a different result."
-
-
-def _what_to_do(difference: Difference) -> str:
-    if difference.kind == "input":
-        return (
+            "a new one.",
             "Do not change the block's inputs, weights or buffers in place before the backward "
             "pass. Update buffers, and create tensors that differ from call to call, outside the "
-            "block."
-        )
-    if difference.kind in ("argument", "operators"):
-        return (
-            "Decide outside the block and pass the decision in as an argument, which the "
-            "checkpoint keeps: no counter, flag or global that a call of the block changes."
-        )
-    if difference.kind == "shape":
-        return (
+            "block.",
+        ),
+        "argument": (
+            f"{where} is called with {here} where the forward had {there}: the block depends on a "
+            "value that changes from call to call.",
+            decide,
+        ),
+        "shape": (
+            f"{where} returned the shape {here}, and {there} in the forward: something that the "
+            "block uses has grown or shrunk.",
             "Leave caches out of checkpointed blocks: use_cache=False in training, and nothing "
-            "appended to what outlives the call."
-        )
-    return (
-        "Find what the operator depends on besides its arguments; `run --verify` compares the "
-        "gradients."
-    )
+            "appended to what outlives the call.",
+        ),
+        "operators": (
+            f"The recompute calls {where}, where the forward had "
+            f"{difference.instead_of or 'nothing more'}: another branch was taken.",
+            decide,
+        ),
+        "value": (
+            f"{where} gets the same inputs and gives a different result.",
+            "Find what the operator depends on besides its arguments; `run --verify` compares the "
+            "gradients.",
+        ),
+    }
+    return found[difference.kind]
 
 
 _MOST_SHOWN = 6

@@ -135,18 +135,14 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
 
 def _reuse(one: Work) -> str:
     """How to use the other result, and at which price."""
-    if one.needs == "detach":
-        return (
-            "Use the detached result of the forward with gradients. It takes no more memory, and "
-            "you can remove the forward without gradients."
-        )
-    if one.needs == "retain-graph":
-        return (
-            "A backward pass has freed the first result's graph by then. To use it again takes one "
-            "backward pass of both losses together, or retain_graph=True, which keeps the graph's "
-            "memory longer."
-        )
-    return "Keep the first result in a variable and use it again."
+    return {
+        "detach": "Use the detached result of the forward with gradients. It takes no more memory, "
+        "and you can remove the forward without gradients.",
+        "retain-graph": "A backward pass has freed the first result's graph by then. To use it "
+        "again takes one backward pass of both losses together, or retain_graph=True, which keeps "
+        "the graph's memory longer.",
+        "": "Keep the first result in a variable and use it again.",
+    }[one.needs]
 
 
 RS311 = _kept_rule("RS311", "between-checkpoints", "between")
