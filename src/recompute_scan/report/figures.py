@@ -412,8 +412,8 @@ def _box(
     x = min(max(100 * (op.start_us - lane.start_us) / longest, 0.0), 100.0)
     width = min(max(100 * op.duration_us / longest, _THINNEST), max(100 - x, _THINNEST))
     return Box(
-        x=round(x, 3),
-        width=round(width, 3),
+        x=round(x, 2),
+        width=round(width, 2),
         y=y,
         colour=colours[op.family],
         name=short_name(op),
