@@ -12,8 +12,8 @@ from recompute_scan.cli.show import messages, page, titles
 from recompute_scan.report.blocks import Page
 from recompute_scan.report.finding_words import sheet
 from recompute_scan.report.render import render_text
-from recompute_scan.terminal import colored, links, width
-from tests.report.sample_results import HOSTILE, doubled, hostile
+from recompute_scan.terminal import colored, width
+from tests.report.sample_results import doubled
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,22 +44,6 @@ def test_when_there_is_colour(
     assert colored(Terminal() if terminal else io.StringIO()) is expected
 
 
-def test_links_are_for_terminals_that_are_known_to_show_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in (
-        *("VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "KONSOLE_VERSION", "WEZTERM_PANE"),
-        *("TERM_PROGRAM", "NO_COLOR", "FORCE_COLOR"),
-    ):
-        monkeypatch.delenv(name, raising=False)
-    assert not links(Terminal())
-    monkeypatch.setenv("TERM_PROGRAM", "vscode")
-    assert links(Terminal())
-    assert not links(io.StringIO())
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not links(io.StringIO()), "a file is no terminal, coloured or not"
-
-
 @pytest.mark.parametrize(("columns", "expected"), [(40, 80), (80, 80), (100, 100), (240, 110)])
 def test_the_width_of_the_terminal_is_used(
     monkeypatch: pytest.MonkeyPatch, columns: int, expected: int
@@ -74,24 +58,6 @@ def test_the_width_of_the_terminal_is_used(
     prose = [line for line in lines if not line.startswith("    ")]
     assert max(map(len, prose)) <= expected
     assert max(map(len, prose)) > expected - 16
-
-
-def test_a_call_site_is_a_link_to_a_file_that_is_here(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "\x1b]8" not in render_text(doubled(), color=True, links=True)
-    (tmp_path / "train.py").touch()
-    address = (tmp_path / "train.py").as_uri()
-    written = render_text(doubled(), color=True, links=True)
-    assert written.count(f"\x1b]8;;{address}\x1b\\") == 2
-    plain = re.sub(r"\x1b\]8;;[^\x1b]*\x1b\\", "", written)
-    assert plain == render_text(doubled(), color=True)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_name_becomes_a_code_of_a_link(name: str) -> None:
-    assert "\x1b" not in render_text(hostile(name), color=False, links=True)
 
 
 @pytest.mark.parametrize("code", [*titles(), *messages()])

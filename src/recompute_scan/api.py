@@ -499,7 +499,7 @@ def timeline_figure(result: Result) -> go.Figure:
         for place, lane in enumerate(proof.lanes)
     ]
     for family, colour in family_colours(proof).items():
-        figure.add_bar(**_bars(proof, family, lanes, begun), marker=_marker(proof, family, colour))
+        figure.add_bar(**_bars(proof, family, colour, lanes, begun))
     again = sum(lane.kind in ("recompute", "redundant") for lane in proof.lanes)
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     name = label(block_label(region)) if region else f"block {proof.region}"
@@ -510,11 +510,13 @@ def timeline_figure(result: Result) -> go.Figure:
     return _finish(figure, f"{title} {proof.step}", "ms since the start of each run")
 
 
-def _bars(proof: Proof, family: str, lanes: Sequence[str], begun: float | None) -> dict[str, Any]:
-    """The bars of one family's operators, each in its lane."""
+def _bars(
+    proof: Proof, family: str, colour: int, lanes: Sequence[str], begun: float | None
+) -> dict[str, Any]:
+    """The bars of one family's operators, each in its lane; redundant ones are hatched."""
     found = [
-        (lanes[place], (op.start_us - lane.start_us) / 1000, op)
-        for place, lane in enumerate(proof.lanes)
+        (name, lane, op)
+        for name, lane in zip(lanes, proof.lanes, strict=True)
         for op in lane.ops
         if op.family == family
     ]
@@ -526,8 +528,8 @@ def _bars(proof: Proof, family: str, lanes: Sequence[str], begun: float | None) 
     return {
         "orientation": "h",
         "name": label(words.family_words(family), 30),
-        "y": [lane for lane, _, _ in found],
-        "base": [at for _, at, _ in found],
+        "y": [name for name, _, _ in found],
+        "base": [(op.start_us - lane.start_us) / 1000 for _, lane, op in found],
         "x": [op.duration_us / 1000 for _, _, op in found],
         "text": [_in_a_box(op) for _, _, op in found],
         "textposition": "inside",
@@ -535,26 +537,16 @@ def _bars(proof: Proof, family: str, lanes: Sequence[str], begun: float | None) 
         "insidetextanchor": "middle",
         "customdata": [told(op) for _, _, op in found],
         "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}%{customdata[2]}<extra></extra>",
-    }
-
-
-def _marker(proof: Proof, family: str, colour: int) -> dict[str, Any]:
-    """The fill of one family's bars; redundant ones are hatched."""
-    hatched = [
-        "/" * (lane.kind == "redundant")
-        for lane in proof.lanes
-        for op in lane.ops
-        if op.family == family
-    ]
-    return {
-        "color": FAMILY_FILLS[min(colour, COLOURS - 1)],
-        "line": {"color": _EDGE, "width": 0.7},
-        "pattern": {
-            "shape": hatched,
-            "fgcolor": _HATCH,
-            "fillmode": "overlay",
-            "size": 7,
-            "solidity": 0.35,
+        "marker": {
+            "color": FAMILY_FILLS[min(colour, COLOURS - 1)],
+            "line": {"color": _EDGE, "width": 0.7},
+            "pattern": {
+                "shape": ["/" * (lane.kind == "redundant") for _, lane, _ in found],
+                "fgcolor": _HATCH,
+                "fillmode": "overlay",
+                "size": 7,
+                "solidity": 0.35,
+            },
         },
     }
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from recompute_scan.errors import UsageError, how_to_add
 from recompute_scan.files import content
 
 _FILE = "pyproject.toml"
 _LARGEST = 1 << 20
-# Above any count; a number that no float holds could not be shown.
-_MOST = 1e15
 # TOML in the pieces that matter here: texts, comments, bare words, dots, anything else.
 _PIECES = re.compile(
     r'"""[\s\S]*?"""'
@@ -26,8 +27,7 @@ _PIECES = re.compile(
     r"|[\w+-]+|\.|[ \t]+|."
 )
 _MOST_PARTS = 50
-
-_SEVERITIES = ("error", "warning", "info", "none")
+_T = TypeVar("_T")
 
 
 def refuse_long_keys(text: str) -> None:
@@ -47,8 +47,14 @@ def refuse_long_keys(text: str) -> None:
             dots = 0
 
 
-@dataclass(frozen=True)
-class LintSettings:
+# Texts; a number may stand for its text.
+_Texts = tuple[str | int | float, ...]
+_Codes = tuple[Annotated[str, Meta(pattern=r"^RS[0-9]{0,3}$")], ...]
+# Keys that take a list, or what may stand for a list of one.
+_LISTS = {"lint": {"select", "ignore", "exclude"}, "check": {"fail-on", "max-cost"}}
+
+
+class LintTable(Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
     """``[tool.recompute-scan.lint]``.
 
     Attributes:
@@ -56,14 +62,12 @@ class LintSettings:
         ignore: Codes, or beginnings of codes, that are not.
         exclude: Patterns of paths below the project that are not read.
         fail_on: The mildest severity that ends the command with 1; ``none`` for none.
-        root: The project's folder.
     """
 
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    fail_on: str = "error"
-    root: Path = Path()
+    select: _Codes = ()
+    ignore: _Codes = ()
+    exclude: _Texts = ()
+    fail_on: Literal["error", "warning", "info", "none"] = "error"
 
     def wants(self, code: str) -> bool:
         """Whether a finding of this code is reported."""
@@ -72,14 +76,20 @@ class LintSettings:
         )
 
 
-@dataclass(frozen=True)
-class CheckSettings:
+class LintSettings(LintTable, frozen=True):
+    """The table, and the project's folder."""
+
+    root: Path = Path()
+
+
+class CheckTable(Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
     """``[tool.recompute-scan.check]``, as the options of ``check`` would say it."""
 
-    fail_on: str | None = None
-    max_recompute: float | None = None
-    max_cost: tuple[str, ...] = ()
-    baseline: Path | None = None
+    fail_on: _Texts = ()
+    # The end is above any count; a number that no float holds could not be shown.
+    max_recompute: Annotated[float, Meta(ge=0, le=1e15)] | None = None
+    max_cost: _Texts = ()
+    baseline: str | None = None
 
 
 def lint_settings(start: Path) -> LintSettings:
@@ -89,57 +99,32 @@ def lint_settings(start: Path) -> LintSettings:
         UsageError: A key is unknown, or its value is none that it takes (``E240``).
     """
     file, table = _table(start, "lint")
-    known = {"select", "ignore", "exclude", "fail-on"}
-    _known(file, "lint", table, known)
-    codes = {key: _texts(file, "lint", table, key) for key in ("select", "ignore", "exclude")}
-    for key in ("select", "ignore"):
-        for code in codes[key]:
-            if not re.fullmatch(r"RS\d{0,3}", code):
-                raise _wrong(file, "lint", key, "codes such as RS602, or RS6 for all starting so")
-    fail_on = table.get("fail-on", "error")
-    if fail_on not in _SEVERITIES:
-        raise _wrong(file, "lint", "fail-on", f"one of {', '.join(_SEVERITIES)}")
-    return LintSettings(**codes, fail_on=fail_on, root=file.parent)
+    return LintSettings(**asdict(_known(file, "lint", table, LintTable)), root=file.parent)
 
 
-def check_settings(start: Path) -> CheckSettings:
-    """Those of the project around a folder; the defaults where it says nothing.
+def check_settings(start: Path) -> tuple[CheckTable, Path]:
+    """The project around a folder says these, or the defaults; and the project's folder.
 
     Raises:
         UsageError: A key is unknown, or its value is none that it takes (``E240``).
     """
     file, table = _table(start, "check")
-    _known(file, "check", table, {"fail-on", "max-recompute", "max-cost", "baseline"})
-    most = table.get("max-recompute")
-    if most is not None and not _is_threshold(most):
-        raise _wrong(file, "check", "max-recompute", "a number from 0 to 1e15")
-    baseline = table.get("baseline")
-    if baseline is not None and not isinstance(baseline, str):
-        raise _wrong(file, "check", "baseline", "a path")
-    fail_on = _texts(file, "check", table, "fail-on")
-    return CheckSettings(
-        fail_on=",".join(fail_on) if fail_on else None,
-        max_recompute=most,
-        max_cost=_texts(file, "check", table, "max-cost"),
-        baseline=file.parent / baseline if baseline else None,
-    )
+    return _known(file, "check", table, CheckTable), file.parent
 
 
 def run_settings(start: Path, names: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the options of ``run`` that the project around a folder sets, by parameter.
-
-    Args:
-        start: The folder.
-        names: The parameter of each option, by its name without dashes.
+    """Values of the options of ``run`` that the project around a folder sets, by parameter;
+    ``names`` has the parameter of each option, by its name without dashes.
 
     Raises:
         UsageError: A key is no option, or its value is no text, number or truth (``E240``).
     """
     file, table = _table(start, "run")
-    _known(file, "run", table, set(names))
     for key, value in table.items():
+        if key not in names:
+            raise _wrong(file, "run", key, hint=f"give one of {', '.join(sorted(names))}")
         if not isinstance(value, str | int | float | bool):
-            raise _wrong(file, "run", key, "what the option takes")
+            raise _wrong(file, "run", key, hint="give what the option takes")
     return {names[key]: value for key, value in table.items()}
 
 
@@ -167,14 +152,12 @@ def _table(start: Path, command: str) -> tuple[Path, dict[str, Any]]:
             )
         part = ours.get(command, {})
         if not isinstance(part, dict):
-            raise _wrong(file, command, "", "a table")
+            raise _wrong(file, command, hint="give a table")
         return file, part
     return absolute / _FILE, {}
 
 
 def _parsed(file: Path, data: bytes) -> dict[str, Any]:
-    import msgspec  # noqa: PLC0415 - with its TOML reader, which few need
-
     try:
         refuse_long_keys(data.decode("utf-8", "replace"))
         found = msgspec.toml.decode(data)
@@ -193,27 +176,15 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _known(file: Path, command: str, table: dict[str, Any], known: set[str]) -> None:
-    for key in sorted(set(table) - known):
-        raise _wrong(file, command, key, f"one of {', '.join(sorted(known))}")
+def _known(file: Path, command: str, table: dict[str, Any], kind: type[_T]) -> _T:
+    lists = _LISTS[command]
+    given = {k: [v] if k in lists and not isinstance(v, list) else v for k, v in table.items()}
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong(file, command, why=str(error)) from None
 
 
-def _is_threshold(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 <= value <= _MOST  # no nan is
-
-
-def _texts(file: Path, command: str, table: dict[str, Any], key: str) -> tuple[str, ...]:
-    """A list of texts; one alone, or a number, may stand for itself."""
-    given = table.get(key, [])
-    given = given if isinstance(given, list) else [given]
-    if any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in given):
-        raise _wrong(file, command, key, "a list of texts")
-    return tuple(str(item) for item in given)
-
-
-def _wrong(file: Path, command: str, key: str, wanted: str) -> UsageError:
-    where = f"[tool.recompute-scan.{command}]"
-    what = f"{key!r} in {where}" if key else where
-    return UsageError("E240", f"{what} of {file} is not understood.", hint=f"give {wanted}")
+def _wrong(file: Path, command: str, key: str = "", **more: str) -> UsageError:
+    where = f"{f'{key!r} in ' if key else ''}[tool.recompute-scan.{command}]"
+    return UsageError("E240", f"{where} of {file} is not understood.", **more)

@@ -104,12 +104,7 @@ class CallRecorder:
         self._probe.remove()
 
     def compare(self, step: Callable[[], object], *, warmup: int = 1) -> Fidelity:
-        """How the recomputes of a step compare with their forward.
-
-        Args:
-            step: One training step: a forward pass and its backward.
-            warmup: Calls before the one that is compared.
-        """
+        """How the recomputes of a step compare with their forward, after so many calls of it."""
         for _ in range(warmup):
             step()
         self._probe.begin()
@@ -121,12 +116,7 @@ class CallRecorder:
         return found
 
     def record_run(self, step: Callable[[], object], folder: Path) -> None:
-        """Compare a step, record two more, and leave a run's folder with what both show.
-
-        Args:
-            step: One training step: a forward pass and its backward.
-            folder: Where the trace and the run record go.
-        """
+        """Compare a step, record two more, and leave a run's folder with what both show."""
         found = self.compare(step)
         trace = folder / "trace-rank0.json.gz"
         self.record(step, trace, warmup=0)
@@ -149,14 +139,7 @@ class CallRecorder:
     def record(
         self, step: Callable[[], object], trace: Path, *, warmup: int = 1, steps: int = 2
     ) -> None:
-        """Call ``step`` some times and write a trace of the last ones.
-
-        Args:
-            step: One training step: a forward pass and its backward.
-            trace: The file to write, gzipped Kineto JSON.
-            warmup: Calls before anything is recorded.
-            steps: Calls to record.
-        """
+        """Call ``step`` some times and write a trace of the last ones, gzipped Kineto JSON."""
         for _ in range(warmup):
             step()
         self._probe.begin()

@@ -16,22 +16,19 @@ from typing import TextIO
 _COLUMNS = 80
 # Prose in longer lines is hard to read.
 _MOST_COLUMNS = 110
-# Variables of the environment by which terminals that know links (OSC 8) name themselves.
-_LINKING = ("VTE_VERSION", "KITTY_WINDOW_ID", "WT_SESSION", "KONSOLE_VERSION", "WEZTERM_PANE")
-_LINKING_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper")
 
 # Control, format (bidi, zero-width, tags), lone surrogate, line and paragraph separator.
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# Codes that we write ourselves: colours, and links to files.
-_CODES = re.compile(r"(\x1b\[[0-9;]*m|\x1b\]8;;[^\x00-\x1f\x7f-\x9f]*\x1b\\)")
+# Codes that we write ourselves, of colours.
+_CODES = re.compile(r"(\x1b\[[0-9;]*m)")
 # By these a CI service knows commands: GitHub Actions, Azure Pipelines, TeamCity.
 _CI_COMMAND = re.compile(r"(^[^\S\n]*:)(?=:)|(##)(?=\[|vso\[|teamcity\[)", re.MULTILINE)
 
 
 def printable(text: str, *, keep: str = "\n\t", codes: bool = False) -> str:
     """Whole lines as they may be printed: nothing unseen but what is in ``keep``, no command of a
-    CI service. With ``codes`` colours and links stay.
+    CI service. With ``codes`` colours stay.
     """
     parts = _CODES.split(text) if codes else [text]
     parts[::2] = [inert(part, keep=keep) for part in parts[::2]]
@@ -93,13 +90,6 @@ def is_terminal(stream: TextIO | None) -> bool:
     with suppress(ValueError):  # it was closed or detached
         return bool(getattr(stream, "isatty", bool)())
     return False
-
-
-def links(stream: TextIO | None) -> bool:
-    """Is this a terminal that is known to show links?"""
-    program = os.environ.get("TERM_PROGRAM") in _LINKING_PROGRAMS
-    known = program or any(os.environ.get(name) for name in _LINKING)
-    return known and colored(stream) and is_terminal(stream)
 
 
 def width(stream: TextIO | None) -> int:

@@ -147,12 +147,8 @@ def _distances(
 def compare_gradients(
     mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled] = ()
 ) -> Gradients:
-    """How far gradients and buffers after the first step differ from another run.
-
-    Args:
-        mine: Of the script as it is.
-        others: Of the run to compare with.
-        again: Of a second run of the script as it is; empty where there was none.
+    """How far gradients and buffers after the first step differ from another run; ``again`` is a
+    second run of the script as it is.
     """
     found = _distances(mine, others, again)
     worst = sorted(found.apart, key=lambda pair: -pair[1])[:_WORST]
@@ -191,15 +187,11 @@ def _far(one: GradientDistance) -> float:
 def without_in_parts(
     regions: Sequence[Region], run: Callable[[Sequence[Region], int], Trial]
 ) -> tuple[list[Trial], int]:
-    """Runs that together have every checkpoint taken out, as far as they came to their first
-    step's end, and around how many regions that was.
+    """Runs that together have every checkpoint taken out, as far as they came to their first step's
+    end, and around how many regions that was.
 
-    A part that does not fit either is halved, down to single regions.
-
-    Args:
-        regions: The regions, in the order of the forward pass.
-        run: Runs the script without the checkpoints around some of them; gets the number of the
-            run too, from 1.
+    A part that does not fit either is halved, down to single regions. ``run`` runs the script
+    without the checkpoints around some of them; it gets the number of the run too, from 1.
     """
     came, taken = [], 0
     waiting = _halves(regions)
@@ -305,13 +297,10 @@ def verified(
     trials: Trials,
     planned: tuple[str, ...] = (),
 ) -> Result:
-    """The result with its measured section, and the headline that follows from it.
+    """The result of the first run with its measured section, and the headline that follows from it.
 
-    Args:
-        result: What the first run, unchanged, showed.
-        removed: The checkpoints that the fix takes out.
-        trials: The runs.
-        planned: The modules that lose their checkpoints with the plan of RS301.
+    ``removed`` are the checkpoints that the fix takes out, ``planned`` the modules that lose theirs
+    with the plan of RS301.
     """
     section = _with_saving(_measured(removed, trials, planned), trials)
     section = replace(section, outcome=_outcome(section, trials.after))
@@ -371,12 +360,7 @@ def _paired(switching: Sequence[Trial]) -> list[list[tuple[float, float]]]:
 
 
 def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
-    """One way of running the script.
-
-    Args:
-        trials: Its runs.
-        times: Steps of other runs, to take instead of its steps; empty: its steps.
-    """
+    """One way of running the script; ``times`` are steps of other runs to take instead."""
     failed = next((trial for trial in trials if not trial.came_through), None)
     if failed is not None:
         status: Literal["out-of-memory", "failed"] = (
@@ -467,21 +451,11 @@ def _outcome(section: Verified, after: Sequence[Trial]) -> Outcome:
 
 def _without_figures(section: Verified) -> Verified:
     """The section without figures: the unchanged script ran once more, without the fix."""
-    return replace(
-        section,
-        after=None,
-        after_step_ms=None,
-        after_peak_bytes=None,
-        memory_grew_bytes=None,
-        saving_ms=None,
-        saving_low_ms=None,
-        saving_high_ms=None,
-        saving_pct=None,
-        more_time_pct=None,
-        losses_equal=None,
-        losses=Losses("not-seen"),
-        gradients_with_fix=None,
+    figures = (
+        "after after_step_ms after_peak_bytes memory_grew_bytes saving_ms saving_low_ms "
+        "saving_high_ms saving_pct more_time_pct losses_equal gradients_with_fix"
     )
+    return replace(section, **dict.fromkeys(figures.split()), losses=Losses("not-seen"))
 
 
 def _with_plan(

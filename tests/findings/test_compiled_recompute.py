@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.ranks import bare_result
 from recompute_scan.findings.base import Evidence, NotApplicable
-from recompute_scan.findings.compiled import check
-from recompute_scan.findings.policies import check_policy_matches_nothing
+from recompute_scan.findings.compiled import compiled_recompute
+from recompute_scan.findings.policies import policy_matches_nothing
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.report.summary import how_to_record
@@ -21,14 +21,14 @@ from tests.trace.kineto_reading import parse
 from tests.trace_builder import Call, as_bytes, document, node, op, step, studied, thread
 
 
-def findings(facts: RecomputeFacts) -> list[Finding] | NotApplicable:
-    return check(Evidence(facts, list_regions(facts), None, confidence(facts), {}))
+def findings(facts: RecomputeFacts) -> list[Finding]:
+    return compiled_recompute.look(
+        Evidence(facts, list_regions(facts), None, confidence(facts), {})
+    )
 
 
 def finding(facts: RecomputeFacts) -> Finding:
-    found = findings(facts)
-    assert isinstance(found, list)
-    (one,) = found
+    (one,) = findings(facts)
     assert (one.code, one.name, one.fix) == ("RS007", "compiled-recompute", None)
     assert "TORCH_COMPILE_DISABLE=1" in one.detail
     return one
@@ -51,7 +51,8 @@ def test_silent_where_nothing_is_compiled(calls: Call) -> None:
 
 
 def test_not_applicable_without_a_backward_pass() -> None:
-    assert isinstance(findings(studied(thread(step(0, op("aten::mm"))))), NotApplicable)
+    with pytest.raises(NotApplicable):
+        findings(studied(thread(step(0, op("aten::mm")))))
 
 
 def test_a_compiled_backward_is_named() -> None:
@@ -116,9 +117,7 @@ def test_a_policy_around_compiled_code_sees_no_operator_of_it(
     )
     regions = list_regions(facts)
     evidence = Evidence(facts, regions, None, confidence(facts), {}, policies=Policies((policy,)))
-    found = check_policy_matches_nothing(evidence)
-    assert isinstance(found, list)
-    (one,) = found
+    (one,) = policy_matches_nothing.check(evidence)
     assert one.confidence == confidence_of_it
     assert ("compiled" in one.detail) == again
     assert one.fix is not None
@@ -146,7 +145,7 @@ def test_a_memory_budget_below_one_is_a_warning_about_gradients() -> None:
     facts = study_step(call(0), backward(0))
     environment = {"activation_memory_budget": "0.5"}
     known = Evidence(facts, list_regions(facts), None, confidence(facts), {})
-    found = check(replace(known, environment=environment))
+    found = compiled_recompute.look(replace(known, environment=environment))
     assert isinstance(found, list)
     assert found[0].severity == "warning"
     assert "memory budget was 0.5" in found[0].detail

@@ -213,9 +213,6 @@ CONDITIONS: dict[str, Condition] = {
     "with the fix switched on and off from step to step": lambda r: r.verified.pairs,
     "timed in each run, without the profiler": lambda r: r.verified.before,
     # blocks, call sites, compiled code
-    "the steps differ. Blocks that are alike": lambda r: len(r.steps) > 1,
-    "more columns": lambda r: len(r.regions) > 1,
-    "every block ran again the same number of times": lambda r: len(r.steps) > 1,
     "of block left out": lambda r: len(r.regions) > 1,
     "left code to Python": lambda r: r.compiled is not None,
     "the backward graphs run {} again": lambda r: r.compiled.graphs,
@@ -333,7 +330,6 @@ CONDITIONS: dict[str, Condition] = {
     "Not known: the trace does not say": lambda r: not r.environment,
     "steps; the rest are in the result's JSON": lambda r: len(r.steps) > 200,
     "more arrangements are in the result's JSON": lambda r: r.regions,
-    "The table shows the first blocks": lambda r: len(r.regions) > 1,
     "further ones are only in the result's JSON": lambda r: len(r.regions) > 1,
     "Not known: only a trace that": lambda r: (
         not any(one.call_site for region in r.regions for one in region.checkpoints)

@@ -56,7 +56,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).write_text(body, encoding="utf-8")
     listed = package / "report" / "render.py"
     text = listed.read_text(encoding="utf-8")
-    text = text.replace("layers, plan, run, usage\n", "layers, plan, recorded_steps, run, usage\n")
+    text = text.replace("layers, plan, run\n", "layers, plan, recorded_steps, run\n")
     text = text.replace(
         "\n    run.RANK_BY_RANK,\n", "\n    recorded_steps.SECTION,\n    run.RANK_BY_RANK,\n"
     )

@@ -88,15 +88,17 @@ def check(
     from recompute_scan.findings.registry import CODES
     from recompute_scan.project_file import check_settings
 
-    project = check_settings(Path.cwd())
+    project, root = check_settings(Path.cwd())
     policy = parse_thresholds(
-        project.fail_on if fail_on is None else fail_on,
+        (",".join(map(str, project.fail_on)) or None) if fail_on is None else fail_on,
         project.max_recompute if max_recompute is None else max_recompute,
-        costs or project.max_cost,
+        costs or tuple(map(str, project.max_cost)),
         CODES,
     )
     refuse_existing(output, write_baseline, force=force)
-    typed, baseline = baseline is not None, baseline or project.baseline
+    typed = baseline is not None
+    if baseline is None and project.baseline:
+        baseline = root / project.baseline
     accepted = parse_baseline(read(baseline, held=typed), baseline.name) if baseline else ()
     result = _result(traces, lifted(limits))
     if write_baseline is not None:

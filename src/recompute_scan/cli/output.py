@@ -26,7 +26,6 @@ from recompute_scan.terminal import (
     colored,
     fresh_line,
     inert,
-    links,
     printable,
     unless_closed,
     width,
@@ -390,7 +389,6 @@ class Answer(NamedTuple):
             after=after,
             folder=folder,
             width=width(on),
-            links=links(on),
         )
 
     def say(self, *args: Any) -> None:

@@ -2,9 +2,6 @@
 
 ``run`` records a few steps and reports, or guards all of them. ``plan`` says which layers to
 recompute within a limit, and proves it.
-
-Under ``run`` torch is imported before the script begins, so that ``os.environ["OMP_NUM_THREADS"] =
-"1"`` at its top would come too late: other numbers of threads add floats up in another order.
 """
 
 from __future__ import annotations
@@ -162,10 +159,7 @@ def _closing(standing: StandingGuard) -> str:
 def launcher_in(whole: Sequence[str], script: str, args: Sequence[str]) -> str | None:
     """The launcher's path where one comes after ``--``; ``None`` for a script.
 
-    Args:
-        whole: The whole command line.
-        script: The first word that is no option.
-        args: What follows it.
+    ``whole`` is the command line, ``script`` the first word in it that is no option.
     """
     # As in a shell, a folder of the launcher's name is not in its way.
     if Path(script).suffix == ".py" or not _behind_dashes(whole, args):
@@ -234,7 +228,8 @@ def set_early(script: Path) -> None:
     """Set what the script's first lines set, in the order in which they do.
 
     Under ``run`` torch, which reads some of it when it is imported, is there before the script
-    begins: ``os.environ["OMP_NUM_THREADS"] = "1"`` would come too late. These lines end at the
+    begins: ``os.environ["OMP_NUM_THREADS"] = "1"`` would come too late, and other numbers of
+    threads add floats up in another order. These lines end at the
     first that is neither an import from the standard library nor a constant nor a variable of the
     environment that is given one: nothing can have looked at the environment in between. Others are
     left to the script, and so is a script that cannot be read.

@@ -51,54 +51,25 @@ LOOSE = re.compile(
 )
 
 
+# Words of lines that matter outside a traceback too; Python 3.13 colours the name alone.
+_TELLING = (
+    b"Error:|Error\x1b|File |.py in |Traceback (most|Exception: |Warning: |ollective|"
+    b"ProcessGroupNCCL|Root Cause (first|return code = -| signal |core dumped|Killed|"
+    b"egmentation fault|Fatal Python error|zsh: |xit|terminated with code -|slurmstepd: err|"
+    b"TERM_MEMLIMIT|PBS: job killed|fatal exception: |srun: error|*** SIG|Signal: |: line |"
+    b"oom_kill event|oom-kill event|killed due to memory pressure|_MISMATCH|use_reentrant|"
+    b"requires_grad=True|AllGather|checkpointed layers| with gradient checkpointing|.py](http|"
+    b"ecompil|cache_size_limit"
+).split(b"|")
+_TELLING.append(_BOX)
+
+
 def is_telling(line: bytes) -> bool:
     """Whether a line matters outside a traceback too.
 
-    Looking for each word in turn is many times faster than one regular expression for all, and
-    twice as fast as a loop over them.
+    Looking for each word in turn is many times faster than one regular expression for all.
     """
-    return (
-        b"Error:" in line
-        or b"Error\x1b" in line  # Python 3.13 colours the name alone
-        or b"File " in line
-        or b".py in " in line
-        or b"Traceback (most" in line
-        or b"Exception: " in line
-        or b"Warning: " in line
-        or b"ollective" in line
-        or b"ProcessGroupNCCL" in line
-        or b"Root Cause (first" in line
-        or b"return code = -" in line
-        or b" signal " in line
-        or b"core dumped" in line
-        or b"Killed" in line
-        or b"egmentation fault" in line
-        or b"Fatal Python error" in line
-        or b"zsh: " in line
-        or b"xit" in line
-        or b"terminated with code -" in line
-        or b"slurmstepd: err" in line
-        or b"TERM_MEMLIMIT" in line
-        or b"PBS: job killed" in line
-        or b"fatal exception: " in line
-        or b"srun: error" in line
-        or b"*** SIG" in line
-        or b"Signal: " in line
-        or b": line " in line
-        or b"oom_kill event" in line
-        or b"oom-kill event" in line
-        or b"killed due to memory pressure" in line
-        or b"_MISMATCH" in line
-        or b"use_reentrant" in line
-        or b"requires_grad=True" in line
-        or b"AllGather" in line
-        or b"checkpointed layers" in line
-        or b" with gradient checkpointing" in line
-        or b".py](http" in line
-        or b"ecompil" in line
-        or b"cache_size_limit" in line
-        or _BOX in line
-    )
+    return any(word in line for word in _TELLING)
 
 
 def owner(text: str) -> tuple[str, int | None, bool, str]:

@@ -310,11 +310,8 @@ def diagnose(
 ) -> Diagnosis | None:
     """The known cause of one failure, or ``None``.
 
-    Args:
-        failure: The exceptions, the first raised first.
-        nearby: Other lines that may matter, such as warnings.
-        models: The models alive then, where the run could look at them.
-        alike: Whether every rank was recomputing, so that each had its partner.
+    ``nearby`` are other lines that may matter, such as warnings; ``models`` were alive then; with
+    ``alike`` every rank was recomputing, so that each had its partner.
     """
     for n, raised in enumerate(failure.errors):
         recomputes = not alike and _IN_RECOMPUTE(raised.frames) is not None

@@ -93,13 +93,8 @@ class Comparing:
         modules: Sequence[nn.Module] = (),
         application: Application | None = None,
     ) -> RegionCall:
-        """One call of a region.
-
-        Args:
-            region: What is known of it, with nothing compared yet.
-            function: What it runs.
-            modules: The modules it covers.
-            application: The call of an autograd function of the script's that runs it.
+        """One call of a region, with nothing compared yet; ``function`` is what it runs, and
+        ``application`` the call of the script's autograd function around it.
         """
         total = self._regions.setdefault(region, _Sum())
         named = [(self._step.name_of(module)[0], module) for module in modules]
@@ -138,10 +133,8 @@ class Comparing:
         return Fidelity(regions, took * 1e3, keeping_us=keeping, untrained=untrained)
 
     def differentiated(self, *, to_all: bool) -> None:
-        """A backward pass has ended: note the weights that lack a gradient now.
-
-        Args:
-            to_all: Whether all weights behind it should have a gradient.
+        """A backward pass has ended: note the weights that lack a gradient now; with ``to_all``
+        every weight behind it should have one.
         """
         names = functools.cache(self._weights)
 
@@ -270,10 +263,8 @@ class RegionCall:
 
     @contextmanager
     def forward(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
-        """Around a run in the forward; a function that cuts what it gets into parts makes several.
-
-        Args:
-            given: What it is called with, where there may be several.
+        """Around a run in the forward with these arguments; a function that cuts what it gets into
+        parts makes several.
         """
         passing = self._passing
         with self._compared_forward(given) as returned:
@@ -309,11 +300,7 @@ class RegionCall:
 
     @contextmanager
     def recompute(self, given: Sequence[object] = ()) -> Iterator[Returned | None]:
-        """Around the run of a recompute, which may end early; takes its result.
-
-        Args:
-            given: As of :meth:`forward`.
-        """
+        """Around the run of a recompute, which may end early; takes its result."""
         passing, first = self._passing, nodes_so_far()
         with self._compared_recompute(given) as returned:
             ran = None if passing is None else functools.partial(passing.recomputed, given, first)

@@ -215,13 +215,10 @@ class Checker:
         return len(self._suspected)
 
     def cause_of_saved(self, maker: int | None, print_: Fingerprint) -> Difference | None:
-        """Why a tensor differs that this call made, or a view of it; ``None`` where unknown.
+        """Why a tensor differs that the call ``maker`` made, or a view of it; ``None`` where
+        unknown.
 
-        Asked when the recompute has ended.
-
-        Args:
-            maker: The call; ``None`` of a tensor from outside.
-            print_: The tensor's fingerprint.
+        Asked when the recompute has ended; a tensor from outside has no maker.
         """
         if maker is None:
             return self._changed.get((print_.bits, print_.shape))
@@ -238,12 +235,8 @@ class Checker:
     def cause_in_graph(
         self, makers: Collection[int], outside: Collection[Fingerprint], nodes: Collection[int]
     ) -> Difference | None:
-        """The first difference in a recomputed graph.
-
-        Args:
-            makers: The calls that made the tensors that its nodes have saved.
-            outside: Fingerprints of the saved tensors from outside the region.
-            nodes: The numbers of its nodes.
+        """The first difference in a recomputed graph: by the calls that made the tensors that its
+        nodes have saved, the saved tensors from outside the region, and the nodes' numbers.
         """
         for place, suspect in sorted((self._suspected | self._strays).items()):
             entry = suspect.entry

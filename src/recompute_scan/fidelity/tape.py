@@ -73,11 +73,8 @@ class Prints:
         self._made: dict[int, Fingerprint | None] = {}
 
     def of(self, tensor: torch.Tensor, known: Fingerprint | None = None) -> Fingerprint | None:
-        """The fingerprint of a tensor, which stays as it is until :meth:`let_go`.
-
-        Args:
-            tensor: Alive until then.
-            known: Its fingerprint, where a tape has it.
+        """The fingerprint of a tensor, which stays as it is until :meth:`let_go`; ``known`` where a
+        tape has it.
         """
         key = id(tensor)
         if key not in self._made:
@@ -202,11 +199,8 @@ class Tape(Struct):
     _weak: list[StorageWeakRef] = field(default_factory=list)
 
     def look(self, arguments: Sequence[InMemory], prints: Prints | None) -> Given:
-        """The arguments of an operator that is about to be called.
-
-        Args:
-            arguments: Its tensors.
-            prints: ``None`` for one that computes nothing.
+        """The arguments of an operator that is about to be called; ``prints`` is ``None`` for one
+        that computes nothing.
         """
         memories, outside, sources = [], [], set()
         for place, (tensor, storage) in enumerate(arguments):

@@ -479,12 +479,7 @@ def fingerprint_as_it_lies(value: torch.Tensor) -> Fingerprint | None:
 
 
 def _bits(flat: torch.Tensor, so_far: int | LaterNumber) -> int | LaterNumber:
-    """The number of all elements so far, these included.
-
-    Args:
-        flat: Elements that lie in memory in order.
-        so_far: That of the elements before.
-    """
+    """The number of all elements so far: these, which lie in memory in order, and those before."""
     if not flat.numel():
         return so_far
     if _on_host(flat) and isinstance(so_far, int):

@@ -8,7 +8,7 @@ its run record.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -300,13 +300,8 @@ Severity = Literal["error", "warning", "info"]
 _MOST_BLOCKS = 3
 
 
-class NotApplicable(Struct, frozen=True):
-    """The rule could not look: why, one sentence."""
-
-    why: str
-
-
-Answer = list[Finding] | NotApplicable
+class NotApplicable(Exception):
+    """A rule could not look: why, one sentence."""
 
 
 class FindingFields(TypedDict, total=False):
@@ -321,12 +316,12 @@ class FindingFields(TypedDict, total=False):
 
 
 class Rule(Struct, frozen=True):
-    """One rule: what it is called, how it looks, and what others may ask of it.
+    """One rule; ``partial`` of it decorates the rule's check.
 
     Attributes:
         code: Never changes its meaning, and is never used again.
         name: Of the bad state.
-        check: Looks.
+        check: Looks; may raise :class:`NotApplicable`.
         severity: Of its findings, unless one says otherwise.
         needs: What has to be there for ``check`` to be asked.
         gives_plan: Whether its finding recommends the memory plan that the result has chosen.
@@ -335,16 +330,21 @@ class Rule(Struct, frozen=True):
 
     code: str
     name: str
-    check: Callable[[Evidence], Answer]
+    check: Callable[[Evidence], Iterable[Finding]]
     severity: Severity = "info"
     needs: Needs = "verdict"
     gives_plan: bool = False
     wrong_gradients: bool = False
 
-    def look(self, evidence: Evidence) -> Answer:
-        """The findings, or why the rule could not look."""
-        why = evidence.missing(self.needs)
-        return self.check(evidence) if why is None else NotApplicable(why)
+    def look(self, evidence: Evidence) -> list[Finding]:
+        """The findings.
+
+        Raises:
+            NotApplicable: The rule could not look.
+        """
+        if why := evidence.missing(self.needs):
+            raise NotApplicable(why)
+        return list(self.check(evidence))
 
     def finding(
         self,
@@ -354,15 +354,11 @@ class Rule(Struct, frozen=True):
         evidence: Sequence[str] = (),
         **fields: Unpack[FindingFields],
     ) -> Finding:
-        """A finding of this rule.
+        """A finding of this rule: what is wrong in one line, why and what it costs in sentences,
+        what shows it in a line each.
 
-        Args:
-            seen: What the rule looked at.
-            title: What is wrong, one line.
-            detail: Why, and what it costs, in sentences.
-            evidence: What shows it, one line each.
-            fields: What to change and what that saves, and what is not as the rule or the evidence
-                says; ``None`` is as they say.
+        Other fields are what to change and what that saves, and what is not as the rule or the
+        evidence says; ``None`` is as they say.
         """
         # The run itself saw this: it is not inferred from a trace.
         observed = self.needs in ("run", "comparison")

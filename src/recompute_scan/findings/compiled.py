@@ -1,20 +1,12 @@
-"""RS007 and RS010 to RS012: checkpoints in compiled code.
-
-RS007: part of the backward pass is compiled, and what it recomputes cannot be counted.
-
-RS010: the compiler could not trace a checkpointed function to its end, and left it to Python.
-
-RS011: the compiler runs random operators again without the state that they drew from.
-
-RS012: the compiler runs products or attention again, and no checkpoint asks for it.
-"""
+"""RS007 and RS010 to RS012: checkpoints in compiled code."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import partial
 
-from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule
-from recompute_scan.recompute.verdict import Compiled
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import CompiledGraph, CompiledRecompute, Finding
 from recompute_scan.units import plural
 
@@ -32,18 +24,14 @@ _NEW_NUMBERS = (
 )
 
 
-def check(evidence: Evidence) -> Answer:
-    """One finding where compiled nodes run in the backward pass."""
+@partial(Rule, "RS007", "compiled-recompute", needs="nothing")
+def compiled_recompute(evidence: Evidence) -> Iterator[Finding]:
+    """Part of the backward pass is compiled, and what it recomputes cannot be counted."""
     if not evidence.has_backward:
-        return NotApplicable("The trace shows no autograd nodes, so no compiled ones.")
-    return (
-        [_compiled_recompute_finding(evidence, evidence.compiled)]
-        if evidence.compiled is not None
-        else []
-    )
-
-
-def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Finding:
+        raise NotApplicable("The trace shows no autograd nodes, so no compiled ones.")
+    compiled = evidence.compiled
+    if compiled is None:
+        return
     share = f"{100 * compiled.share:.0f} % of the backward pass is compiled"
     again = evidence.compiled_calls_again
     if compiled.recomputes:
@@ -66,7 +54,7 @@ def _compiled_recompute_finding(evidence: Evidence, compiled: Compiled) -> Findi
     budget = evidence.environment.get("activation_memory_budget")
     if budget:
         detail += f" {_NEW_NUMBERS.format(budget=budget)}"
-    return RS007.finding(
+    yield compiled_recompute.finding(
         evidence,
         severity="warning" if budget or (compiled.recomputes and again) else "info",
         title=title,
@@ -85,9 +73,6 @@ def _attention(evidence: Evidence) -> tuple[str, ...]:
         return ()
     backward, again = evidence.attention_kernels
     return (f"attention kernels: {backward} backward, {again} forward ones that ran again",)
-
-
-RS007 = Rule("RS007", "compiled-recompute", check, needs="nothing")
 
 
 # Text that torch adds to the reason of a break inside an operator that takes functions
@@ -110,74 +95,66 @@ def _place(graph: CompiledGraph, one: CompiledRecompute) -> str:
     return f"graph {graph.name}: {one.operators} x {one.operator}{module}{source}"
 
 
-def check_checkpoint_break_code(evidence: Evidence) -> Answer:
-    """One finding for each place where the compiler left a checkpointed function."""
+@partial(Rule, "RS010", "graph-break-in-checkpoint", needs="graphs")
+def graph_break(evidence: Evidence) -> Iterator[Finding]:
+    """The compiler could not trace a checkpointed function to its end, and left it to Python."""
     found: dict[str, str] = {}
     for text in evidence.graphs.graph_breaks if evidence.graphs else ():
         place, reason = _PLACE.search(text), _REASON.search(text)
         if _INSIDE.search(text) and place is not None:
             found.setdefault(place[1], reason[1] if reason else "the log gives no reason")
-    return [_checkpoint_break_finding(evidence, place, reason) for place, reason in found.items()]
-
-
-def _checkpoint_break_finding(evidence: Evidence, place: str, reason: str) -> Finding:
-    return RS010.finding(
-        evidence,
-        title=f"The compiler leaves a checkpointed function at {place}",
-        detail=(
-            "A graph break inside a checkpointed function takes the whole function out of the "
-            "graph: it runs in Python, uncompiled, in the forward pass and in each recompute. "
-            "Remove what breaks the graph, or move it out of the checkpointed function."
-        ),
-        evidence=(f"{place}: {reason}",),
-    )
-
-
-RS010 = Rule("RS010", "graph-break-in-checkpoint", check_checkpoint_break_code, needs="graphs")
-
-
-def check_random_redrawn_code(evidence: Evidence) -> Answer:
-    """One finding where a backward graph draws random numbers anew."""
-    redrawn = [each for each in _recomputes(evidence) if each[1].redrawn]
-    if not redrawn:
-        return []
-    budgets = [graph.memory_budget for graph, _ in redrawn if graph.memory_budget is not None]
-    lowered = f" The memory budget was {min(budgets):g}." if budgets else ""
-    number = sum(one.operators for _, one in redrawn)
-    return [
-        RS011.finding(
+    for at, why in found.items():
+        yield graph_break.finding(
             evidence,
-            title=f"The compiler repeats {plural(number, 'random operator')} with other numbers",
+            title=f"The compiler leaves a checkpointed function at {at}",
             detail=(
-                "The backward graph runs them again without the random state of their first run, "
-                "so that gradients belong to another mask than the forward pass used (pytorch "
-                f"issue 190758).{lowered} Set torch._functorch.config.activation_memory_budget to "
-                "1.0 where anything in the model draws random numbers."
+                "A graph break inside a checkpointed function takes the whole function out of the "
+                "graph: it runs in Python, uncompiled, in the forward pass and in each recompute. "
+                "Remove what breaks the graph, or move it out of the checkpointed function."
             ),
-            evidence=tuple(_place(*each) for each in redrawn[:8]),
+            evidence=(f"{at}: {why}",),
         )
-    ]
 
 
-RS011 = Rule(
+@partial(
+    Rule,
     "RS011",
     "budget-recomputes-random",
-    check_random_redrawn_code,
     severity="error",
     needs="graphs",
     wrong_gradients=True,
 )
+def budget_recomputes_random(evidence: Evidence) -> Iterator[Finding]:
+    """The compiler runs random operators again without the state that they drew from."""
+    redrawn = [each for each in _recomputes(evidence) if each[1].redrawn]
+    if not redrawn:
+        return
+    budgets = [graph.memory_budget for graph, _ in redrawn if graph.memory_budget is not None]
+    lowered = f" The memory budget was {min(budgets):g}." if budgets else ""
+    number = sum(one.operators for _, one in redrawn)
+    yield budget_recomputes_random.finding(
+        evidence,
+        title=f"The compiler repeats {plural(number, 'random operator')} with other numbers",
+        detail=(
+            "The backward graph runs them again without the random state of their first run, "
+            "so that gradients belong to another mask than the forward pass used (pytorch "
+            f"issue 190758).{lowered} Set torch._functorch.config.activation_memory_budget to "
+            "1.0 where anything in the model draws random numbers."
+        ),
+        evidence=tuple(_place(*each) for each in redrawn[:8]),
+    )
 
 
-def check_expensive_recompute_code(evidence: Evidence) -> Answer:
-    """One finding where costly operators run again by the compiler's own choice."""
+@partial(Rule, "RS012", "expensive-node-recomputed", needs="graphs")
+def expensive_node_recomputed(evidence: Evidence) -> Iterator[Finding]:
+    """The compiler runs products or attention again, and no checkpoint asks for it."""
     costly = [
         (graph, one)
         for graph, one in _recomputes(evidence)
         if one.why != "checkpoint" and not one.free
     ]
     if not costly:
-        return []
+        return
     number = sum(one.operators * one.times for _, one in costly)
     budgets = [graph.memory_budget for graph, _ in costly if graph.memory_budget is not None]
     because = (
@@ -187,14 +164,9 @@ def check_expensive_recompute_code(evidence: Evidence) -> Answer:
         if budgets and min(budgets) < 1
         else "No checkpoint and no known memory budget asks for it."
     )
-    return [
-        RS012.finding(
-            evidence,
-            title=f"The compiler runs {plural(number, 'costly operator')} again by its own choice",
-            detail=f"They take as long as in the forward pass, unlike fused operators. {because}",
-            evidence=tuple(_place(*each) for each in costly[:8]),
-        )
-    ]
-
-
-RS012 = Rule("RS012", "expensive-node-recomputed", check_expensive_recompute_code, needs="graphs")
+    yield expensive_node_recomputed.finding(
+        evidence,
+        title=f"The compiler runs {plural(number, 'costly operator')} again by its own choice",
+        detail=f"They take as long as in the forward pass, unlike fused operators. {because}",
+        evidence=tuple(_place(*each) for each in costly[:8]),
+    )

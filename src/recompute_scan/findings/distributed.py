@@ -1,23 +1,14 @@
-"""RS004, RS005, RS006 and RS104: checkpoints across ranks.
-
-RS004: some ranks recompute more of their blocks than others.
-
-RS005: recomputes gather parameters, or communicate otherwise, once more.
-
-RS006: a reentrant checkpoint under FSDP.
-
-RS104: weights inside a reentrant checkpoint that get no gradient, though nothing fails.
-"""
+"""RS004, RS005, RS006 and RS104: checkpoints across ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import partial
 
 from recompute_scan.advise import find_mechanism, switch_of, title_of
 from recompute_scan.cost.phases import Repeated
 from recompute_scan.findings.base import (
-    Answer,
     Evidence,
     NotApplicable,
     Rule,
@@ -33,76 +24,57 @@ from recompute_scan.units import first_few, ms, plural, size
 _UNEVEN = 0.1
 
 
-def check_ranks(evidence: Evidence) -> Answer:
-    """One finding where the ranks' recomputes per block differ."""
+@partial(Rule, "RS004", "uneven-recompute", severity="warning", needs="ranks")
+def uneven_recompute(evidence: Evidence) -> Iterator[Finding]:
+    """Some ranks recompute more of their blocks than others."""
     known = [rank for rank in evidence.ranks if rank.recomputes_per_block is not None]
     if len(known) < 2:
-        return NotApplicable("The traces of two or more ranks with a verdict are needed.")
+        raise NotApplicable("The traces of two or more ranks with a verdict are needed.")
     recomputes = [rank.recomputes_per_block or 0.0 for rank in known]
     most, least = max(recomputes), min(recomputes)
     if most - least < _UNEVEN:
-        return []
+        return
     busiest = [rank.rank for rank, value in zip(known, recomputes, strict=True) if value == most]
     times = [rank.recompute_ms for rank in known if rank.recompute_ms is not None]
     spread = (
         f" Recomputes take from {min(times):.1f} to {max(times):.1f} ms of a step." if times else ""
     )
-    return [
-        RS004.finding(
-            evidence,
-            title=f"Ranks recompute from {least:.2g} to {most:.2g} times per block; "
-            f"most on {_listed(busiest)}",
-            detail=(
-                "Ranks that work on the same step wait for each other, so the one that recomputes "
-                f"most sets the pace for all.{spread} Pipeline stages may differ on purpose: the "
-                "first holds the activations of more micro-batches. Otherwise look for a setting "
-                "that is not the same on all ranks."
-            ),
-            evidence=[
-                f"rank {rank.rank}: {value:.3g} recomputes per block"
-                + (
-                    f", {rank.recompute_ms:.1f} ms per step"
-                    if rank.recompute_ms is not None
-                    else ""
-                )
-                for rank, value in zip(known, recomputes, strict=True)
-            ],
-        )
-    ]
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
-
-
-RS004 = Rule(
-    "RS004",
-    "uneven-recompute",
-    check_ranks,
-    severity="warning",
-    needs="ranks",
-)
+    shown = ", ".join(map(str, busiest[:4])) + ", …" * (len(busiest) > 4)
+    yield uneven_recompute.finding(
+        evidence,
+        title=f"Ranks recompute from {least:.2g} to {most:.2g} times per block; "
+        f"most on rank{'s' * (len(busiest) > 1)} {shown}",
+        detail=(
+            "Ranks that work on the same step wait for each other, so the one that recomputes "
+            f"most sets the pace for all.{spread} Pipeline stages may differ on purpose: the "
+            "first holds the activations of more micro-batches. Otherwise look for a setting "
+            "that is not the same on all ranks."
+        ),
+        evidence=[
+            f"rank {rank.rank}: {value:.3g} recomputes per block"
+            + ("" if rank.recompute_ms is None else f", {rank.recompute_ms:.1f} ms per step")
+            for rank, value in zip(known, recomputes, strict=True)
+        ],
+    )
 
 
 _GOES = f" The fix for {DOUBLED} removes them too."
 
 
-def check_repeated_collectives(evidence: Evidence) -> Answer:
-    """One finding for gathers of parameters inside recomputes, and one for other communication."""
+@partial(Rule, "RS005", "repeated-collectives")
+def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
+    """Recomputes gather parameters, or communicate otherwise, once more."""
     if not evidence.has_collectives:
-        return NotApplicable("The trace holds no collective communication.")
-    found = []
+        raise NotApplicable("The trace holds no collective communication.")
     if evidence.repeated_gathers.count:
-        found.append(_gathers(evidence, evidence.repeated_gathers))
+        yield _gathers(evidence, evidence.repeated_gathers)
     if evidence.other_repeated.count:
-        found.append(_others(evidence, evidence.other_repeated))
-    return found
+        yield _others(evidence, evidence.other_repeated)
 
 
 def _gathers(evidence: Evidence, gathers: Repeated) -> Finding:
     goes = _goes_with_the_fix(evidence)
-    return RS005.finding(
+    return repeated_collectives.finding(
         evidence,
         severity="warning",
         title=f"Recomputes gather parameters again: {gathers.count:g} of "
@@ -146,7 +118,7 @@ def _goes_with_the_fix(evidence: Evidence) -> bool:
 
 
 def _others(evidence: Evidence, others: Repeated) -> Finding:
-    return RS005.finding(
+    return repeated_collectives.finding(
         evidence,
         title=f"Recomputes repeat communication: {others.count:g} collectives per step",
         detail=(
@@ -180,13 +152,11 @@ def _time(found: Repeated) -> str:
     )
 
 
-RS005 = Rule("RS005", "repeated-collectives", check_repeated_collectives)
-
-
-def check_reentrant_under_fsdp(evidence: Evidence) -> Answer:
-    """One finding for each reentrant checkpoint that advice on doubling would leave in place."""
+@partial(Rule, "RS006", "reentrant-under-fsdp", severity="warning")
+def reentrant_under_fsdp(evidence: Evidence) -> Iterator[Finding]:
+    """A reentrant checkpoint under FSDP, which advice on doubling would leave in place."""
     if not evidence.run.sharded:
-        return NotApplicable("The trace shows no FSDP.")
+        raise NotApplicable("The trace shows no FSDP.")
     kept: dict[Checkpoint, list[Region]] = defaultdict(list)
     for region in evidence.regions:
         if not region.checkpoints or not region.recompute_runs_per_backward:
@@ -196,12 +166,12 @@ def check_reentrant_under_fsdp(evidence: Evidence) -> Answer:
             stays = evidence.keep_and_drop(region.checkpoints)[0]
         if stays.variant == "reentrant":
             kept[stays].append(region)
-    return [_finding(evidence, checkpoint, regions) for checkpoint, regions in kept.items()]
+    yield from (_reentrant(evidence, checkpoint, some) for checkpoint, some in kept.items())
 
 
-def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) -> Finding:
+def _reentrant(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) -> Finding:
     mechanism = find_mechanism(checkpoint.mechanism)
-    return RS006.finding(
+    return reentrant_under_fsdp.finding(
         evidence,
         title=f"{evidence.of_blocks(regions)} are checkpointed reentrantly under FSDP",
         detail=(
@@ -210,10 +180,7 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
             "fully_shard its memory has been reported to grow (pytorch/pytorch issue 169349). "
             "PyTorch advises against the variant."
         ),
-        evidence=(
-            describe(checkpoint),
-            *name_some(regions),
-        ),
+        evidence=(describe(checkpoint), *name_some(regions)),
         fix=review(
             summary=(
                 "Use the non-reentrant variant: pass use_reentrant=False where "
@@ -230,24 +197,21 @@ def _finding(evidence: Evidence, checkpoint: Checkpoint, regions: list[Region]) 
     )
 
 
-RS006 = Rule("RS006", "reentrant-under-fsdp", check_reentrant_under_fsdp, severity="warning")
-
-
 _MOST_NAMED = 6
 
 
-def check_untrained_weights(evidence: Evidence) -> Answer:
-    """One finding, where the run saw trainable weights without a gradient."""
-    names = evidence.untrained
+@partial(Rule, "RS104", "checkpoint-without-gradient", severity="warning", needs="run")
+def checkpoint_without_gradient(evidence: Evidence) -> Iterator[Finding]:
+    """Weights inside a reentrant checkpoint that get no gradient, though nothing fails."""
+    modules = evidence.untrained
+    if modules is None:
+        raise NotApplicable("Only `recompute-scan run` sees which weights have a gradient.")
     weights = evidence.fidelity.untrained if evidence.fidelity is not None else ()
     # A weight of a module that is named is no news.
-    known = tuple(f"{name}." for name in names or ())
-    modules = names or ()
+    known = tuple(f"{name}." for name in modules)
     alone = tuple(one for one in weights if not one.startswith(known))
-    if names is None:
-        return NotApplicable("Only `recompute-scan run` sees which weights have a gradient.")
     if not (modules or alone):
-        return []
+        return
     # The reader of logs is loaded where there is something to say.
     from recompute_scan.diagnose.checkpoint_errors import SILENT  # noqa: PLC0415 - above
     from recompute_scan.diagnose.outcome import (  # noqa: PLC0415 - above
@@ -264,10 +228,4 @@ def check_untrained_weights(evidence: Evidence) -> Answer:
         )
         if some
     ]
-    shown = (*seen, how_checked(SILENT))
-    return [finding_of(Diagnosis(SILENT, "high", shown))]
-
-
-RS104 = Rule(
-    "RS104", "checkpoint-without-gradient", check_untrained_weights, severity="warning", needs="run"
-)
+    yield finding_of(Diagnosis(SILENT, "high", (*seen, how_checked(SILENT))))

@@ -1,23 +1,14 @@
-"""RS001, RS002, RS003 and RS008: checkpoints that recompute too much or too little.
-
-RS001: forward work runs again more than once in its backward pass.
-
-RS002: two checkpoints enclose the same work, and one of them happens to cost nothing.
-
-RS003: checkpointing is switched on and recomputes nothing.
-
-RS008: non-reentrant recomputes run to the end of their block, because early stop is off.
-"""
+"""RS001, RS002, RS003 and RS008: checkpoints that recompute too much or too little."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from recompute_scan.advise import advise_removal, mechanism_of, place, switch_of, take_out, title_of
 from recompute_scan.annotations import EARLY_STOP_OFF
 from recompute_scan.findings.base import (
-    Answer,
     Evidence,
     NotApplicable,
     Rule,
@@ -35,18 +26,16 @@ _MORE_THAN_ONCE = 1.5
 _MOST_SHOWN = 3
 
 
-def check_doubled_checkpoint(evidence: Evidence) -> Answer:
-    """One finding for each way in which checkpoints are stacked."""
-    if evidence.verdict != "doubled":
-        return []
-    stacks = evidence.stacks(lambda r: r.recompute_runs_per_backward >= _MORE_THAN_ONCE)
-    return [
-        _doubled_checkpoint_finding(evidence, stack, regions)
-        for stack, regions in (stacks or {(): []}).items()
-    ]
+@partial(Rule, DOUBLED, "doubled-checkpoint", severity="error")
+def doubled_checkpoint(evidence: Evidence) -> Iterator[Finding]:
+    """Forward work runs again more than once in its backward pass."""
+    if evidence.verdict == "doubled":
+        stacks = evidence.stacks(lambda r: r.recompute_runs_per_backward >= _MORE_THAN_ONCE)
+        for stack, regions in (stacks or {(): []}).items():
+            yield _doubled(evidence, stack, regions)
 
 
-def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
+def _doubled(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
     cost = evidence.cost
     runs = max((r.recompute_runs_per_backward for r in regions), default=evidence.highest)
     whole = evidence.of_blocks(regions) if regions else "Some operators"
@@ -58,12 +47,12 @@ def _doubled_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[
     )
     share = redundant / everything if regions and everything else 1.0
     counted = _counted(regions)
-    return RS001.finding(
+    return doubled_checkpoint.finding(
         evidence,
         title=title,
         detail=_detail(stack),
         evidence=(
-            *(describe(checkpoint) for checkpoint in stack),
+            *map(describe, stack),
             *counted[:_MOST_SHOWN],
             *([f"{len(counted) - _MOST_SHOWN} more"] if len(counted) > _MOST_SHOWN else []),
         ),
@@ -110,13 +99,11 @@ def _counted(regions: Sequence[Region]) -> list[str]:
     ]
 
 
-RS001 = Rule(DOUBLED, "doubled-checkpoint", check_doubled_checkpoint, severity="error")
-
-
-def check_nested_checkpoint(evidence: Evidence) -> Answer:
-    """One finding for each pair of checkpoints that is nested without being doubled."""
+@partial(Rule, "RS002", "nested-checkpoint")
+def nested_checkpoint(evidence: Evidence) -> Iterator[Finding]:
+    """Two checkpoints enclose the same work, and one of them happens to cost nothing."""
     if not evidence.annotated and evidence.verdict != "none":
-        return NotApplicable(
+        raise NotApplicable(
             "A nested checkpoint that recomputes nothing shows only in a trace that "
             "`recompute-scan run` recorded."
         )
@@ -127,66 +114,51 @@ def check_nested_checkpoint(evidence: Evidence) -> Answer:
             and all(one.variant == "non-reentrant" for one in r.checkpoints[:2])
         )
     )
-    return [
-        _nested_checkpoint_finding(evidence, stack, regions) for stack, regions in stacks.items()
-    ]
+    for stack, regions in stacks.items():
+        outer, inner = title_of(stack[0]), title_of(stack[1])
+        yield nested_checkpoint.finding(
+            evidence,
+            title=f"{evidence.of_blocks(regions)} have {len(stack)} checkpoints "
+            "around them, and recompute once",
+            detail=(
+                f"{outer} encloses {inner}. Both are non-reentrant and stop early, so the outer "
+                "recompute ends before the inner work begins, and today the second one costs "
+                "nothing. With a reentrant variant, or with early stop off, every block would run "
+                "twice."
+            ),
+            evidence=[*map(describe, stack)],
+            fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
+            saving_ms=0.0,
+            saving_pct=0.0,
+        )
 
 
-def _nested_checkpoint_finding(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
-    outer, inner = title_of(stack[0]), title_of(stack[1])
-    return RS002.finding(
-        evidence,
-        title=f"{evidence.of_blocks(regions)} have {len(stack)} checkpoints "
-        "around them, and recompute once",
-        detail=(
-            f"{outer} encloses {inner}. Both are non-reentrant and stop early, so the outer "
-            "recompute ends before the inner work begins, and today the second one costs nothing. "
-            "With a reentrant variant, or with early stop off, every block would run twice."
-        ),
-        evidence=tuple(describe(checkpoint) for checkpoint in stack),
-        fix=advise_removal(stack, evidence.sources, evidence.alone, evidence.run),
-        saving_ms=0.0,
-        saving_pct=0.0,
-    )
-
-
-RS002 = Rule("RS002", "nested-checkpoint", check_nested_checkpoint)
-
-
-def check_idle_checkpoint(evidence: Evidence) -> Answer:
-    """One finding for each set of idle blocks, and for each switch that no call came from."""
+@partial(Rule, "RS003", "idle-checkpoint")
+def idle_checkpoint(evidence: Evidence) -> Iterator[Finding]:
+    """Checkpointing is switched on and recomputes nothing."""
     if not evidence.annotated and not evidence.switched_on:
-        return NotApplicable(
+        raise NotApplicable(
             "A checkpoint that recomputes nothing shows only in a trace that `recompute-scan run` "
             "recorded."
         )
     stacks = evidence.stacks(lambda r: bool(r.checkpoints) and r.recompute_runs_per_backward == 0)
-    found = [_idle(evidence, stack, regions) for stack, regions in stacks.items()]
+    for stack, regions in stacks.items():
+        blocks = evidence.of_blocks(regions)
+        yield idle_checkpoint.finding(
+            evidence,
+            title=f"{blocks} are checkpointed and nothing in them is recomputed",
+            detail=(
+                "The backward pass asked for nothing inside these blocks: all that they save is "
+                "their own input, or something else takes their tensors first, such as "
+                "save_on_cpu. The checkpoint frees no memory here, and costs a little host time."
+            ),
+            evidence=[*map(describe, stack), *name_some(regions)],
+            fix=_fix(evidence, stack),
+        )
     # A compiled checkpoint is part of the graph and calls nothing.
     if evidence.environment.get("torch_compile") != "used":
-        found += [
-            _unused(evidence, one)
-            for one in evidence.switched_on
-            if one.mechanism not in evidence.mechanisms
-        ]
-    return found
-
-
-def _idle(evidence: Evidence, stack: Stack, regions: list[Region]) -> Finding:
-    return RS003.finding(
-        evidence,
-        title=f"{evidence.of_blocks(regions)} are checkpointed and nothing in them is recomputed",
-        detail=(
-            "The backward pass asked for nothing inside these blocks: all that they save is "
-            "their own input, or something else takes their tensors first, such as "
-            "save_on_cpu. The checkpoint frees no memory here, and costs a little host time."
-        ),
-        evidence=(
-            *(describe(checkpoint) for checkpoint in stack),
-            *name_some(regions),
-        ),
-        fix=_fix(evidence, stack),
-    )
+        unused = [one for one in evidence.switched_on if one.mechanism not in evidence.mechanisms]
+        yield from (_unused(evidence, one) for one in unused)
 
 
 def _fix(evidence: Evidence, stack: Stack) -> Fix | None:
@@ -206,7 +178,7 @@ def _fix(evidence: Evidence, stack: Stack) -> Fix | None:
 def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
     title = title_of(Checkpoint(0, None, switched.mechanism))
     where = place(switched.site)
-    return RS003.finding(
+    return idle_checkpoint.finding(
         evidence,
         severity="warning",
         title=f"{title[:1].upper()}{title[1:]} is switched on{where}, and no checkpoint was called",
@@ -219,13 +191,11 @@ def _unused(evidence: Evidence, switched: SwitchedOn) -> Finding:
     )
 
 
-RS003 = Rule("RS003", "idle-checkpoint", check_idle_checkpoint)
-
-
-def check_early_stop_off(evidence: Evidence) -> Answer:
-    """One finding for each mechanism that calls its checkpoints with early stop off."""
+@partial(Rule, "RS008", "early-stop-off")
+def early_stop_off(evidence: Evidence) -> Iterator[Finding]:
+    """Non-reentrant recomputes run to the end of their block, because early stop is off."""
     if not evidence.annotated and evidence.verdict != "none":
-        return NotApplicable(
+        raise NotApplicable(
             "Whether early stop was on shows only in a trace that `recompute-scan run` recorded."
         )
     found = {
@@ -237,14 +207,14 @@ def check_early_stop_off(evidence: Evidence) -> Answer:
     off: dict[tuple[str | None, str | None], list[Checkpoint]] = defaultdict(list)
     for checkpoint in found:
         off[checkpoint.mechanism, checkpoint.function].append(checkpoint)
-    return [_early_stop_off_finding(evidence, checkpoints) for checkpoints in off.values()]
+    yield from (_runs_on(evidence, checkpoints) for checkpoints in off.values())
 
 
-def _early_stop_off_finding(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
+def _runs_on(evidence: Evidence, checkpoints: list[Checkpoint]) -> Finding:
     regions = [r for r in evidence.regions if not set(checkpoints).isdisjoint(r.checkpoints)]
     title = title_of(checkpoints[0])
     nested = any(len(region.checkpoints) > 1 for region in regions)
-    return RS008.finding(
+    return early_stop_off.finding(
         evidence,
         severity="warning" if nested else "info",
         title=f"{evidence.of_blocks(regions)} are recomputed to their end: early stop is off",
@@ -259,10 +229,7 @@ def _early_stop_off_finding(evidence: Evidence, checkpoints: list[Checkpoint]) -
                 else ""
             )
         ),
-        evidence=(
-            *map(describe, checkpoints),
-            *name_some(regions),
-        ),
+        evidence=(*map(describe, checkpoints), *name_some(regions)),
         fix=review(
             summary=(
                 "Leave early stop on: no set_checkpoint_early_stop(False) and no "
@@ -276,6 +243,3 @@ def _early_stop_off_finding(evidence: Evidence, checkpoints: list[Checkpoint]) -
             ),
         ),
     )
-
-
-RS008 = Rule("RS008", "early-stop-off", check_early_stop_off)

@@ -1,24 +1,13 @@
 """RS401 to RS406: recomputes that differ from their forward.
 
-RS401: a recompute draws other random numbers than the forward that it repeats.
-
-RS402: a recompute works in another number type than the forward that it repeats.
-
-RS403: a recompute computes something other than the forward that it repeats.
-
-RS404: a recompute updates buffers that the forward has updated already.
-
-RS405: a tensor that needs a gradient gets none, because the recompute is cut off from it.
-
-RS406: recomputes that torch does not check against their forward, by a setting.
-
 The same fault in many blocks makes one finding.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -26,7 +15,7 @@ from msgspec import Struct
 from recompute_scan.advise import place
 from recompute_scan.advise.choice import edited
 from recompute_scan.annotations import CHECK_OFF
-from recompute_scan.findings.base import Answer, Evidence, Rule, Severity, review
+from recompute_scan.findings.base import Evidence, Rule, Severity, review
 from recompute_scan.frameworks.base import Edit
 from recompute_scan.result import Finding, Fix, Level
 from recompute_scan.result.fidelity import (
@@ -123,21 +112,11 @@ def _effect(evidence: Evidence, regions: Collection[ComparedRegion]) -> tuple[Se
     )
 
 
-def _rule(
-    code: str, name: str, check: Callable[[Evidence], Answer], severity: Severity = "error"
-) -> Rule:
-    """A rule on recomputes that change what is trained."""
-    return Rule(code, name, check, severity, needs="comparison", wrong_gradients=True)
+# A rule on recomputes that change what is trained.
+_rule = partial(Rule, severity="error", needs="comparison", wrong_gradients=True)
 
 
-def _each_fault(
-    finding: Callable[[Evidence, Fault], Finding], *kinds: DifferenceKind
-) -> Callable[[Evidence], Answer]:
-    """A check with one finding for each operator that differs so, with all blocks where it does."""
-    return lambda evidence: [finding(evidence, one) for one in _find_faults(evidence, kinds)]
-
-
-def _find_faults(evidence: Evidence, kinds: Collection[DifferenceKind]) -> list[Fault]:
+def _faults(evidence: Evidence, *kinds: DifferenceKind) -> list[Fault]:
     """The differences of these kinds, each with all blocks that have it."""
     compared = evidence.compared
     found: dict[object, list[tuple[Difference, ComparedRegion]]] = defaultdict(list)
@@ -192,22 +171,27 @@ def _percent(share: float) -> str:
     return f"by {share * 100:.2g} % of its norm"
 
 
-def _random_state_finding(evidence: Evidence, fault: Fault) -> Finding:
-    effect = "if the operator uses random numbers, the gradient does not match the loss"
-    if fault.difference.distance:
-        effect = "its result differs, and a gradient computed from it does not match the loss"
-    return _differing(
-        RS401,
-        evidence,
-        fault.regions,
-        title=f"Recomputes of {fault.blocks} start from another random state than their forward",
-        detail=(
-            f"{describe_operation(fault.difference.operation)} starts from a different state of "
-            f"{fault.difference.generator} in the recompute than in the forward: {effect}."
-        ),
-        evidence=fault.shown(),
-        fix=_fix(evidence, fault),
-    )
+@partial(_rule, "RS401", "random-state-not-restored")
+def random_state_not_restored(evidence: Evidence) -> Iterator[Finding]:
+    """A recompute draws other random numbers than the forward that it repeats."""
+    for fault in _faults(evidence, "random"):
+        effect = "if the operator uses random numbers, the gradient does not match the loss"
+        if fault.difference.distance:
+            effect = "its result differs, and a gradient computed from it does not match the loss"
+        where = describe_operation(fault.difference.operation)
+        yield _differing(
+            random_state_not_restored,
+            evidence,
+            fault.regions,
+            title=f"Recomputes of {fault.blocks} start from another random state than their "
+            "forward",
+            detail=(
+                f"{where} starts from a different state of {fault.difference.generator} in the "
+                f"recompute than in the forward: {effect}."
+            ),
+            evidence=fault.shown(),
+            fix=_fix(evidence, fault),
+        )
 
 
 def _fix(evidence: Evidence, fault: Fault) -> Fix:
@@ -246,133 +230,126 @@ def _price(evidence: Evidence) -> str:
     return f" Keeping the random state takes about {ms(took)} of a step here."
 
 
-RS401 = _rule("RS401", "random-state-not-restored", _each_fault(_random_state_finding, "random"))
-
-
-def _other_type_finding(evidence: Evidence, fault: Fault) -> Finding:
-    difference = fault.difference
-    return _differing(
-        RS402,
-        evidence,
-        fault.regions,
-        title=(
-            f"Recomputes of {fault.blocks} work in {difference.recompute}, their forward in "
-            f"{difference.forward}"
-        ),
-        detail=(
-            f"{describe_operation(difference.operation)} gives {difference.recompute} in the "
-            f"recompute and {difference.forward} in the forward. A context that was entered around "
-            "the forward, such as autocast or an FP8 recipe, is not active when the backward pass "
-            "runs the forward again."
-        ),
-        evidence=fault.shown(),
-        fix=review(
-            summary=(
-                "Enter the context inside the checkpointed function, so that the recompute enters "
-                "it too. torch's own checkpoint restores torch.autocast; one that is written by "
-                "hand has to do that itself, and a library's recipe is restored by the library's "
-                "checkpoint only."
+@partial(_rule, "RS402", "recompute-in-other-type")
+def recompute_in_other_type(evidence: Evidence) -> Iterator[Finding]:
+    """A recompute works in another number type than the forward that it repeats."""
+    for fault in _faults(evidence, "type"):
+        there, here = fault.difference.forward, fault.difference.recompute
+        yield _differing(
+            recompute_in_other_type,
+            evidence,
+            fault.regions,
+            title=f"Recomputes of {fault.blocks} work in {here}, their forward in {there}",
+            detail=(
+                f"{describe_operation(fault.difference.operation)} gives {here} in the recompute "
+                f"and {there} in the forward. A context that was entered around the forward, such "
+                "as autocast or an FP8 recipe, is not active when the backward pass runs the "
+                "forward again."
             ),
-            remove="nothing",
-            reason="The fix changes gradients: they are computed in the forward's type.",
-        ),
-    )
+            evidence=fault.shown(),
+            fix=review(
+                summary=(
+                    "Enter the context inside the checkpointed function, so that the recompute "
+                    "enters it too. torch's own checkpoint restores torch.autocast; one that is "
+                    "written by hand has to do that itself, and a library's recipe is restored by "
+                    "the library's checkpoint only."
+                ),
+                remove="nothing",
+                reason="The fix changes gradients: they are computed in the forward's type.",
+            ),
+        )
 
 
-RS402 = _rule("RS402", "recompute-in-other-type", _each_fault(_other_type_finding, "type"))
+@partial(_rule, "RS403", "recompute-differs")
+def recompute_differs(evidence: Evidence) -> Iterator[Finding]:
+    """A recompute computes something other than the forward that it repeats."""
+    for fault in _faults(evidence, "input", "argument", "shape", "operators", "value"):
+        why, what_to_do = _why_and_what_to_do(fault.difference)
+        yield _differing(
+            recompute_differs,
+            evidence,
+            fault.regions,
+            title=f"Recomputes of {fault.blocks} compute something other than their forward",
+            detail=why,
+            evidence=fault.shown(),
+            fix=review(
+                summary=what_to_do,
+                remove="what changes between the forward and the backward pass",
+                reason="The fix changes gradients: they then match the loss.",
+            ),
+        )
 
 
-def _other_recompute_finding(evidence: Evidence, fault: Fault) -> Finding:
-    difference = fault.difference
-    return _differing(
-        RS403,
-        evidence,
-        fault.regions,
-        title=f"Recomputes of {fault.blocks} compute something other than their forward",
-        detail=_why(difference),
-        evidence=fault.shown(),
-        fix=review(
-            summary=_what_to_do(difference),
-            remove="what changes between the forward and the backward pass",
-            reason="The fix changes gradients: they then match the loss.",
-        ),
-    )
-
-
-def _why(difference: Difference) -> str:
+def _why_and_what_to_do(difference: Difference) -> tuple[str, str]:
     where = describe_operation(difference.operation)
-    if difference.kind == "input":
-        return (
+    here, there = difference.recompute, difference.forward
+    decide = (
+        "Decide outside the block and pass the decision in as an argument, which the checkpoint "
+        "keeps: no counter, flag or global that a call of the block changes."
+    )
+    found = {
+        "input": (
             f"{where} gets a tensor that no operator of the block made and that has changed since "
             "the forward: it was written to or replaced before the recompute, or Python code "
-            "makes a new one in each call."
-        )
-    if difference.kind == "argument":
-        return (
-            f"{where} is called with {difference.recompute} where the forward had "
-            f"{difference.forward}: the block depends on a value that changes from call to call."
-        )
-    if difference.kind == "shape":
-        return (
-            f"{where} returned the shape {difference.recompute}, and {difference.forward} in the "
-            f"forward: something that the block uses has grown or shrunk."
-        )
-    if difference.kind == "operators":
-        expected = difference.instead_of or "nothing more"
-        return (
-            f"The recompute calls {where}, where the forward had {expected}: another branch was "
-            "taken."
-        )
-    return f"{where} gets the same inputs and gives a different result."
-
-
-def _what_to_do(difference: Difference) -> str:
-    if difference.kind == "input":
-        return (
+            "makes a new one in each call.",
             "Do not change the block's inputs, weights or buffers in place before the backward "
             "pass. Update buffers, and create tensors that differ from call to call, outside the "
-            "block."
-        )
-    if difference.kind in ("argument", "operators"):
-        return (
-            "Decide outside the block and pass the decision in as an argument, which the "
-            "checkpoint keeps: no counter, flag or global that a call of the block changes."
-        )
-    if difference.kind == "shape":
-        return (
+            "block.",
+        ),
+        "argument": (
+            f"{where} is called with {here} where the forward had {there}: the block depends on a "
+            "value that changes from call to call.",
+            decide,
+        ),
+        "shape": (
+            f"{where} returned the shape {here}, and {there} in the forward: something that the "
+            "block uses has grown or shrunk.",
             "Leave caches out of checkpointed blocks: use_cache=False in training, and nothing "
-            "appended to what outlives the call."
-        )
-    return (
-        "Find what the operator depends on besides its arguments; `run --verify` compares the "
-        "gradients."
-    )
-
-
-RS403 = _rule(
-    "RS403",
-    "recompute-differs",
-    _each_fault(_other_recompute_finding, "input", "argument", "shape", "operators", "value"),
-)
+            "appended to what outlives the call.",
+        ),
+        "operators": (
+            f"The recompute calls {where}, where the forward had "
+            f"{difference.instead_of or 'nothing more'}: another branch was taken.",
+            decide,
+        ),
+        "value": (
+            f"{where} gets the same inputs and gives a different result.",
+            "Find what the operator depends on besides its arguments; `run --verify` compares the "
+            "gradients.",
+        ),
+    }
+    return found[difference.kind]
 
 
 _MOST_SHOWN = 6
 
 
-def check_buffer_twice(evidence: Evidence) -> Answer:
-    """One finding for all buffers, with their values after the forward and after the recompute; and
-    one for what modules keep in attributes.
+@partial(_rule, "RS404", "buffer-updated-twice", severity="warning")
+def buffer_updated_twice(evidence: Evidence) -> Iterator[Finding]:
+    """A recompute updates buffers, or attributes of modules, that the forward has updated already.
+
+    One finding for all buffers, and one for all attributes.
     """
-    return [*_of_buffers(evidence), *_of_attributes(evidence)]
+    if any(region.updates for region in evidence.compared):
+        yield _of_buffers(evidence)
+    if any(not state.is_buffer for region in evidence.compared for state in region.states):
+        yield _of_attributes(evidence)
 
 
-def _of_buffers(evidence: Evidence) -> list[Finding]:
-    regions = evidence.compared
-    updated = [(region, _buffers(region)) for region in regions if _buffers(region)]
-    if not updated:
-        return []
-    buffers = [buffer for _, some in updated for buffer in some]
-    title = f"Recomputes of {count_blocks(len(updated), len(regions))} update buffers once more"
+def _states(evidence: Evidence, *, buffers: bool) -> list[tuple[ComparedRegion, KeptState]]:
+    return [
+        (region, state)
+        for region in evidence.compared
+        for state in region.states
+        if state.is_buffer == buffers
+    ]
+
+
+def _of_buffers(evidence: Evidence) -> Finding:
+    found = _states(evidence, buffers=True)
+    updated, buffers = list(dict.fromkeys(one for one, _ in found)), [one for _, one in found]
+    blocks = count_blocks(len(updated), len(evidence.compared))
+    title = f"Recomputes of {blocks} update buffers once more"
     only_counts = all(buffer.name.endswith("num_batches_tracked") for buffer in buffers)
     detail = (
         "A recompute counts and averages again what a module counts or averages in its forward: "
@@ -395,59 +372,47 @@ def _of_buffers(evidence: Evidence) -> list[Finding]:
         remove="the module that keeps the buffer from the checkpointed block",
         reason="The fix changes running statistics and counters, and so what evaluation uses.",
     )
-    return [
-        RS404.finding(
-            evidence,
-            severity="info" if only_counts else None,
-            confidence="high",
-            wrong_gradients=False if only_counts else None,
-            title=title,
-            detail=detail,
-            evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks([r for r, _ in updated])),
-            fix=None if only_counts else fix,
-        )
-    ]
+    return buffer_updated_twice.finding(
+        evidence,
+        severity="info" if only_counts else None,
+        confidence="high",
+        wrong_gradients=False if only_counts else None,
+        title=title,
+        detail=detail,
+        evidence=(*map(_change, buffers[:_MOST_SHOWN]), *name_blocks(updated)),
+        fix=None if only_counts else fix,
+    )
 
 
-def _of_attributes(evidence: Evidence) -> list[Finding]:
-    regions = evidence.compared
-    kept = [(one, [state for state in one.states if not state.is_buffer]) for one in regions]
-    changed = [(region, states) for region, states in kept if states]
-    if not changed:
-        return []
-    states = [state for _, some in changed for state in some]
-    return [
-        RS404.finding(
-            evidence,
-            severity="warning" if any(state.is_tensor for state in states) else "info",
-            confidence="high",
-            wrong_gradients=False,
-            title=(
-                f"Recomputes of {count_blocks(len(changed), len(regions))} count or collect once "
-                f"more in {states[0].name}"
-                + (f" and {len(states) - 1} other attributes" if len(states) > 1 else "")
+def _of_attributes(evidence: Evidence) -> Finding:
+    found = _states(evidence, buffers=False)
+    changed, states = list(dict.fromkeys(one for one, _ in found)), [one for _, one in found]
+    return buffer_updated_twice.finding(
+        evidence,
+        severity="warning" if any(state.is_tensor for state in states) else "info",
+        confidence="high",
+        wrong_gradients=False,
+        title=(
+            f"Recomputes of {count_blocks(len(changed), len(evidence.compared))} count or collect "
+            f"once more in {states[0].name}"
+            + (f" and {len(states) - 1} other attributes" if len(states) > 1 else "")
+        ),
+        detail=(
+            "When its forward runs, a module counts or collects something outside of its "
+            "buffers, and the recompute does so again. Where a result of the compared step "
+            "depends on it, RS403 says so; a later step can depend on it too, as on a schedule "
+            "that counts calls."
+        ),
+        evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks(changed)),
+        fix=review(
+            summary=(
+                "Count or collect outside the checkpointed block, or accept that every call "
+                "counts twice."
             ),
-            detail=(
-                "When its forward runs, a module counts or collects something outside of its "
-                "buffers, and the recompute does so again. Where a result of the compared step "
-                "depends on it, RS403 says so; a later step can depend on it too, as on a schedule "
-                "that counts calls."
-            ),
-            evidence=(*map(_change, states[:_MOST_SHOWN]), *name_blocks([r for r, _ in changed])),
-            fix=review(
-                summary=(
-                    "Count or collect outside the checkpointed block, or accept that every call "
-                    "counts twice."
-                ),
-                remove="the counting or collecting from the checkpointed block",
-                reason="Counts and collections change, and what later steps compute from them.",
-            ),
-        )
-    ]
-
-
-def _buffers(region: ComparedRegion) -> list[KeptState]:
-    return [state for state in region.states if state.is_buffer]
+            remove="the counting or collecting from the checkpointed block",
+            reason="Counts and collections change, and what later steps compute from them.",
+        ),
+    )
 
 
 def _change(state: KeptState) -> str:
@@ -455,9 +420,6 @@ def _change(state: KeptState) -> str:
         f"{state.name}: {state.before} before the step, {state.forward} after the forward, "
         f"{state.recompute} after the recompute"
     )
-
-
-RS404 = _rule("RS404", "buffer-updated-twice", check_buffer_twice, "warning")
 
 
 # Title, with a place for the blocks; detail; summary of the fix.
@@ -508,42 +470,34 @@ _LOST: dict[WhyLost, tuple[str, str, str]] = {
 }
 
 
-def check_lost_gradient(evidence: Evidence) -> Answer:
-    """One finding for each way in which gradients are lost."""
+@partial(_rule, "RS405", "gradient-lost")
+def gradient_lost(evidence: Evidence) -> Iterator[Finding]:
+    """A tensor that needs a gradient gets none, because the recompute is cut off from it."""
     found: dict[WhyLost, list[tuple[ComparedRegion, LostGradient]]] = defaultdict(list)
     for region in evidence.entered:
         for lost in region.lost:
             found[lost.why].append((region, lost))
     compared = len(evidence.compared)
-    return [_lost_gradient_finding(evidence, why, some, compared) for why, some in found.items()]
-
-
-def _lost_gradient_finding(
-    evidence: Evidence,
-    why: WhyLost,
-    some: list[tuple[ComparedRegion, LostGradient]],
-    compared: int,
-) -> Finding:
-    regions = list(dict.fromkeys(region for region, _ in some))
-    of = max(compared, len(regions)) if why == "left-without" else compared
-    title, detail, summary = _LOST[why]
-    title = title.format(count_blocks(len(regions), of))
-    return _differing(
-        RS405,
-        evidence,
-        regions,
-        title=title,
-        detail=detail,
-        evidence=(
-            *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
-            *name_blocks(regions),
-        ),
-        fix=review(
-            summary=summary,
-            remove="nothing",
-            reason="Weights that were not trained are trained after this change.",
-        ),
-    )
+    for why, some in found.items():
+        regions = list(dict.fromkeys(region for region, _ in some))
+        of = max(compared, len(regions)) if why == "left-without" else compared
+        title, detail, summary = _LOST[why]
+        yield _differing(
+            gradient_lost,
+            evidence,
+            regions,
+            title=title.format(count_blocks(len(regions), of)),
+            detail=detail,
+            evidence=(
+                *dict.fromkeys(_line(lost) for _, lost in some[:_MOST_SHOWN]),
+                *name_blocks(regions),
+            ),
+            fix=review(
+                summary=summary,
+                remove="nothing",
+                reason="Weights that were not trained are trained after this change.",
+            ),
+        )
 
 
 def _line(lost: LostGradient) -> str:
@@ -557,48 +511,39 @@ def _line(lost: LostGradient) -> str:
     return f"{lost.name or 'a tensor from outside the block'}, used by {used}"
 
 
-RS405 = _rule("RS405", "gradient-lost", check_lost_gradient)
-
-
 _SWITCH = "determinism_check"
 
 
-def check_determinism_check_off(evidence: Evidence) -> Answer:
-    """One finding for each call site that switches the check off."""
+@partial(Rule, "RS406", "determinism-check-off", needs="comparison")
+def determinism_check_off(evidence: Evidence) -> Iterator[Finding]:
+    """Recomputes that torch does not check against their forward, by a setting."""
     off: dict[str, list[ComparedRegion]] = defaultdict(list)
     for region in evidence.compared:
         if CHECK_OFF in region.options:
             off[region.site].append(region)
-    return [
-        _determinism_check_off_finding(evidence, site, regions) for site, regions in off.items()
-    ]
-
-
-def _determinism_check_off_finding(
-    evidence: Evidence, site: str, regions: list[ComparedRegion]
-) -> Finding:
-    blocks = count_blocks(len(regions), len(evidence.compared))
-    return RS406.finding(
-        evidence,
-        title=f"Recomputes of {blocks} are not checked by torch",
-        detail=(
-            "A non-reentrant checkpoint compares the shapes and types of the tensors that a "
-            "recompute saves with the forward's, and raises where they differ; "
-            f'{_SWITCH}="none" switches that '
-            f"off. A recompute that takes another way then gives wrong gradients in silence. "
-            f"{_here(regions)}"
-        ),
-        evidence=name_blocks(regions),
-        fix=review(
-            summary=f"Leave {_SWITCH} at its default.",
-            diff=set_back(evidence, site, _SWITCH, '"default"'),
-            remove=f'{_SWITCH}="none"',
-            reason=(
-                "Gradients stay the same, but the backward pass raises an error if a recompute "
-                "differs in shape or type. Leave the check off only if that difference is intended."
+    for site, regions in off.items():
+        blocks = count_blocks(len(regions), len(evidence.compared))
+        yield determinism_check_off.finding(
+            evidence,
+            title=f"Recomputes of {blocks} are not checked by torch",
+            detail=(
+                "A non-reentrant checkpoint compares the shapes and types of the tensors that a "
+                "recompute saves with the forward's, and raises where they differ; "
+                f'{_SWITCH}="none" switches that off. A recompute that takes another way then '
+                f"gives wrong gradients in silence. {_here(regions)}"
             ),
-        ),
-    )
+            evidence=name_blocks(regions),
+            fix=review(
+                summary=f"Leave {_SWITCH} at its default.",
+                diff=set_back(evidence, site, _SWITCH, '"default"'),
+                remove=f'{_SWITCH}="none"',
+                reason=(
+                    "Gradients stay the same, but the backward pass raises an error if a recompute "
+                    "differs in shape or type. Leave the check off only if that difference is "
+                    "intended."
+                ),
+            ),
+        )
 
 
 def _here(regions: list[ComparedRegion]) -> str:
@@ -608,6 +553,3 @@ def _here(regions: list[ComparedRegion]) -> str:
     if any(region.untold for region in regions):
         return "For some blocks it is not known whether recomputes differ."
     return "In the compared step no recompute differed."
-
-
-RS406 = Rule("RS406", "determinism-check-off", check_determinism_check_off, needs="comparison")

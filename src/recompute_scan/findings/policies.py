@@ -1,34 +1,18 @@
-"""Memory that would allow fewer checkpoints, and selective policies that miss their aim.
-
-RS301: the GPU has memory left for layers that are checkpointed all the same.
-
-RS302: attention is recomputed, though its results are small for the time that they take.
-
-RS501: a policy of a selective checkpoint was asked, and kept nothing.
-
-RS502: a policy names an operator that it never meets, and others that it keeps.
-
-RS503: an operator that a policy leaves out costs more for its bytes than all that it keeps.
-
-RS504: a policy keeps results that no recompute asks for.
-
-RS505: an operator is recomputed though its result was in memory all the time.
-"""
+"""RS301, RS302, RS501 to RS505: memory for fewer checkpoints, policies that miss their aim."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-
-from msgspec import Struct
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from recompute_scan.advise import advise_fewer, advise_selective, place
 from recompute_scan.cost.memory import KeptAttention
-from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule, predicted, review
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule, predicted, review
 from recompute_scan.frameworks.base import SELECTIVE_DOCS
 from recompute_scan.recompute import vocabulary
-from recompute_scan.result import Checkpoint, Finding, Fix, Memory, MemoryPlan, Region
+from recompute_scan.result import Checkpoint, Cost, Finding, Fix, Memory, MemoryPlan, Region
 from recompute_scan.result.fidelity import DecidedOperator, PolicyEntry, WatchedPolicy
 from recompute_scan.result.patch import change_diff
 from recompute_scan.units import ms, pct, plural, size
@@ -37,34 +21,31 @@ from recompute_scan.units import ms, pct, plural, size
 WORTH = 0.01
 
 
-def check_memory_headroom(evidence: Evidence) -> Answer:
-    """One finding, with the fastest plan that fits."""
+@partial(Rule, "RS301", "memory-headroom", gives_plan=True)
+def memory_headroom(evidence: Evidence) -> Iterator[Finding]:
+    """The GPU has memory left for layers that are checkpointed: the fastest plan that fits."""
     memory, cost = evidence.memory, evidence.cost
     if memory is None and not evidence.on_gpu:
-        return NotApplicable(
+        raise NotApplicable(
             "The steps ran on the CPU; whether layers fit there without checkpoints is not judged."
         )
     if memory is None:
-        return NotApplicable(
+        raise NotApplicable(
             "The trace does not show memory: record with `recompute-scan run`, or with "
             "profile_memory=True."
         )
     if cost is None or memory.reason is not None or memory.budget_bytes is None:
-        return NotApplicable(memory.reason or "The trace does not show how much memory there is.")
+        raise NotApplicable(memory.reason or "The trace does not show how much memory there is.")
     if memory.chosen is None:
-        return []
+        return
     plan = memory.plans[memory.chosen]
     gain = cost.predicted_step_ms - plan.step_ms
-    if not plan.regions or gain < WORTH * cost.predicted_step_ms:
-        return []
-    return [_memory_headroom_finding(evidence, memory, plan, gain)]
+    if plan.regions and gain >= WORTH * cost.predicted_step_ms:
+        yield _headroom(evidence, cost, memory, plan)
 
 
-def _memory_headroom_finding(
-    evidence: Evidence, memory: Memory, plan: MemoryPlan, gain: float
-) -> Finding:
-    cost = evidence.cost
-    assert cost is not None
+def _headroom(evidence: Evidence, cost: Cost, memory: Memory, plan: MemoryPlan) -> Finding:
+    gain = cost.predicted_step_ms - plan.step_ms
     chosen = [region for region in evidence.regions if region.ordinal in plan.regions]
     checkpointed = [region for region in evidence.regions if region.checkpoints]
     whole = len(chosen) >= len(checkpointed)
@@ -72,13 +53,12 @@ def _memory_headroom_finding(
     for region in chosen:
         stacks[region.checkpoints] += 1
     stack = max(stacks, key=lambda checkpoints: stacks[checkpoints])
-    pct = 100 * gain / cost.step_ms
     freed = sum(one.saved_bytes or 0 for one in memory.regions if one.ordinal in set(plan.regions))
     now = memory.plans[0].peak_bytes
     assert memory.capacity_bytes and memory.budget_bytes
     held = memory.capacity_bytes - (memory.reserve_bytes or 0) - memory.budget_bytes
     beside = f" and {size(held)} that torch held unused" if held else ""
-    return RS301.finding(
+    return memory_headroom.finding(
         evidence,
         confidence=predicted(evidence),
         title=f"{evidence.of_blocks(chosen)} need no checkpoint: the GPU has memory left for them",
@@ -96,8 +76,11 @@ def _memory_headroom_finding(
         ),
         fix=advise_fewer(stack, names_of(chosen), whole, evidence.run) if stack else None,
         saving_ms=gain,
-        saving_pct=pct,
+        saving_pct=100 * gain / cost.step_ms,
     )
+
+
+_MOST_NAMED = 12
 
 
 def names_of(regions: Sequence[Region]) -> str:
@@ -111,36 +94,26 @@ def names_of(regions: Sequence[Region]) -> str:
     return ", ".join(named)
 
 
-_MOST_NAMED = 12
-
-RS301 = Rule("RS301", "memory-headroom", check_memory_headroom, gives_plan=True)
-
-
-def check_selective_checkpoint(evidence: Evidence) -> Answer:
-    """One finding for all layers together."""
+@partial(Rule, "RS302", "selective-checkpoint")
+def selective_checkpoint(evidence: Evidence) -> Iterator[Finding]:
+    """Attention is recomputed, though its results are small for the time that they take."""
     if not evidence.on_gpu:
-        return NotApplicable("The tensors are in the host's memory, which other programs share.")
+        raise NotApplicable("The tensors are in the host's memory, which other programs share.")
     if not evidence.has_shapes:
-        return NotApplicable(
+        raise NotApplicable(
             "The trace has no input shapes: record with `recompute-scan run`, or with "
             "record_shapes=True."
         )
     cost = evidence.cost
     if cost is None:
-        return NotApplicable("The step time is unknown, so a saving cannot be computed.")
+        raise NotApplicable("The step time is unknown, so a saving cannot be computed.")
     kept = evidence.kept_attention
     if kept is None or kept.saving_ms < WORTH * cost.predicted_step_ms:
-        return []
-    return [_selective_checkpoint_finding(evidence, kept)]
-
-
-def _selective_checkpoint_finding(evidence: Evidence, kept: KeptAttention) -> Finding:
-    cost = evidence.cost
-    assert cost is not None
+        return
     share = 100 * kept.saving_ms / cost.step_ms
     stacks = [region.checkpoints for region in evidence.regions if region.checkpoints]
     stack = max(stacks, key=stacks.count, default=())
-    return RS302.finding(
+    yield selective_checkpoint.finding(
         evidence,
         confidence=predicted(evidence),
         title=f"Keeping attention's results would save about {pct(share)} of the step and take "
@@ -170,25 +143,6 @@ def _fits(memory: Memory | None, kept: KeptAttention) -> str:
     return f"They do not fit: {size(max(0, left))} are free beyond a reserve of a tenth of the GPU."
 
 
-RS302 = Rule("RS302", "selective-checkpoint", check_selective_checkpoint)
-
-
-class DearOperator(Struct, frozen=True):
-    """An operator that takes time in its recompute under a policy.
-
-    Attributes:
-        policy: The policy.
-        operator: What was decided about it.
-        ms: What its recomputes take per step.
-        pct: That as a part of the step.
-    """
-
-    policy: WatchedPolicy
-    operator: DecidedOperator
-    ms: float
-    pct: float
-
-
 def describe_decided(policy: WatchedPolicy) -> tuple[str, ...]:
     """The policy and its checkpoint, as lines of evidence."""
     defined = place(policy.defined or None)
@@ -206,25 +160,17 @@ def overloads_met(policy: WatchedPolicy, entry: PolicyEntry) -> list[DecidedOper
     return [one for one in policy.operators if one.name == entry.name]
 
 
-def _check_dear(
-    wanted: Callable[[WatchedPolicy, DecidedOperator], bool],
-    finding: Callable[[Evidence, DearOperator], Finding],
-) -> Callable[[Evidence], Answer]:
-    """A check with one finding for each wanted operator that takes enough of a step again."""
-
-    def check(evidence: Evidence) -> Answer:
-        cost = evidence.cost
-        if cost is None:
-            return NotApplicable("There is no step time to compare with.")
-        every = [
-            DearOperator(policy, one, time, 100 * time / cost.step_ms)
-            for policy in evidence.decided
-            for one in policy.operators
-            if (time := one.recompute_ms_per_step or 0.0) >= WORTH * cost.step_ms
-        ]
-        return [finding(evidence, dear) for dear in every if wanted(dear.policy, dear.operator)]
-
-    return check
+def _dear(evidence: Evidence) -> Iterator[tuple[WatchedPolicy, DecidedOperator, float, float]]:
+    """Operators with recomputes that take enough of a step: the policy, the operator, the time of
+    its recomputes per step in ms and in per cent.
+    """
+    cost = evidence.cost
+    if cost is None:
+        raise NotApplicable("There is no step time to compare with.")
+    for policy in evidence.decided:
+        for one in policy.operators:
+            if (time := one.recompute_ms_per_step or 0.0) >= WORTH * cost.step_ms:
+                yield policy, one, time, 100 * time / cost.step_ms
 
 
 def keep_too(summary: str, reason: str) -> Fix:
@@ -275,16 +221,15 @@ def may_keep(policy: WatchedPolicy, collection: str) -> bool:
     return bool(met) and all(one.kept for one in met)
 
 
-def check_policy_matches_nothing(evidence: Evidence) -> Answer:
-    """One finding for each policy that kept no operator that it named."""
-    return [
-        _policy_matches_nothing_finding(evidence, policy)
-        for policy in evidence.decided
-        if policy.met and not policy.kept and not policy.raised
-    ]
+@partial(Rule, "RS501", "policy-matches-nothing", severity="warning", needs="policies")
+def policy_matches_nothing(evidence: Evidence) -> Iterator[Finding]:
+    """A policy of a selective checkpoint was asked, and kept nothing."""
+    for policy in evidence.decided:
+        if policy.met and not policy.kept and not policy.raised:
+            yield _keeps_nothing(evidence, policy)
 
 
-def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -> Finding:
+def _keeps_nothing(evidence: Evidence, policy: WatchedPolicy) -> Finding:
     missed = [one for one in policy.entries if one.kind == "packet" and one.met and not one.kept]
     called = [
         f"it names {entry.name}; called were: "
@@ -305,7 +250,7 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
         if unmet
         else "Its function decided this."
     )
-    return RS501.finding(
+    return policy_matches_nothing.finding(
         evidence,
         confidence="medium" if hidden else "high",
         title=f"The policy {policy.name} keeps nothing: its checkpoint recomputes everything",
@@ -330,25 +275,15 @@ def _policy_matches_nothing_finding(evidence: Evidence, policy: WatchedPolicy) -
     )
 
 
-RS501 = Rule(
-    "RS501",
-    "policy-matches-nothing",
-    check_policy_matches_nothing,
-    severity="warning",
-    needs="policies",
-)
-
-
-def check_entry_never_met(evidence: Evidence) -> Answer:
-    """One finding for each policy of the user's own that has such entries."""
-    found = []
+@partial(Rule, "RS502", "entry-never-met", needs="policies")
+def entry_never_met(evidence: Evidence) -> Iterator[Finding]:
+    """A policy of the user's names an operator that it never meets, and others that it keeps."""
     for policy in evidence.decided:
         missed = _missed(policy)
         if evidence.compiled_calls_again:  # a policy sees no operator of compiled code
             missed = [entry for entry in missed if entry.met]
         if policy.own and policy.kept and missed:
-            found.append(_entry_never_met_finding(evidence, policy, missed))
-    return found
+            yield _never_met(evidence, policy, missed)
 
 
 def _missed(policy: WatchedPolicy) -> list[PolicyEntry]:
@@ -372,9 +307,7 @@ def _is_attention(entry: PolicyEntry) -> bool:
     return vocabulary.family_of("::".join(entry.name.split(".")[:2]))[1] == "attention"
 
 
-def _entry_never_met_finding(
-    evidence: Evidence, policy: WatchedPolicy, missed: list[PolicyEntry]
-) -> Finding:
+def _never_met(evidence: Evidence, policy: WatchedPolicy, missed: list[PolicyEntry]) -> Finding:
     packets = [one for one in missed if one.kind == "packet" and one.met]
     lines = [
         f"{one.name} in {one.collection}: "
@@ -387,7 +320,7 @@ def _entry_never_met_finding(
         for one in missed
     ]
     kept = sum(one.kept > 0 for one in policy.entries)
-    return RS502.finding(
+    return entry_never_met.finding(
         evidence,
         confidence="high",
         title=f"{len(missed)} of {len(policy.entries)} operators that the policy {policy.name} "
@@ -416,9 +349,6 @@ def _entry_never_met_finding(
     )
 
 
-RS502 = Rule("RS502", "entry-never-met", check_entry_never_met, needs="policies")
-
-
 def _left_out(policy: WatchedPolicy, one: DecidedOperator) -> bool:
     """Is it always recomputed, and dearer by its bytes than the policy's own cheapest choice?"""
     if one.kept or one.recomputed < one.met or not one.result_bytes:
@@ -431,53 +361,45 @@ def _left_out(policy: WatchedPolicy, one: DecidedOperator) -> bool:
     return bool(prices) and (one.recompute_ms_per_step or 0.0) / one.result_bytes > min(prices)
 
 
-def _expensive_operator_finding(evidence: Evidence, dear: DearOperator) -> Finding:
-    one = dear.operator
-    return RS503.finding(
-        evidence,
-        confidence=predicted(evidence),
-        title=(
-            f"{one.name} is recomputed under the policy {dear.policy.name}, "
-            f"for {ms(dear.ms)} per step"
-        ),
-        detail=(
-            f"That is {pct(dear.pct)} of the step; kept, its {plural(one.met, 'result')} would "
-            f"take {size(one.result_bytes)}. Per byte, that costs more time than at least one "
-            "operator that the policy keeps."
-        ),
-        evidence=(
-            *describe_decided(dear.policy),
-            f"{one.name}: met {one.met} times, recomputed {one.recomputed} times",
-        ),
-        fix=keep_too(
-            f"Keep torch.ops.{one.name} too, if its {size(one.result_bytes)} fit.",
-            "It takes memory.",
-        ),
-        saving_ms=dear.ms,
-        saving_pct=dear.pct,
-    )
-
-
-RS503 = Rule(
-    "RS503",
-    "expensive-op-not-listed",
-    _check_dear(_left_out, _expensive_operator_finding),
-    needs="policies",
-)
+@partial(Rule, "RS503", "expensive-op-not-listed", needs="policies")
+def expensive_op_not_listed(evidence: Evidence) -> Iterator[Finding]:
+    """An operator that a policy leaves out costs more for its bytes than all that it keeps."""
+    for policy, one, time, part in _dear(evidence):
+        if not _left_out(policy, one):
+            continue
+        yield expensive_op_not_listed.finding(
+            evidence,
+            confidence=predicted(evidence),
+            title=f"{one.name} is recomputed under the policy {policy.name}, "
+            f"for {ms(time)} per step",
+            detail=(
+                f"That is {pct(part)} of the step; kept, its {plural(one.met, 'result')} would "
+                f"take {size(one.result_bytes)}. Per byte, that costs more time than at least one "
+                "operator that the policy keeps."
+            ),
+            evidence=(
+                *describe_decided(policy),
+                f"{one.name}: met {one.met} times, recomputed {one.recomputed} times",
+            ),
+            fix=keep_too(
+                f"Keep torch.ops.{one.name} too, if its {size(one.result_bytes)} fit.",
+                "It takes memory.",
+            ),
+            saving_ms=time,
+            saving_pct=part,
+        )
 
 
 # Of what the policy keeps, so much at least.
 _MUCH = 0.01
 
 
-def check_keep_buys_nothing(evidence: Evidence) -> Answer:
-    """One finding for each policy that keeps something for nothing."""
-    found = []
+@partial(Rule, "RS504", "keep-buys-nothing", needs="policies")
+def keep_buys_nothing(evidence: Evidence) -> Iterator[Finding]:
+    """A policy keeps results that no recompute asks for."""
     for policy in evidence.decided:
-        useless = [one for one in policy.operators if _useless(policy, one)]
-        if useless:
-            found.append(_keep_buys_nothing_finding(evidence, policy, useless))
-    return found
+        if useless := [one for one in policy.operators if _useless(policy, one)]:
+            yield _kept_for_nothing(evidence, policy, useless)
 
 
 def _useless(policy: WatchedPolicy, one: DecidedOperator) -> bool:
@@ -489,12 +411,12 @@ def _useless(policy: WatchedPolicy, one: DecidedOperator) -> bool:
     return enough and not one.served and policy.recomputes >= policy.regions > 0
 
 
-def _keep_buys_nothing_finding(
+def _kept_for_nothing(
     evidence: Evidence, policy: WatchedPolicy, useless: list[DecidedOperator]
 ) -> Finding:
     together = sum(one.kept_bytes for one in useless)
     names = ", ".join(one.name for one in useless)
-    return RS504.finding(
+    return keep_buys_nothing.finding(
         evidence,
         confidence="high",
         title=f"The policy {policy.name} keeps {size(together)} that no recompute asks for",
@@ -519,41 +441,31 @@ def _keep_buys_nothing_finding(
     )
 
 
-RS504 = Rule("RS504", "keep-buys-nothing", check_keep_buys_nothing, needs="policies")
-
-
-def _frees_nothing(_: WatchedPolicy, one: DecidedOperator) -> bool:
-    """Was all that it returned still there when the backward pass began?"""
-    return one.recomputed >= one.met > 0 and 0 < one.result_bytes == one.held_bytes
-
-
-def _recompute_buys_nothing_finding(evidence: Evidence, dear: DearOperator) -> Finding:
-    one = dear.operator
-    return RS505.finding(
-        evidence,
-        confidence=predicted(evidence),
-        title=f"Recomputing {one.name} costs {ms(dear.ms)} per step and frees nothing",
-        detail=(
-            f"Its {plural(one.met, 'result')} ({size(one.held_bytes)}) were all in memory when "
-            "the backward pass began, because something else holds them: the next block's input, "
-            "or a variable. If the policy kept them, they would take no further memory."
-        ),
-        evidence=(
-            *describe_decided(dear.policy),
-            f"{one.name}: {size(one.result_bytes)} returned, {size(one.held_bytes)} still there",
-        ),
-        fix=keep_too(
-            f"Keep torch.ops.{one.name} too: its results are in memory anyway.",
-            "Other calls of the operator may have results that are freed today.",
-        ),
-        saving_ms=dear.ms,
-        saving_pct=dear.pct,
-    )
-
-
-RS505 = Rule(
-    "RS505",
-    "recompute-buys-nothing",
-    _check_dear(_frees_nothing, _recompute_buys_nothing_finding),
-    needs="policies",
-)
+@partial(Rule, "RS505", "recompute-buys-nothing", needs="policies")
+def recompute_buys_nothing(evidence: Evidence) -> Iterator[Finding]:
+    """An operator is recomputed though its result was in memory all the time."""
+    for policy, one, time, part in _dear(evidence):
+        # All that it returned was there still when the backward pass began.
+        if not (one.recomputed >= one.met > 0 and 0 < one.result_bytes == one.held_bytes):
+            continue
+        held = size(one.held_bytes)
+        yield recompute_buys_nothing.finding(
+            evidence,
+            confidence=predicted(evidence),
+            title=f"Recomputing {one.name} costs {ms(time)} per step and frees nothing",
+            detail=(
+                f"Its {plural(one.met, 'result')} ({held}) were all in memory when the backward "
+                "pass began, because something else holds them: the next block's input, or a "
+                "variable. If the policy kept them, they would take no further memory."
+            ),
+            evidence=(
+                *describe_decided(policy),
+                f"{one.name}: {size(one.result_bytes)} returned, {held} still there",
+            ),
+            fix=keep_too(
+                f"Keep torch.ops.{one.name} too: its results are in memory anyway.",
+                "Other calls of the operator may have results that are freed today.",
+            ),
+            saving_ms=time,
+            saving_pct=part,
+        )

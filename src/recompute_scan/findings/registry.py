@@ -87,10 +87,9 @@ def _with_digest(finding: Finding, sources: Mapping[str, Source]) -> Finding:
 
 def _checked(rule: Rule, evidence: Evidence) -> tuple[list[Finding], Checked]:
     try:
-        answer = rule.look(evidence)
+        found = [_with_digest(one, evidence.sources) for one in rule.look(evidence)]
+    except NotApplicable as error:
+        return [], Checked(rule.code, rule.name, "not-applicable", str(error))
     except Exception as error:
         return [], Checked(rule.code, rule.name, "error", f"{type(error).__name__}: {error}")
-    if isinstance(answer, NotApplicable):
-        return [], Checked(rule.code, rule.name, "not-applicable", answer.why)
-    found = [_with_digest(one, evidence.sources) for one in answer]
     return found, Checked(rule.code, rule.name, "found" if found else "clean")

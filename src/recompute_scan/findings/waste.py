@@ -1,47 +1,32 @@
-"""RS311 to RS313, RS321 to RS324: memory and work that a training step does not need.
-
-RS311: results between the checkpointed parts of a layer are kept for the backward pass.
-
-RS312: what a recompute made is alive behind its backward pass.
-
-RS313: memory is alive during the backward pass, which never reads it.
-
-RS321: operators compute what others have computed in the step.
-
-RS322: nothing reads what operators compute.
-
-RS323: nothing reads the gradients that operators compute.
-
-RS324: nothing reads the last results of a reentrant recompute.
-"""
+"""RS311 to RS313, RS321 to RS324: memory and work that a training step does not need."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from recompute_scan.advise import place
-from recompute_scan.findings.base import Answer, Evidence, NotApplicable, Rule
+from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import Finding
 from recompute_scan.result.watched_step import Kept, KeptKind, WatchedStep, Work, WorkKind
 from recompute_scan.units import ms, pct, plural, size
 
-_NOT_WATCHED = "Only `run --work` watches how a step's results are used."
 
-
-def _watched(evidence: Evidence) -> WatchedStep | NotApplicable:
+def _watched(evidence: Evidence) -> WatchedStep:
     watched = evidence.watched
     if watched is None:
-        return NotApplicable(_NOT_WATCHED)
-    return watched if watched.untold is None else NotApplicable(watched.untold)
+        raise NotApplicable("Only `run --work` watches how a step's results are used.")
+    if watched.untold is not None:
+        raise NotApplicable(watched.untold)
+    return watched
 
 
 def _kept_rule(code: str, name: str, kind: KeptKind) -> Rule:
-    def check(evidence: Evidence) -> Answer:
+    @partial(Rule, code, name, needs="run")
+    def rule(evidence: Evidence) -> list[Finding]:
         """One finding for each place that keeps memory of this kind."""
         watched = _watched(evidence)
-        if isinstance(watched, NotApplicable):
-            return watched
         return [_kept(rule, evidence, watched, one) for one in watched.kept if one.kind == kind]
 
-    rule = Rule(code, name, check, needs="run")
     return rule
 
 
@@ -85,20 +70,18 @@ def _kept(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Kept) -> Fi
 
 
 def _work_rule(code: str, name: str, *kinds: WorkKind) -> Rule:
-    def check(evidence: Evidence) -> Answer:
+    @partial(Rule, code, name, needs="run", severity="warning")
+    def rule(evidence: Evidence) -> list[Finding]:
         """One finding for each place that asks for work of this kind."""
         watched = _watched(evidence)
-        if isinstance(watched, NotApplicable):
-            return watched
         if watched.hidden is not None and "repeated" not in kinds:
-            return NotApplicable(watched.hidden)
-        return [_work(rule, evidence, watched, one) for one in watched.work if one.kind in kinds]
+            raise NotApplicable(watched.hidden)
+        return [_work(rule, evidence, one) for one in watched.work if one.kind in kinds]
 
-    rule = Rule(code, name, check, needs="run", severity="warning")
     return rule
 
 
-def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Finding:
+def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
     calls = plural(one.calls, "call") + f" of {one.module_class}"
     what = calls if one.calls else plural(one.operators, "operator")
     s = "s" * ((one.calls or one.operators) == 1)
@@ -152,18 +135,14 @@ def _work(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Work) -> Fi
 
 def _reuse(one: Work) -> str:
     """How to use the other result, and at which price."""
-    if one.needs == "detach":
-        return (
-            "Use the detached result of the forward with gradients. It takes no more memory, and "
-            "you can remove the forward without gradients."
-        )
-    if one.needs == "retain-graph":
-        return (
-            "A backward pass has freed the first result's graph by then. To use it again takes one "
-            "backward pass of both losses together, or retain_graph=True, which keeps the graph's "
-            "memory longer."
-        )
-    return "Keep the first result in a variable and use it again."
+    return {
+        "detach": "Use the detached result of the forward with gradients. It takes no more memory, "
+        "and you can remove the forward without gradients.",
+        "retain-graph": "A backward pass has freed the first result's graph by then. To use it "
+        "again takes one backward pass of both losses together, or retain_graph=True, which keeps "
+        "the graph's memory longer.",
+        "": "Keep the first result in a variable and use it again.",
+    }[one.needs]
 
 
 RS311 = _kept_rule("RS311", "between-checkpoints", "between")

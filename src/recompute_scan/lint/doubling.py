@@ -89,13 +89,8 @@ def found_flaw(file: str, flaw: Flaw) -> Found:
 def pairs(
     file: str, script: Script, pinned: Pinned, wrappers: Sequence[CheckpointSwitch] = ()
 ) -> Iterator[Found]:
-    """The findings on two switches for the same layers.
-
-    Args:
-        file: The script's name.
-        script: Its switches and other facts.
-        pinned: The version of transformers.
-        wrappers: Wrappers that other files put around its model.
+    """The findings on two switches for the same layers; ``wrappers`` are put around the script's
+    model by other files.
     """
     switches = (*script.switches, *wrappers)
     found: set[int] = set()

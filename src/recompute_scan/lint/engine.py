@@ -218,7 +218,7 @@ def _excluded(path: Path, project: LintSettings) -> bool:
     inside = Path(os.path.relpath(path.absolute(), project.root)).as_posix()
     return any(
         fnmatch(inside, pattern) or fnmatch(inside, f"{pattern.rstrip('/')}/*")
-        for pattern in project.exclude
+        for pattern in map(str, project.exclude)
     )
 
 
@@ -254,17 +254,18 @@ class _Files:
         anything = False
         folders = [str(path)]  # no recursion: they may be nested deeper than Python's limit
         while folders:
-            folder, below = folders.pop(), []
-            with suppress(OSError), os.scandir(folder) as found:
-                for one in sorted(found, key=lambda one: one.name):
-                    # Links to folders are not followed, so that there is no circle.
-                    if one.is_dir(follow_symlinks=False):
-                        below += [one.path] * (one.name not in _SKIPPED and one.name[0] != ".")
-                    elif (file := Path(one.path)).suffix in _SUFFIXES and is_file(file):
-                        anything = True
-                        if not one.is_symlink() or self._is_inside(file):
-                            yield file
-            folders += reversed(below)
+            inside: list[os.DirEntry[str]] = []
+            with suppress(OSError), os.scandir(folders.pop()) as found:
+                inside = sorted(found, key=lambda one: one.name)
+                # Links to folders are not followed, so that there is no circle.
+                below = [one for one in inside if one.is_dir(follow_symlinks=False)]
+                wanted = (one for one in below if one.name not in _SKIPPED and one.name[0] != ".")
+                folders += reversed([one.path for one in wanted])
+            for one in inside:
+                if (file := Path(one.path)).suffix in _SUFFIXES and is_file(file):
+                    anything = True
+                    if not one.is_symlink() or self._is_inside(file):
+                        yield file
         if not anything:
             raise nothing_to_read(path)
 

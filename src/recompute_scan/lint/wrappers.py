@@ -229,12 +229,7 @@ _MOST_OBJECTS = 50
 def nested_findings(
     texts: Mapping[str, str], scripts: Mapping[str, Script]
 ) -> tuple[list[Found], list[str]]:
-    """The findings, and the files that were not followed to the end.
-
-    Args:
-        texts: The Python files that were read, by their paths.
-        scripts: What each of them says.
-    """
+    """The findings in these Python files, and the files that were not followed to the end."""
     names = {posixpath.normpath(Path(path).absolute().as_posix()): path for path in texts}
     sources = Sources({file: texts[path] for file, path in names.items()})
     read = {file: scripts[path] for file, path in names.items()}

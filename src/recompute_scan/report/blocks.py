@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from msgspec import Struct, field
 
-from recompute_scan.report.templating import markdown_prose, sentence, visible
+from recompute_scan.report.templating import markdown_list, markdown_prose, sentence, visible
 from recompute_scan.result import Checkpoint, Region, Result
 from recompute_scan.units import UNITS, runs_of
 
+_T = TypeVar("_T")
 WIDTH = 80
 _COLUMN = 22
-_LINK = re.compile(r"\x1b\]8;;[^\x1b]*\x1b\\\\")
 
 
 class Page(Struct):
@@ -25,7 +24,6 @@ class Page(Struct):
 
     color: bool
     width: int = WIDTH
-    links: bool = False
     written: list[str] = field(default_factory=list)
 
     def style(self, text: str, **how: object) -> str:
@@ -77,23 +75,9 @@ class Page(Struct):
         self.written.append(self.style(line, **how) if how else line)
 
     def place(self, site: str, indent: str, limit: int = 200, **how: object) -> None:
-        """A ``file:line`` to go to, as a link where the terminal can and the file is here."""
+        """A ``file:line`` to go to."""
         shown = visible(site, limit)
-        text = self.style(shown, **how) if how else shown
-        self.written.append(indent + (_linked(site, text) if self.links else text))
-
-
-def _linked(site: str, text: str) -> str:
-    """The text as a link (OSC 8) to the file on this machine; as it is where there is none."""
-    name, _, line = site.rpartition(":")
-    try:
-        path = Path(name).resolve()
-        if not (line.isdigit() and path.is_file()):
-            return text
-        address = path.as_uri()
-    except (OSError, ValueError, RuntimeError):
-        return text
-    return f"\x1b]8;;{address}\x1b\\{text}\x1b]8;;\x1b\\"
+        self.written.append(indent + (self.style(shown, **how) if how else shown))
 
 
 def wrap(text: str, indent: str, first: str, width: int = WIDTH) -> list[str]:
@@ -140,11 +124,6 @@ def fitted(text: str, width: int) -> str:
     """As much of a text as fits into the width, harmless, and a ``…`` where that is not all."""
     shown = visible(text, 2 * width)
     return shown if columns(shown) <= width else shown[: _fitting(shown, width - 1)] + "…"
-
-
-def printed(line: str) -> str:
-    """A line without its colours and links."""
-    return click.unstyle(_LINK.sub("", line))
 
 
 def columns(text: str) -> int:
@@ -280,6 +259,12 @@ def always(_result: Result) -> bool:
     return True
 
 
+def known(part: _T | None) -> _T:
+    """The part of a result that a section is there for: ``present`` has seen it."""
+    assert part is not None
+    return part
+
+
 class Section(Struct, frozen=True):
     """One section; the page, the terminal and Markdown each ask it for their part.
 
@@ -290,7 +275,8 @@ class Section(Struct, frozen=True):
         present: Whether a result has this section; asked for every rendering.
         html: What the template shows. Every section's template also has ``result``, ``heading``,
             ``attachments``, ``words`` and ``units``.
-        lead: The answer in a few sentences, which the template shows too.
+        lead: The answer in a few sentences, which the template shows too; of several paragraphs,
+            Markdown makes a list.
         text: Writes its lines for a terminal; the lead under the title unless given.
         markdown: Its part of the Markdown; the lead under the title unless given.
         link: What the page's navigation calls it; without one it is not listed there.
@@ -302,7 +288,7 @@ class Section(Struct, frozen=True):
     template: str
     present: Callable[[Result], bool] = analysed
     html: Callable[[Result], Mapping[str, Any]] = lambda _: {}
-    lead: Callable[[Result], str] | None = None
+    lead: Callable[[Result], str | list[str]] | None = None
     text: Callable[[Page, Result], None] | None = None
     markdown: Callable[[Result], str] | None = None
     link: str | None = None
@@ -318,7 +304,9 @@ class Section(Struct, frozen=True):
             self.text(page, result)
         elif self.lead is not None:
             page.title(self.heading(result))
-            page.prose(self.lead(result))
+            said = self.lead(result)
+            for each in [said] if isinstance(said, str) else said:
+                page.prose(each)
 
     def as_markdown(self, result: Result) -> str:
         """Its part of the Markdown; empty for nothing."""
@@ -326,4 +314,6 @@ class Section(Struct, frozen=True):
             return self.markdown(result)
         if self.lead is None:
             return ""
-        return f"#### {self.heading(result)}\n\n{markdown_prose(self.lead(result))}"
+        said = self.lead(result)
+        shown = markdown_prose(said) if isinstance(said, str) else markdown_list(said)
+        return f"#### {self.heading(result)}\n\n{shown}"

@@ -7,7 +7,7 @@ at the left edge on one common scale, so that the same operators line up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,15 @@ from recompute_scan.report import words
 from recompute_scan.report.summary import StepAfter, saving, step_after, total
 from recompute_scan.report.templating import visible
 from recompute_scan.report.words import NEEDED, PART_SHORT, PART_WORDS, family_words, first_true
-from recompute_scan.result import ActivationPlan, PlanPoint, Proof, ProofLane, ProofOp, Result
+from recompute_scan.result import (
+    ActivationPlan,
+    MemoryPlan,
+    PlanPoint,
+    Proof,
+    ProofLane,
+    ProofOp,
+    Result,
+)
 from recompute_scan.units import ms, plural, share, size, span
 
 PARTS = tuple(PART_WORDS)
@@ -261,16 +269,11 @@ class Lane(Struct, frozen=True):
     left_out: int
 
 
-class OpRow(Struct, frozen=True):
-    """One operator of the block and how long it took in each lane, in lane order."""
-
-    name: str
-    family: str
-    durations: tuple[str, ...]
-
-
 class Timeline(Struct, frozen=True):
-    """Everything that the proof section draws and lists."""
+    """Everything that the proof section draws and lists.
+
+    ``operators`` are of the block: name, family, and the times in the lanes but for the backward.
+    """
 
     block: str
     step: int
@@ -279,7 +282,7 @@ class Timeline(Struct, frozen=True):
     height: int
     ticks: tuple[tuple[float, str], ...]
     legend: tuple[tuple[int, str], ...]
-    operators: tuple[OpRow, ...]
+    operators: list[tuple[str, str, list[str]]]
     left_out: int
 
 
@@ -372,7 +375,7 @@ def _lane(
             row_ends += [0.0] * (row + 1 - len(row_ends))
         row_ends[row] = max(row_ends[row], op.start_us + op.duration_us)
         top = y + _LANE_HEAD + row * _ROW_HEIGHT
-        boxes.append(_box(op, number, lane, top, longest, colours))
+        boxes.append(_box(op, lane, longest, number, colours, _op_label, top))
     begins = ""
     if step_start is not None:
         begins = f"{ms((lane.start_us - step_start) / 1000)} into the step"
@@ -397,25 +400,34 @@ def _title(lane: ProofLane, longest: float) -> str:
 
 
 def _box(
-    op: ProofOp, number: int, lane: ProofLane, y: int, longest: float, colours: dict[str, int]
+    op: ProofOp,
+    lane: ProofLane,
+    longest: float,
+    number: int,
+    colours: dict[str, int],
+    label: Callable[[ProofOp, float], str],
+    y: int = 0,
 ) -> Box:
+    """The box of an operator; ``label`` gives what fits into its width."""
     x = min(max(100 * (op.start_us - lane.start_us) / longest, 0.0), 100.0)
     width = min(max(100 * op.duration_us / longest, _THINNEST), max(100 - x, _THINNEST))
-    short = short_name(op)
-    room = int(width / _CHARACTER) - 1
-    family = visible(family_words(op.family), 40)
-    fitting = (text for text in (short, family) if len(text) <= room)
-    label = next(fitting, f"{family[: room - 1]}…" if room >= 5 else "")
     return Box(
-        x=round(x, 3),
-        width=round(width, 3),
+        x=round(x, 2),
+        width=round(width, 2),
         y=y,
         colour=colours[op.family],
-        name=short,
-        label=label,
+        name=short_name(op),
+        label=label(op, width),
         op=number,
         time=ms(op.duration_us / 1000),
     )
+
+
+def _op_label(op: ProofOp, width: float) -> str:
+    room = int(width / _CHARACTER) - 1
+    family = visible(family_words(op.family), 40)
+    fitting = (text for text in (short_name(op), family) if len(text) <= room)
+    return next(fitting, f"{family[: room - 1]}…" if room >= 5 else "")
 
 
 def _summary_side_by_side(block: str, proof: Proof) -> str:
@@ -451,7 +463,7 @@ def _ticks(longest_us: float) -> tuple[tuple[float, str], ...]:
     return tuple(found)
 
 
-def _operators(proof: Proof) -> tuple[OpRow, ...]:
+def _operators(proof: Proof) -> list[tuple[str, str, list[str]]]:
     """The forward-side lanes operator by operator; the n-th call of a name meets the n-th."""
     lanes = [lane for lane in proof.lanes if lane.kind != "backward"]
     rows: dict[tuple[str, int], list[str]] = {}
@@ -461,10 +473,10 @@ def _operators(proof: Proof) -> tuple[OpRow, ...]:
             cells = rows.setdefault(key, ["-"] * len(lanes))
             cells[place] = ms(op.duration_us / 1000)
             families.setdefault(key, op.family)
-    return tuple(
-        OpRow(visible(key[0]), visible(family_words(families[key]), 40), tuple(cells))
+    return [
+        (visible(key[0]), visible(family_words(families[key]), 40), cells)
         for key, cells in rows.items()
-    )
+    ]
 
 
 def numbered(ops: Iterable[ProofOp]) -> list[tuple[tuple[str, int], ProofOp]]:
@@ -513,22 +525,12 @@ FAMILY_FILLS = ("#bcd5f7", "#a9e0e0", "#e8d2bf", "#dccff0", "#cfe6c6", "#e1e4e8"
 _WORDS = {"forward": "forward pass", "recompute": "recompute", "redundant": "redundant recompute"}
 
 
-class LaneRun(Struct, frozen=True):
-    """One run of the block, as a lane; a label is the operator's family where that fits."""
-
-    name: str
-    kind: str
-    title: str
-    width: float
-    marks: tuple[Box, ...]
-
-
 class Picture(Struct, frozen=True):
     """Either part may be missing: no bars, or no runs."""
 
     bars: CostBars | None
     block: str
-    runs: tuple[LaneRun, ...]
+    runs: tuple[Lane, ...]
     left_out: int
     caption: str = ""
 
@@ -566,35 +568,23 @@ def _caption(lanes: list[ProofLane]) -> str:
 
 def _run(
     lane: ProofLane, proof: Proof, longest: float, numbers: dict[tuple[str, int], int]
-) -> LaneRun:
+) -> Lane:
     colours = family_colours(proof)
-    marks = []
-    for key, op in numbered(lane.ops):
-        x = max(0.0, 100 * (op.start_us - lane.start_us) / longest)
-        width = min(100 * op.duration_us / longest, 100 - x)
-        if width < _PICTURE_THINNEST:
-            continue
-        family = visible(family_words(op.family), 20)
-        fits = len(family) * _PICTURE_CHARACTER + 1 < width and op.family != "other"
-        marks.append(
-            Box(
-                x=round(x, 2),
-                width=round(width, 2),
-                y=0,
-                colour=colours[op.family],
-                label=family if fits else "",
-                name=short_name(op),
-                time=ms(op.duration_us / 1000),
-                op=numbers.setdefault(key, len(numbers)),
-            )
-        )
-    return LaneRun(
-        _WORDS[lane.kind],
-        lane.kind,
-        f"{_WORDS[lane.kind].capitalize()}: {ms(lane.duration_us / 1000)}",
-        round(100 * lane.duration_us / longest, 2),
-        tuple(marks),
+    name = _WORDS[lane.kind]
+    boxes = tuple(
+        _box(op, lane, longest, numbers.setdefault(key, len(numbers)), colours, _family_label)
+        for key, op in numbered(lane.ops)
+        if 100 * op.duration_us / longest >= _PICTURE_THINNEST
     )
+    title = f"{name.capitalize()}: {ms(lane.duration_us / 1000)}"
+    width = round(100 * lane.duration_us / longest, 2)
+    return Lane(name, title, "", lane.kind, 0, 0, width, boxes, 0)
+
+
+def _family_label(op: ProofOp, width: float) -> str:
+    family = visible(family_words(op.family), 20)
+    fits = len(family) * _PICTURE_CHARACTER + 1 < width and op.family != "other"
+    return family if fits else ""
 
 
 class CurveMark(Struct, frozen=True):
@@ -619,16 +609,32 @@ class CurveDrawing(Struct, frozen=True):
 
 
 def drawing(plan: ActivationPlan) -> CurveDrawing:
-    """The curve with today's script and the plan on it."""
-    named = [("today", "Today", plan.today), ("plan", "Plan", _as_measured(plan))]
-    points = [*plan.curve, *(point for _, _, point in named)]
+    """The curve of a plan with today's script and the plan on it."""
+    then = _as_measured(plan)
+    marks = [
+        *((one, "curve", _said("", one)) for one in plan.curve),
+        (plan.today, "today", _said("Today: ", plan.today)),
+        (then, "plan", _said("Plan: ", then)),
+    ]
+    return curve_drawing(plan.curve, marks, plan.budget_bytes)
+
+
+def curve_drawing(
+    curve: Sequence[PlanPoint | MemoryPlan],
+    marks: Sequence[tuple[PlanPoint | MemoryPlan, str, str]],
+    budget: int | None,
+) -> CurveDrawing:
+    """Step time against memory: the points of a line, and the points to mark, each with its kind
+    and its words. The budget is in bytes.
+    """
+    points = [point for point, _, _ in marks]
     right = max(point.peak_bytes for point in points) * 1.06 or 1.0
     low = min(point.step_ms for point in points)
     high = max(point.step_ms for point in points)
     room = max(high - low, 1e-6 + 0.02 * high)
     bottom, top = low - 0.12 * room, high + 0.12 * room
 
-    def place(point: PlanPoint) -> tuple[float, float]:
+    def place(point: PlanPoint | MemoryPlan) -> tuple[float, float]:
         return (
             round(100 * point.peak_bytes / right, 2),
             round(100 * (top - point.step_ms) / (top - bottom), 2),
@@ -636,18 +642,13 @@ def drawing(plan: ActivationPlan) -> CurveDrawing:
 
     corners: list[str] = []
     before: float | None = None
-    for x, y in map(place, plan.curve):
+    for x, y in map(place, curve):
         corners += [f"{x},{before}"] if before is not None else []
         corners.append(f"{x},{y}")
         before = y
-    marks = [CurveMark(*place(point), "curve", _said("", point)) for point in plan.curve]
-    marks += [
-        CurveMark(*place(point), kind, _said(f"{name}: ", point)) for kind, name, point in named
-    ]
-    budget = plan.budget_bytes
     return CurveDrawing(
         " ".join(corners),
-        tuple(marks),
+        tuple(CurveMark(*place(point), kind, said) for point, kind, said in marks),
         round(100 * budget / right, 2) if budget is not None and budget <= right else None,
         size(0),
         size(right),

@@ -91,13 +91,8 @@ def explanation(
 ) -> str:
     """The answer of ``explain`` for a log: the cause, other hints, where to read more.
 
-    Args:
-        findings: The cause, where it is known.
-        hints: What is only worth knowing.
-        first: The failure that came first, in one line, or ``None`` where the log has none.
-        color: Whether to use ANSI codes.
-        width: Columns of the terminal.
-        verbose: Whether to print all of it; else the answer has at most 15 lines.
+    ``first`` is the failure that came first, in one line; ``None`` where the log has none. Unless
+    ``verbose``, the answer has at most 15 lines.
     """
     page = Page(color, width)
     if first is None and not findings:
@@ -164,13 +159,10 @@ _GENERATED = re.compile(r"(?<!\s)\s*Generated: `[^`]*`\.?")
 
 
 def sheet(markdown: str, page: Page, *, folder: str = "") -> str:
-    """The text, ending in a line end.
+    """A page of ours as text, ending in a line end.
 
-    Args:
-        markdown: A page of ours.
-        page: An empty page of the terminal; it gives the width and the colour.
-        folder: Where below ``docs`` the page is, with a slash at its end; relative links are from
-            there.
+    The empty ``page`` gives the width and the colour. Relative links are from ``folder`` below
+    ``docs``, which ends with a slash.
     """
     for block in _blocks(_GENERATED.sub("", markdown)):
         page.written.append("")

@@ -72,31 +72,20 @@ def _gradients(gradients: Gradients) -> str:
 
 
 def _equal_or_not(gradients: Gradients) -> str:
-    number = f"{gradients.compared} gradients and buffers"
-    if gradients.status == "equal":
-        return (
-            f"After the first step all {number} are equal to the last bit with and without the "
-            "script's checkpoints."
-        )
-    if gradients.status == "rounding":
-        return (
-            f"After the first step all {number} are equal up to rounding with and without the "
-            f"script's checkpoints{_worst(gradients)}."
-        )
-    if gradients.status == "not-repeatable":
-        return (
-            "It is not known whether the script's checkpoints change gradients: the script gives "
-            "different gradients in each run."
-        )
-    if gradients.status == "not-seen":
-        return (
-            "Gradients could not be compared with those without checkpoints: the script did not "
-            "make a first step without them, or its gradients were gone by then."
-        )
-    return (
-        f"The script's checkpoints change what is trained: after the first step, gradients or "
-        f"buffers differ from those without checkpoints{_worst(gradients)}."
-    )
+    all_of_them = f"After the first step all {gradients.compared} gradients and buffers"
+    worst = _worst(gradients)
+    return {
+        "equal": f"{all_of_them} are equal to the last bit with and without the script's "
+        "checkpoints.",
+        "rounding": f"{all_of_them} are equal up to rounding with and without the script's "
+        f"checkpoints{worst}.",
+        "different": "The script's checkpoints change what is trained: after the first step, "
+        f"gradients or buffers differ from those without checkpoints{worst}.",
+        "not-repeatable": "It is not known whether the script's checkpoints change gradients: the "
+        "script gives different gradients in each run.",
+        "not-seen": "Gradients could not be compared with those without checkpoints: the script "
+        "did not make a first step without them, or its gradients were gone by then.",
+    }[gradients.status]
 
 
 def _gradients_with_fix(gradients: Gradients) -> str:
@@ -141,44 +130,40 @@ def predicted_plan(result: Result) -> MemoryPlan | None:
 
 
 def _outcome(verified: Verified) -> str:
-    after = verified.after
-    if verified.outcome == "not-tried":
-        return (
-            "There was no fix to try: no finding of a known saving names a checkpoint to take out."
-        )
-    if verified.outcome == "not-applied":
-        return (
-            "The fix could not be applied in memory: no call of the checkpoint that it takes out "
-            "goes through torch.utils.checkpoint, so what it does was not measured."
-        )
-    if verified.outcome == "failed" or after is None:
-        why = f" {after.message}" if after and after.message else ""
-        return f"The script did not run to its end with the fix applied.{why}"
-    if verified.outcome == "losses-differ":
-        return (
-            "With the fix applied the losses differ from those without it, so it changes more than "
-            "the time: find out why before you apply it."
-        )
+    after, outcome = verified.after, verified.outcome
+    if after is None and outcome not in ("not-tried", "not-applied"):
+        outcome = "failed"
     likely = f"likely {span(verified.saving_low_ms, verified.saving_high_ms)}"
-    if verified.outcome == "unclear":
-        return (
-            f"The step times vary too much to say what the fix saves ({likely} per step). Measure "
-            "again on a quiet machine, or with more --timing-steps. Until then, use the prediction."
-        )
-    if verified.outcome == "no-gain":
-        return f"The fix does not help measurably: it saves {ms(verified.saving_ms)} ({likely})."
-    if verified.outcome == "slower":
-        lost = ms(-(verified.saving_ms or 0.0))
-        return f"The fix does not help: a step takes {lost} longer with it."
-    if verified.saving_is_rough:
-        return (
-            f"The fix helps, but the step times vary too much to say how much: it saves {likely} "
-            "per step. Measure again on a quiet machine, or with more --timing-steps."
-        )
-    return (
+    saves = (
         f"The fix saves {ms(verified.saving_ms)} per step ({likely}): "
         f"{pct(verified.saving_pct)} less time, {pct(verified.more_time_pct)} more throughput."
     )
+    if verified.saving_is_rough:
+        saves = (
+            f"The fix helps, but the step times vary too much to say how much: it saves {likely} "
+            "per step. Measure again on a quiet machine, or with more --timing-steps."
+        )
+    return {
+        "helps": saves,
+        "slower": "The fix does not help: a step takes "
+        f"{ms(-(verified.saving_ms or 0.0))} longer with it.",
+        "no-gain": "The fix does not help measurably: it saves "
+        f"{ms(verified.saving_ms)} ({likely}).",
+        "unclear": f"The step times vary too much to say what the fix saves ({likely} per step). "
+        "Measure again on a quiet machine, or with more --timing-steps. Until then, use the "
+        "prediction.",
+        "losses-differ": "With the fix applied the losses differ from those without it, so it "
+        "changes more than the time: find out why before you apply it.",
+        "failed": f"The script did not run to its end with the fix applied.{_why(after)}",
+        "not-applied": "The fix could not be applied in memory: no call of the checkpoint that it "
+        "takes out goes through torch.utils.checkpoint, so what it does was not measured.",
+        "not-tried": "There was no fix to try: no finding of a known saving names a checkpoint to "
+        "take out.",
+    }[outcome]
+
+
+def _why(arm: Arm | None) -> str:
+    return f" {arm.message}" if arm and arm.message else ""
 
 
 def _losses(losses: Losses) -> str:
@@ -233,11 +218,10 @@ def _plan(result: Result, verified: Verified, plan: WithPlan) -> str:
             f"{which} nothing was measured: not all of their checkpoints can be switched off "
             "during a run."
         )
-    why = f" {arm.message}" if arm.message else ""
     if arm.status == "out-of-memory":
-        return f"{which} the script ran out of memory: the plan does not fit.{why}"
+        return f"{which} the script ran out of memory: the plan does not fit.{_why(arm)}"
     if arm.status == "failed":
-        return f"{which} the script did not run to its end.{why}"
+        return f"{which} the script did not run to its end.{_why(arm)}"
     predicted = predicted_plan(result)
     said = f"{which} a step takes {ms(arm.step_ms)}"
     if verified.pairs:  # then the plan's steps are of runs that varied too much to be compared
@@ -267,11 +251,10 @@ def _plan_losses(losses: Losses) -> str:
 
 
 def _without(verified: Verified, arm: Arm) -> str:
-    why = f" {arm.message}" if arm.message else ""
     if arm.status == "out-of-memory":
-        return f"Without checkpoints the script does not fit into memory.{why}"
+        return f"Without checkpoints the script does not fit into memory.{_why(arm)}"
     if arm.status == "failed":
-        return f"Without any checkpoint the script did not run to its end.{why}"
+        return f"Without any checkpoint the script did not run to its end.{_why(arm)}"
     best = verified.after_step_ms or verified.before_step_ms
     if best is None or arm.step_ms is None:
         return "Without any checkpoint the script ran to its end, but no step could be timed."

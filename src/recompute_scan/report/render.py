@@ -11,6 +11,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import click
 from markupsafe import Markup
 from msgspec import Struct
 
@@ -23,7 +24,6 @@ from recompute_scan.report.blocks import (
     Section,
     checkpoint_stacks,
     columns,
-    printed,
     wrap,
 )
 from recompute_scan.report.figures import (
@@ -34,7 +34,7 @@ from recompute_scan.report.figures import (
     picture,
     stacked,
 )
-from recompute_scan.report.sections import answer, correctness, cost, layers, plan, run, usage
+from recompute_scan.report.sections import answer, correctness, cost, layers, plan, run
 from recompute_scan.report.sections.answer import MOST_LINES, answer_text
 from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
@@ -69,7 +69,7 @@ SECTIONS: tuple[Section, ...] = (
     correctness.COMPILED_CODE,
     answer.FINDINGS_AND_FIXES,
     correctness.SAME_COMPUTATION,
-    usage.EARNS,
+    run.EARNS,
     correctness.SELECTIVE_POLICIES,
     run.MEMORY_SNAPSHOTS,
     answer.HOW_TO_CHECK,
@@ -95,16 +95,14 @@ def render_text(
     after: Sequence[NextCommand] | None = None,
     folder: str = "",
     width: int = WIDTH,
-    links: bool = False,
 ) -> str:
     """The summary, ending in a line end.
 
     ``report`` is the path of the written page. ``after`` and ``folder`` are as of
     :func:`recompute_scan.report.summary.with_next_steps`. With ``color`` the same characters carry
-    ANSI codes; nothing else differs. With ``links`` a call site links to its file (OSC 8)
-    where that is here.
+    ANSI codes; nothing else differs.
     """
-    page = Page(color, width, links)
+    page = Page(color, width)
     result = summary.with_next_steps(result, after, folder)
     planned = _is_plan(result)
     for section in (plan.PLANNED_CHECKPOINTS,) if planned else sections_of(result):
@@ -127,12 +125,11 @@ def render_answer(
     after: Sequence[NextCommand] | None = None,
     folder: str = "",
     width: int = WIDTH,
-    links: bool = False,
 ) -> str:
     """The answer in 15 lines of 80 columns, ending in a line end; arguments as of
     :func:`render_text`. Only a path or a command that is longer than a line makes more of them.
     """
-    page = Page(color, width, links)
+    page = Page(color, width)
     result = summary.with_next_steps(result, after, folder)
     planned = _is_plan(result)
     groups = plan.answer_text(page, result) if planned else answer_text(page, result)
@@ -159,7 +156,7 @@ def _fit(
     """
 
     def taken(lines: Sequence[str]) -> int:
-        return sum(-(-max(columns(printed(line)), 1) // width) for line in lines)
+        return sum(-(-max(columns(click.unstyle(line)), 1) // width) for line in lines)
 
     left = MOST_LINES - sum(map(taken, groups))
     while len(commands) > fewest and taken(commands) > left:

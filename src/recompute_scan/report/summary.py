@@ -161,7 +161,7 @@ def step_sentence(result: Result) -> str:
     step, cost = step_after(result), result.cost
     if step is None or cost is None or result.verdict == "inconclusive":
         return ""
-    shown = next((r.rank for r in result.ranks if r.verdict == result.verdict), None)
+    shown = _shown_rank(result)
     whose = "A" if len(result.ranks) < 2 or shown is None else f"On rank {shown} a"
     said = f"{whose} step takes {ms(step.now_ms)}"
     if saving(result) is not None:
@@ -183,7 +183,8 @@ def step_sentence(result: Result) -> str:
         said += f"; {share(spent / whole)} of it is {note}." if tells else "."
     if not step.measured and cost.step_source != "timed":
         said += " The profiler slows these steps down."
-    return said + (f" {TOO_WIDE}." if _varies(result) and words.NOT_CERTAIN not in said else "")
+    varies = _is_rough(result, times=True) and words.NOT_CERTAIN not in said
+    return said + f" {TOO_WIDE}." * varies
 
 
 def _may_save(step: StepAfter) -> bool:
@@ -191,18 +192,14 @@ def _may_save(step: StepAfter) -> bool:
     return step.low_ms < step.now_ms < step.high_ms
 
 
-def _varies(result: Result) -> bool:
-    """Whether the step times vary too much for the digits of a saving."""
+def _is_rough(result: Result, *, times: bool = False) -> bool:
+    """Whether the saving, measured or predicted, is known too roughly for digits; with ``times``,
+    whether a prediction is so because the step times vary.
+    """
     if result.verified is not None and result.verified.outcome in MEASURED:
         return result.verified.saving_is_rough
-    return result.cost is not None and result.cost.times_vary
-
-
-def _is_rough(result: Result) -> bool:
-    """Whether the saving, measured or predicted, is known too roughly for digits."""
-    if result.verified is not None and result.verified.outcome in MEASURED:
-        return result.verified.saving_is_rough
-    return result.cost is not None and result.cost.saving_is_rough
+    cost = result.cost
+    return cost is not None and (cost.times_vary if times else cost.saving_is_rough)
 
 
 def what_was_measured(result: Result) -> tuple[str, ...]:
@@ -323,18 +320,23 @@ def rank_words(result: Result) -> str:
 def ranks_sentence(result: Result) -> str | None:
     """How many ranks there are, whether they agree, and which rank's numbers the page shows.
 
-    ``None`` for a single rank. The result is the first rank's with the worst verdict.
+    ``None`` for a single rank.
     """
     if len(result.ranks) < 2:
         return None
-    number = plural(len(result.ranks), "rank")
-    shown = next((r.rank for r in result.ranks if r.verdict == result.verdict), None)
-    whose = "" if shown is None else f" The numbers of this page are from rank {shown}"
-    if len({rank.verdict for rank in result.ranks}) == 1:
-        said = f"{number}, all {result.ranks[0].verdict}."
-        return said + (f"{whose}." if whose else "")
-    said = f"{number} that differ: {rank_words(result)}."
-    return said + (f"{whose}, the first with the worst verdict." if whose else "")
+    alike = len({rank.verdict for rank in result.ranks}) == 1
+    which = f", all {result.ranks[0].verdict}." if alike else f" that differ: {rank_words(result)}."
+    said = f"{plural(len(result.ranks), 'rank')}{which}"
+    shown = _shown_rank(result)
+    if shown is None:
+        return said
+    worst = "" if alike else ", the first with the worst verdict"
+    return f"{said} The numbers of this page are from rank {shown}{worst}."
+
+
+def _shown_rank(result: Result) -> int | None:
+    """The rank that the result is from: the first with the worst verdict."""
+    return next((one.rank for one in result.ranks if one.verdict == result.verdict), None)
 
 
 _PLAIN_SCRIPT = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./@%+-]{0,300}\.py")

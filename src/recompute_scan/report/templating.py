@@ -14,6 +14,7 @@ import hashlib
 import io
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,11 @@ def markdown_prose(text: str) -> str:
     return _MARKDOWN_START.sub(r"\1\\\2", quoted)
 
 
+def markdown_list(items: Iterable[str]) -> str:
+    """A list of such texts."""
+    return "\n".join(f"- {markdown_prose(item)}" for item in items)
+
+
 def markdown_code(text: str, limit: int = LONGEST_NAME) -> str:
     """A name as inline code, in quotes that are longer than any run of backticks inside."""
     shown = visible(text, limit).replace("|", "¦") or " "
@@ -142,12 +148,7 @@ _CODE = re.compile(r"`([^`]+)`|(?<!\S)(--[a-z][a-z-]*)(?![\w-])")
 
 
 def fill(template: str, **values: Any) -> str:
-    """A page of ours: the template with our style, our script, and a policy that allows no other.
-
-    Args:
-        template: Name of a file in ``templates/``.
-        values: What it shows; every template also has words and units.
-    """
+    """A page of ours: the template with our style and script, and a policy that allows no other."""
     style, script = _asset("style.css"), _asset("script.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "

@@ -24,16 +24,13 @@ _MODEL_KINDS = ("gemm", "conv", "attention", "norm", "embedding")
 _SAME_WORK = 0.01
 
 
-class Doubts(Struct, frozen=True):
-    """Whole sentences; ``same_work`` is ``None`` where that is not known."""
+def _doubts(
+    before: Result, after: Result, sources: tuple[str | None, str | None]
+) -> tuple[list[str], list[str], bool | None]:
+    """Obstacles, cautions, and whether both do the same work; ``None`` where that is not known.
 
-    obstacles: tuple[str, ...]
-    cautions: tuple[str, ...]
-    same_work: bool | None
-
-
-def doubts(before: Result, after: Result, sources: tuple[str | None, str | None]) -> Doubts:
-    """Why the two may not be comparable; ``sources`` are the sources of their step times."""
+    ``sources`` are the sources of their step times.
+    """
     hard, soft = _devices(before, after)
     difference = _other_work(before, after)
     if difference:
@@ -56,7 +53,7 @@ def doubts(before: Result, after: Result, sources: tuple[str | None, str | None]
         )
     hard += _settings(before, after, ("world_size", "threads"))
     soft += _settings(before, after, ("target", "torch"))
-    return Doubts(tuple(hard), tuple(soft), None if difference is None else not difference)
+    return hard, soft, None if difference is None else not difference
 
 
 def _settings(before: Result, after: Result, names: tuple[str, ...]) -> list[str]:
@@ -245,9 +242,10 @@ def compare(
 ) -> Comparison:
     """The comparison of two results; ``names`` are what to call them."""
     sides = _side(names[0], before), _side(names[1], after)
-    found = doubts(before, after, (sides[0].step_source, sides[1].step_source))
-    comparable = not found.obstacles
-    was, now = (side.step_ms if comparable else None for side in sides)
+    obstacles, cautions, same_work = _doubts(
+        before, after, (sides[0].step_source, sides[1].step_source)
+    )
+    was, now = (None if obstacles else side.step_ms for side in sides)
     switches = _switches(before, after)
     gone, new, kept = _findings(before, after)
     return Comparison(
@@ -263,10 +261,10 @@ def compare(
         findings_gone=gone,
         findings_new=new,
         findings_kept=kept,
-        warnings=found.obstacles + found.cautions,
-        obstacles=found.obstacles,
-        same_forward_work=found.same_work,
-        difference=_difference(*sides) if comparable else None,
+        warnings=(*obstacles, *cautions),
+        obstacles=tuple(obstacles),
+        same_forward_work=same_work,
+        difference=None if obstacles else _difference(*sides),
     )
 
 
@@ -283,17 +281,13 @@ def json_schema() -> dict[str, Any]:
 def _side(name: str, result: Result) -> Side:
     cost, verified = result.cost, result.verified
     side = Side(
-        name=name,
-        verdict=result.verdict,
-        headline=result.headline,
-        recompute_per_backward=result.recompute_per_backward,
-        mean_recompute=result.mean_recompute,
-        step_ms=cost.step_ms if cost else None,
-        step_source=cost.step_source if cost else None,
-        recompute_ms=cost.recompute_ms if cost else None,
-        redundant_recompute_ms=cost.redundant_recompute_ms if cost else None,
-        step_low_ms=cost.step_low_ms if cost else None,
-        step_high_ms=cost.step_high_ms if cost else None,
+        name,
+        result.verdict,
+        result.headline,
+        result.recompute_per_backward,
+        result.mean_recompute,
+        # The others are as the cost has them by the same names.
+        **{one: getattr(cost, one, None) for one in Side.__struct_fields__[5:-1]},
         steps=cost.steps if cost else 0,
     )
     if verified is None or verified.outcome not in MEASURED or not verified.before_step_ms:
@@ -344,8 +338,7 @@ def _calls(before: Result, after: Result) -> tuple[FamilyCalls, ...]:
             recomputed_before=one.recomputed_per_step if one else None,
             recomputed_after=other.recomputed_per_step if other else None,
         )
-        same = row.forward_before == row.forward_after
-        if not same or row.recomputed_before != row.recomputed_after:
+        if (row.forward_before, row.recomputed_before) != (row.forward_after, row.recomputed_after):
             rows.append(row)
     return tuple(rows)
 

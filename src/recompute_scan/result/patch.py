@@ -226,12 +226,8 @@ def _read(diff: str, digest: str | None) -> list[Change]:
 
 
 def change_diff(site: str, source: Source, new: Sequence[str]) -> str:
-    """A diff that puts ``new`` lines in the place of one statement of the file of ``site``.
-
-    Args:
-        site: The call site, ``file:line``.
-        source: The statement there, with the lines around it.
-        new: The lines that take its place; none to delete it.
+    """A diff that puts ``new`` lines in the place of one statement of the file of ``site``; none
+    delete it.
     """
     return changes_diff([(site, source, new)])
 

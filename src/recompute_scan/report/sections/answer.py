@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import click
 from msgspec import Struct
 
 from recompute_scan.crash import Crash, RankEnd
@@ -19,8 +20,8 @@ from recompute_scan.report.blocks import (
     checkpoint_stacks,
     columns,
     fitted,
+    known,
     of_memory_alone,
-    printed,
 )
 from recompute_scan.report.figures import picture
 from recompute_scan.report.finding_words import (
@@ -43,6 +44,7 @@ from recompute_scan.report.templating import (
     lines,
     markdown_code,
     markdown_fence,
+    markdown_list,
     markdown_prose,
     visible,
 )
@@ -253,7 +255,7 @@ def _sites_in_short(page: Page, result: Result) -> list[str]:
         page.place(checkpoint.call_site or "place not known", "  ", page.width - 2, fg="cyan")
         at = page.written.pop()
         beside = f"{words.variant_words(checkpoint)}: {words.mechanism_words(checkpoint)}"
-        left = page.width - columns(printed(at)) - 2
+        left = page.width - columns(click.unstyle(at)) - 2
         page.written.append(f"{at}  {fitted(beside, left)}" if left > _LEAST_BESIDE else at)
     more = sum(len(stack.checkpoints) for stack in stacks) - len(page.written)
     if more:
@@ -361,7 +363,7 @@ def _finding_markdown(finding: Finding) -> str:
         f"{markdown_prose(finding.detail[:2000])}",
     ]
     if finding.evidence:
-        written.append("\n".join(f"- {markdown_prose(item[:600])}" for item in finding.evidence))
+        written.append(markdown_list(item[:600] for item in finding.evidence))
     if finding.fix is not None:
         fix = finding.fix
         written.append(f"**Fix:** {markdown_prose(fix.summary[:400])}")
@@ -494,8 +496,7 @@ def _traceback_lines(crash: Crash) -> list[str]:
 
 
 def _failure_html(result: Result) -> Mapping[str, Any]:
-    crash = result.crash
-    assert crash is not None
+    crash = known(result.crash)
     return {
         "crash": crash,
         "kind": KIND_WORDS[crash.kind],
@@ -510,8 +511,7 @@ def _failure_html(result: Result) -> Mapping[str, Any]:
 
 
 def _failure_text(page: Page, result: Result) -> None:
-    crash = result.crash
-    assert crash is not None
+    crash = known(result.crash)
     page.written.append(page.style(f"Run: {KIND_WORDS[crash.kind]}", fg="red"))
     page.prose(crash.headline, "", bold=True)
     if _cause(result) is None and crash.kind != "killed":
@@ -530,14 +530,12 @@ def _failure_text(page: Page, result: Result) -> None:
 
 
 def _failure_markdown(result: Result) -> str:
-    crash = result.crash
-    assert crash is not None
+    crash = known(result.crash)
     written = [f"### Run: {KIND_WORDS[crash.kind]}", markdown_prose(crash.headline[:1000])]
     if len(crash.ranks) > 1:
-        ends = crash.ranks[:_MOST_RANKS]
-        written.append("\n".join(f"- {markdown_prose(_rank_words(end))}" for end in ends))
+        written.append(markdown_list(map(_rank_words, crash.ranks[:_MOST_RANKS])))
     state = _state_words(_first_end(crash))
-    written.append("\n".join(f"- {markdown_prose(f'{label}: {value}')}" for label, value in state))
+    written.append(markdown_list(f"{label}: {value}" for label, value in state))
     if crash.traceback:
         written.append(markdown_fence("\n".join(_traceback_lines(crash)), "text"))
     return "\n\n".join(part for part in written if part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recompute_scan.report.blocks import Page, Section
+from recompute_scan.report.blocks import Page, Section, known
 from recompute_scan.report.templating import visible
 from recompute_scan.result import CompiledRecompute, Result
 from recompute_scan.result.fidelity import (
@@ -84,13 +84,12 @@ def _keeping(fidelity: Fidelity) -> str | None:
 
 
 def _same_computation_lead(result: Result) -> str:
-    assert result.fidelity is not None
-    return in_words(result.fidelity)
+    return in_words(known(result.fidelity))
 
 
 def _same_computation_html(result: Result) -> Mapping[str, Any]:
-    assert result.fidelity is not None
-    return {"rows": _rows(result.fidelity), "keeping": _keeping(result.fidelity)}
+    fidelity = known(result.fidelity)
+    return {"rows": _rows(fidelity), "keeping": _keeping(fidelity)}
 
 
 def _same_computation_text(page: Page, result: Result) -> None:
@@ -130,8 +129,7 @@ def _sentence(policy: WatchedPolicy) -> str:
 
 
 def _selective_policies_lead(result: Result) -> str:
-    found = result.policies
-    assert found is not None
+    found = known(result.policies)
     if not found.policies:
         return "No policy was asked in the recorded step. " + " ".join(found.untold)
     return " ".join(["In one step:", *map(_sentence, found.policies[:_MOST_LINES]), *found.untold])
@@ -175,8 +173,7 @@ def _weight(one: DecidedOperator) -> tuple[float, int]:
 
 
 def _selective_policies_html(result: Result) -> Mapping[str, Any]:
-    found = result.policies
-    assert found is not None
+    found = known(result.policies)
     return {
         "policies": [
             {
@@ -194,8 +191,7 @@ def _selective_policies_html(result: Result) -> Mapping[str, Any]:
 
 
 def _selective_policies_text(page: Page, result: Result) -> None:
-    found = result.policies
-    assert found is not None
+    found = known(result.policies)
     page.title(_SELECTIVE_POLICIES_TITLE)
     for policy in found.policies[:_MOST_LINES]:
         page.prose(_sentence(policy))
@@ -232,8 +228,7 @@ _WHY = {
 
 
 def _compiled_code_lead(result: Result) -> str:
-    code = result.compiled
-    assert code is not None
+    code = known(result.compiled)
     broken = f"{plural(len(code.graph_breaks), 'graph break')} left code to Python."
     if not code.graphs and not code.unknown:
         return f"No compiled code has a backward pass. {broken}"
@@ -270,8 +265,7 @@ def _compiled_code_row(graph: str, one: CompiledRecompute) -> tuple[str, ...]:
 
 
 def _compiled_code_html(result: Result) -> Mapping[str, Any]:
-    code = result.compiled
-    assert code is not None
+    code = known(result.compiled)
     rows = [
         _compiled_code_row(graph.name, one) for graph in code.graphs for one in graph.recomputes
     ]

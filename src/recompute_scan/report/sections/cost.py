@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from recompute_scan.intervals import is_sure
-from recompute_scan.report.blocks import Page, Section, analysed
-from recompute_scan.report.figures import cost_bars
+from recompute_scan.report.blocks import Page, Section, analysed, known
+from recompute_scan.report.figures import CurveDrawing, cost_bars, curve_drawing
 from recompute_scan.report.layout import (
     measured_sentences,
     measured_title,
@@ -134,57 +134,21 @@ STEP_COST = Section(
 
 
 _PREFIXES = ("", "K", "M", "G", "T", "P", "E")
-# The drawing of time against memory: height in pixels, and what is left free of the width, in %.
-_TOP, _BOTTOM = 24, 176
-_LEFT, _RIGHT = 4.0, 96.0
 
 
-class HeadroomPoint(Struct, frozen=True):
-    """One plan in the drawing of time against memory; x in per cent of the width, y in pixels."""
-
-    x: float
-    y: float
-    chosen: bool
-    tooltip: str
-
-
-class PlanChart(Struct, frozen=True):
-    """The plans from left (least memory) to right; ``budget`` is where memory ends, in per cent."""
-
-    points: tuple[HeadroomPoint, ...]
-    budget: float | None
-    summary: str
-
-
-def _plan_chart(memory: Memory) -> PlanChart | None:
-    """The drawing; ``None`` with fewer than two plans."""
+def _curve(memory: Memory) -> tuple[CurveDrawing, str] | None:
+    """The drawing of time against memory and its words; ``None`` with fewer than two plans."""
     plans = memory.plans
     if len(plans) < 2:
         return None
-    peaks = [plan.peak_bytes for plan in plans]
-    ends = [*peaks, memory.budget_bytes] if memory.budget_bytes else peaks
-    low, high = min(ends), max(ends)
-    fastest, slowest = min(p.step_ms for p in plans), max(p.step_ms for p in plans)
-
-    def across(value: int) -> float:
-        return round(_LEFT + (_RIGHT - _LEFT) * (value - low) / max(1, high - low), 2)
-
-    def down(value: float) -> float:
-        scale = (slowest - value) / (slowest - fastest) if slowest > fastest else 0.0
-        return round(_TOP + (_BOTTOM - _TOP) * scale, 1)
-
-    points = tuple(
-        HeadroomPoint(
-            across(plan.peak_bytes), down(plan.step_ms), place == memory.chosen, _plan_words(plan)
-        )
+    marks = [
+        (plan, "plan" if place == memory.chosen else "curve", _plan_words(plan))
         for place, plan in enumerate(plans)
-    )
-    summary = (
-        f"From {_plan_words(plans[0])} to {_plan_words(plans[-1])}, with no redundant recompute."
-    )
+    ]
+    said = f"From {_plan_words(plans[0])} to {_plan_words(plans[-1])}, with no redundant recompute."
     if memory.chosen is not None:
-        summary += f" What fits: {_plan_words(plans[memory.chosen])}."
-    return PlanChart(points, across(memory.budget_bytes) if memory.budget_bytes else None, summary)
+        said += f" What fits: {_plan_words(plans[memory.chosen])}."
+    return curve_drawing(plans, marks, memory.budget_bytes), said
 
 
 def _plan_words(plan: MemoryPlan) -> str:
@@ -283,7 +247,7 @@ def _device_use_html(result: Result) -> Mapping[str, Any]:
         "flops_rows": _flops_table(flops, told_apart=told_apart) if flops else [],
         "flops_sentences": _flops_sentences(flops) if flops else [],
         "memory_sentences": _memory_sentences(memory) if memory else [],
-        "plans": _plan_chart(memory) if memory else None,
+        "curve": _curve(memory) if memory else None,
     }
 
 
@@ -360,21 +324,21 @@ def _removed(verified: Verified) -> list[str]:
 
 
 def _measured_fix_html(result: Result) -> Mapping[str, Any]:
-    assert result.verified is not None
+    verified = known(result.verified)
     return {
-        "table": _table(result, result.verified),
+        "table": _table(result, verified),
         "sentences": measured_sentences(result),
-        "removed": _removed(result.verified),
+        "removed": _removed(verified),
     }
 
 
 def _measured_fix_text(page: Page, result: Result) -> None:
-    assert result.verified is not None
-    table = _table(result, result.verified)
+    verified = known(result.verified)
+    table = _table(result, verified)
     page.title(measured_title(result))
     opening, *others = measured_sentences(result)
     page.prose(opening)
-    for removed in _removed(result.verified):
+    for removed in _removed(verified):
         page.prose(f"Taken out: {visible(removed, 300)}", "    ", "  ")
     page.written.append("")
     rows = [("", table.columns), *table.rows]
@@ -388,12 +352,12 @@ def _measured_fix_text(page: Page, result: Result) -> None:
 
 
 def _measured_fix_markdown(result: Result) -> str:
-    assert result.verified is not None
-    table = _table(result, result.verified)
+    verified = known(result.verified)
+    table = _table(result, verified)
     first, *others = measured_sentences(result)
     rows = [f"| {label} | {' | '.join(cells)} |" for label, cells in table.rows]
     head = f"| | {' | '.join(table.columns)} |"
-    taken = [f"- {markdown_prose(removed[:300])}" for removed in _removed(result.verified)]
+    taken = [f"- {markdown_prose(removed[:300])}" for removed in _removed(verified)]
     parts = [
         f"#### {measured_title(result)}",
         markdown_prose(first),
@@ -435,16 +399,19 @@ def _title(result: Result) -> str:
 def _rows(hta: Hta) -> list[tuple[str, str, str]]:
     """The figures of Holistic Trace Analysis, and those that recompute-scan counts of the same."""
     own = hta.own
-    parts = [
-        ("Idle", hta.idle_pct, own.idle_pct if own else None),
-        ("Computing", hta.compute_pct, own.compute_pct if own else None),
-        ("Busy without computing", hta.non_compute_pct, own.non_compute_pct if own else None),
-        ("Communication during computation", hta.overlap_pct, own.overlap_pct if own else None),
-    ]
+    parts = {
+        "Idle": "idle_pct",
+        "Computing": "compute_pct",
+        "Busy without computing": "non_compute_pct",
+        "Communication during computation": "overlap_pct",
+    }
     whole = ms(own.kernel_time_ms) if own else ""
     return [
         ("GPU time, first kernel to last", ms(hta.kernel_time_ms), whole),
-        *((name, pct(theirs), pct(ours) if own else "") for name, theirs, ours in parts),
+        *(
+            (label, pct(getattr(hta, name)), pct(getattr(own, name)) if own else "")
+            for label, name in parts.items()
+        ),
         *(
             (f"Kernels: {visible(kind, 60)}", pct(part), "")
             for kind, part in list(hta.kernel_types.items())[:20]
@@ -453,24 +420,22 @@ def _rows(hta: Hta) -> list[tuple[str, str, str]]:
 
 
 def _hta_figures_html(result: Result) -> Mapping[str, Any]:
-    assert result.hta is not None
-    return {"rows": _rows(result.hta), "columns": _COLUMNS, "says": _SAYS}
+    return {"rows": _rows(known(result.hta)), "columns": _COLUMNS, "says": _SAYS}
 
 
 def _hta_figures_text(page: Page, result: Result) -> None:
-    assert result.hta is not None
     page.title(_title(result))
     page.prose(_SAYS)
     page.written.append("")
-    for label, *values in [("", *_COLUMNS), *_rows(result.hta)]:
+    for label, *values in [("", *_COLUMNS), *_rows(known(result.hta))]:
         line = f"  {label[:_WIDEST_LABEL]:<{_WIDEST_LABEL}}" + "".join(f"{v:>16}" for v in values)
         page.written.append(line.rstrip())
 
 
 def _hta_figures_markdown(result: Result) -> str:
-    assert result.hta is not None
     rows = [
-        f"| {markdown_prose(name)} | {value} | {own} |" for name, value, own in _rows(result.hta)
+        f"| {markdown_prose(name)} | {value} | {own} |"
+        for name, value, own in _rows(known(result.hta))
     ]
     head = [f"| | {' | '.join(_COLUMNS)} |", "| --- | ---: | ---: |"]
     return "\n\n".join([f"#### {_title(result)}", _SAYS, "\n".join([*head, *rows])])

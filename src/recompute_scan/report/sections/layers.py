@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-
-from msgspec import Struct
-
 from recompute_scan.report import words
 from recompute_scan.report.blocks import (
     BlockGroup,
@@ -14,113 +10,19 @@ from recompute_scan.report.blocks import (
     analysed,
     block_groups,
     checkpoint_stacks,
-    names_of,
-    ranges,
 )
 from recompute_scan.report.figures import family_table, timeline
 from recompute_scan.report.templating import markdown_code, markdown_prose, proof_trace, visible
 from recompute_scan.report.words import COLUMNS, HOW, plain_count_table
-from recompute_scan.result import ByDesign, Checkpoint, Region, Result
+from recompute_scan.result import ByDesign, Checkpoint, Result
 from recompute_scan.units import ms, plural, times
 
-# Rows shown before the table folds blocks that are like one already shown.
-MOST_ROWS = 60
-MOST_FOLDED = 2000
-# Kinds of block, and of step, in the table of blocks by steps.
-MOST_KINDS = 60
-MOST_COLUMNS = 40
+# Rows of the table of blocks: shown at once, and folded away below it.
+MOST_ROWS, MOST_FOLDED = 60, 2000
 _MOST_GROUPS_TEXT = 8
 _MOST_GROUPS_MARKDOWN = 12
 # From here on a block ran again more often than once.
 _MORE_THAN_ONCE = 1.005
-
-
-class RegionRows(Struct, frozen=True):
-    """Rows of the table per module: shown at once, folded away, and left to the JSON."""
-
-    shown: tuple[Region, ...]
-    folded: tuple[Region, ...]
-    left_out: int
-
-
-class ByStep(Struct, frozen=True):
-    """The strip: a row for each kind of block, a column for each kind of step.
-
-    ``sentence`` says the whole where all steps agree, and what was put together where not.
-    ``rows`` hold a label that is not escaped yet and a number a column, ``None`` for not known.
-    """
-
-    sentence: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
-
-
-def region_rows(regions: Sequence[Region]) -> RegionRows:
-    """The first rows and every block unlike them; blocks that repeat one are folded."""
-    shown = list(regions[:MOST_ROWS])
-    seen = {_likeness(region) for region in shown}
-    folded = []
-    for region in regions[MOST_ROWS:]:
-        if _likeness(region) in seen or len(shown) >= 2 * MOST_ROWS:
-            folded.append(region)
-        else:
-            seen.add(_likeness(region))
-            shown.append(region)
-    return RegionRows(tuple(shown), tuple(folded[:MOST_FOLDED]), len(folded[MOST_FOLDED:]))
-
-
-def _likeness(region: Region) -> tuple[str | None, float, tuple[Checkpoint, ...]]:
-    return (
-        region.module_class,
-        round(region.recompute_runs_per_backward, 1),
-        region.checkpoints,
-    )
-
-
-def by_step(result: Result) -> ByStep | None:
-    """The strip; ``None`` where the result does not hold the numbers of single steps."""
-    regions = result.regions
-    places = [place for place, step in enumerate(result.steps) if step.complete]
-    known = all(len(region.recomputes_by_step) == len(result.steps) for region in regions)
-    if not (regions and places and known):
-        return None
-    shown = [tuple(_rounded(r.recomputes_by_step[place]) for place in places) for r in regions]
-    whole = plural(len(places), "whole step")
-    if all(len(set(values)) == 1 for values in shown):
-        same = f"In each of the {whole} every block ran again the same number of times."
-        return ByStep(same) if len(places) > 1 else None
-    rows = _alike(shown)
-    steps = _alike(list(zip(*shown, strict=True)))
-    sentence = (
-        f"{plural(len(regions), 'block')} in {whole}: the steps differ. Blocks that are alike in "
-        "every step share a row, steps that are alike in every block a column."
-    )
-    if len(rows) > MOST_KINDS or len(steps) > MOST_COLUMNS:
-        sentence += (
-            f" The JSON has {max(0, len(rows) - MOST_KINDS)} more rows and "
-            f"{max(0, len(steps) - MOST_COLUMNS)} more columns."
-        )
-    steps = steps[:MOST_COLUMNS]
-    return ByStep(
-        sentence,
-        columns=tuple(ranges([result.steps[places[place]].index for place in of]) for of in steps),
-        rows=tuple(
-            (names_of(regions[at] for at in of), tuple(shown[of[0]][same[0]] for same in steps))
-            for of in rows[:MOST_KINDS]
-        ),
-    )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
-
-
-def _alike(keys: Sequence[Hashable]) -> list[list[int]]:
-    """Places of equal keys together, in order of the first of each."""
-    groups: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(key, []).append(place)
-    return list(groups.values())
 
 
 def _block_by_block_text(page: Page, result: Result) -> None:
@@ -166,8 +68,8 @@ BLOCK_BY_BLOCK = Section(
     present=lambda result: analysed(result) and bool(result.regions),
     html=lambda result: {
         "groups": block_groups(result.regions),
-        "by_step": by_step(result),
-        "rows": region_rows(result.regions),
+        "most_rows": MOST_ROWS,
+        "most_folded": MOST_FOLDED,
     },
     text=_block_by_block_text,
     markdown=_block_by_block_markdown,
@@ -335,31 +237,12 @@ def _sentence(one: ByDesign) -> str:
     )
 
 
-def _recomputed_by_design_text(page: Page, result: Result) -> None:
-    page.title(_RECOMPUTED_BY_DESIGN_TITLE)
-    for one in result.by_design[:_MOST_ROWS]:
-        page.prose(_sentence(one))
-    page.prose(_OTHERS)
-
-
-def _recomputed_by_design_markdown(result: Result) -> str:
-    said = [*(_sentence(one) for one in result.by_design[:_MOST_ROWS]), _OTHERS]
-    return f"#### {_RECOMPUTED_BY_DESIGN_TITLE}\n\n" + "\n".join(
-        f"- {markdown_prose(one)}" for one in said
-    )
-
-
 RECOMPUTED_BY_DESIGN = Section(
     anchor="by-design",
     title=_RECOMPUTED_BY_DESIGN_TITLE,
     template="recomputed_by_design.html",
     present=lambda result: bool(result.by_design),
-    html=lambda result: {
-        "sentences": [_sentence(one) for one in result.by_design[:_MOST_ROWS]],
-        "others": _OTHERS,
-    },
-    text=_recomputed_by_design_text,
-    markdown=_recomputed_by_design_markdown,
+    lead=lambda result: [*map(_sentence, result.by_design[:_MOST_ROWS]), _OTHERS],
     link="By design",
     help=(
         _RECOMPUTED_BY_DESIGN_TITLE,

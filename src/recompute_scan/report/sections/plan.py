@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from recompute_scan.report.blocks import Page, Section, ranges
+from recompute_scan.report.blocks import Page, Section, known, ranges
 from recompute_scan.report.figures import drawing, recomputed
 from recompute_scan.report.summary import what_was_measured
 from recompute_scan.report.templating import markdown_prose, visible
@@ -31,11 +31,6 @@ _AS_TODAY = "The script already does this."
 _FIT = "recompute_scan.fit"
 _PROVEN: tuple[PlanOutcome, ...] = ("helps", "fits")
 _MOST_MODULES, _MOST_CODE = 60, 4
-
-
-def _plan_of(result: Result) -> ActivationPlan:
-    assert result.plan is not None
-    return result.plan
 
 
 def _memory_words(plan: ActivationPlan) -> str:
@@ -188,11 +183,12 @@ def _points(plan: ActivationPlan) -> list[tuple[str, PlanPoint, PlanPoint | None
     ]
 
 
-def _beside(plan: ActivationPlan) -> ActivationPlan:
-    """The plan with its predicted steps as the same shares of today's step as it was measured.
+def _beside(result: Result) -> ActivationPlan:
+    """The result's plan with its predicted steps as the same shares of today's step as measured.
 
     The machine may be slower, or faster, while the plan is proven than while it was recorded.
     """
+    plan = known(result.plan)
     predicted = plan.proof.predicted_step_ms
     if not predicted or plan.plan.step_ms <= 0:
         return plan
@@ -212,7 +208,7 @@ def _beside(plan: ActivationPlan) -> ActivationPlan:
 
 
 def _text(page: Page, result: Result) -> None:
-    plan = _beside(_plan_of(result))
+    plan = _beside(result)
     page.title(_lead(plan))
     _table(page, plan, _points(plan))
     _by_module(page, plan)
@@ -237,7 +233,7 @@ def _text(page: Page, result: Result) -> None:
 
 def answer_text(page: Page, result: Result) -> list[list[str]]:
     """The plan in groups of lines: what came of it, what it changes, and the setting."""
-    plan = _beside(_plan_of(result))
+    plan = _beside(result)
     page.prose(_lead(plan), "", most=2, bold=True)
     page.prose(_as_today(plan) if plan.as_today else _outcome(plan), most=3)
     groups = [page.taken()]
@@ -298,7 +294,7 @@ def _title(plan: ActivationPlan) -> str:
 
 
 def _html(result: Result) -> Mapping[str, Any]:
-    plan = _beside(_plan_of(result))
+    plan = _beside(result)
     return {
         "plan": plan,
         "measured": what_was_measured(result),
@@ -319,7 +315,7 @@ def _html(result: Result) -> Mapping[str, Any]:
 
 
 def _markdown(result: Result) -> str:
-    plan = _beside(_plan_of(result))
+    plan = _beside(result)
     what = _headline(plan) if _to_set(plan) else "keep what you have"
     said = f"To keep to {_limit(plan)}: {what}. {_gain(plan)}. {_proof_words(plan)}"
     return markdown_prose(said)

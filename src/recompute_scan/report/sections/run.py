@@ -1,16 +1,19 @@
-"""Sections on the run: ranks, health of the trace, memory snapshots."""
+"""Sections on the run: ranks, health of the trace, memory snapshots, unused work."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
 
-from recompute_scan.report.blocks import Page, Section, always, analysed, ranges
+from recompute_scan.report.blocks import Page, Section, always, analysed, known, ranges
 from recompute_scan.report.summary import ranks_sentence
-from recompute_scan.report.templating import markdown_code, markdown_prose, visible
+from recompute_scan.report.templating import markdown_code, markdown_list, visible
 from recompute_scan.result import MemorySnapshot, Rank, Result, Verdict
-from recompute_scan.units import UNKNOWN, ms, plural, size
+from recompute_scan.result.watched_step import WatchedStep
+from recompute_scan.units import UNKNOWN, ms, pct, plural, size
 
 # From here on the rows of single ranks are folded away under their groups.
 MANY_RANKS = 16
@@ -90,8 +93,8 @@ def _trace_health_text(page: Page, result: Result) -> None:
 
 
 def _trace_health_markdown(result: Result) -> str:
-    notes = [f"- {markdown_prose(note[:600])}" for note in result.warnings]
-    worth_knowing = "\n".join(["#### Note", "", *notes]) if notes else ""
+    notes = markdown_list(note[:600] for note in result.warnings)
+    worth_knowing = f"#### Note\n\n{notes}" if notes else ""
     return "\n\n".join(part for part in (worth_knowing, _environment(result)) if part)
 
 
@@ -159,24 +162,110 @@ def _memory_snapshots_text(page: Page, result: Result) -> None:
             page.prose(f"{held} in {blocks} blocks, {kind}: {visible(site, 160)}", indent="    ")
 
 
-def _memory_snapshots_markdown(result: Result) -> str:
-    items = "\n".join(f"- {markdown_prose(_lead(one))}" for one in result.snapshots)
-    return f"#### {_TITLE}\n\n{items}"
-
-
 MEMORY_SNAPSHOTS = Section(
     anchor="snapshots",
     title=_TITLE,
     template="memory_snapshots.html",
     present=lambda result: bool(result.snapshots),
-    html=lambda result: {
-        "snapshots": [{"lead": _lead(one), "rows": _rows(one)} for one in result.snapshots]
-    },
+    html=lambda result: {"rows": [_rows(one) for one in result.snapshots]},
+    lead=lambda result: [_lead(one) for one in result.snapshots],
     text=_memory_snapshots_text,
-    markdown=_memory_snapshots_markdown,
     link="Snapshots",
     help=(
         _TITLE,
         "is read from a memory snapshot: what was in use when most was, by the line that asked.",
     ),
+)
+
+
+_WORK_TITLE = "Repeated and unused work"
+_WORK_KINDS = {
+    "repeated": "computed before in the step",
+    "repeated-rows": "rows that the training forward computes too",
+    "unread": "never read",
+    "unread-gradient": "gradients that are never read",
+    "unread-recompute": "recomputed, and never read",
+    "between": "between checkpointed parts",
+    "after-backward": "alive after the backward pass",
+    "never-read": "never read by the backward pass",
+}
+
+
+def _work_lead(result: Result) -> str:
+    watched = known(result.watched)
+    if watched.untold is not None:
+        return watched.untold
+    spare = sum(one.ms for one in watched.work)
+    kept = sum(one.bytes for one in watched.kept)
+    said = [
+        f"{plural(watched.operators, 'operator')} of one step took {ms(watched.ms)}: "
+        f"{ms(watched.recomputed_ms)} in recomputes, {ms(spare)} repeated or unused."
+    ]
+    if watched.work or watched.kept:
+        said.append(f"The step's own tensors took at most {size(watched.peak_bytes)}.")
+    if kept:
+        said.append(f"{size(kept)} were kept after their last use.")
+    if watched.small_ms + watched.library_ms >= 0.01 * watched.ms:
+        said.append(
+            f"Not listed: {ms(watched.small_ms)} in small pieces and {ms(watched.library_ms)} "
+            "inside installed packages."
+        )
+    if watched.hidden is not None:
+        said.append(f"Unread results could not be found: {watched.hidden}")
+    return " ".join(said)
+
+
+def _work_bars(watched: WatchedStep) -> list[tuple[str, float, str]]:
+    """The step's time in parts: name, share in percent, time."""
+    twice = sum(one.ms for one in watched.work if one.kind.startswith("repeated"))
+    unused = sum(one.ms for one in watched.work) - twice
+    tail = sum(one.ms for one in watched.work if one.kind == "unread-recompute")
+    again = max(watched.recomputed_ms - tail, 0.0)
+    needed = max(watched.ms - twice - unused - again, 0.0)
+    parts = {"needed": needed, "recomputed": again, "repeated": twice, "unused": unused}
+    total = watched.ms or 1.0
+    return [(name, 100 * part / total, ms(part)) for name, part in parts.items() if part > 0]
+
+
+def _work_html(result: Result) -> Mapping[str, Any]:
+    watched = known(result.watched)
+    return {
+        "bars": _work_bars(watched),
+        "work": [
+            (
+                one.line or one.module_class,
+                _WORK_KINDS[one.kind],
+                one.same_as,
+                str(one.operators),
+                ms(one.ms),
+                pct(100 * one.share),
+            )
+            for one in watched.work
+        ],
+        "kept": [
+            (one.line or one.module_class, _WORK_KINDS[one.kind], one.holder, size(one.bytes))
+            for one in watched.kept
+        ],
+    }
+
+
+def _work_text(page: Page, result: Result) -> None:
+    watched = known(result.watched)
+    page.title(_WORK_TITLE)
+    page.prose(_work_lead(result))
+    for one in watched.work:
+        page.prose(f"{pct(100 * one.share)} {_WORK_KINDS[one.kind]}: {visible(one.line, 200)}")
+    for kept in watched.kept:
+        page.prose(f"{size(kept.bytes)} {_WORK_KINDS[kept.kind]}: {visible(kept.line, 200)}")
+
+
+EARNS = Section(
+    anchor="earns",
+    title=_WORK_TITLE,
+    template="earns.html",
+    present=lambda result: result.watched is not None,
+    html=_work_html,
+    lead=_work_lead,
+    text=_work_text,
+    link="Work",
 )
