@@ -102,7 +102,7 @@ def test_an_unknown_failure_is_reported_without_a_guess(tmp_path: Path) -> None:
     write_script(tmp_path, "def f():\n    return {}['x']\nf()\n", "odd.py")
     done = run_plain(tmp_path, "-m", "recompute_scan", "run", "-o", "out", "odd.py")
     assert done.returncode == 1
-    assert "none of the failures" in done.stdout
+    assert "does not know this failure" in done.stdout
     assert "The script raised KeyError at odd.py:2." in done.stdout
     assert done.stderr.endswith("KeyError: 'x'\n")
 

@@ -278,6 +278,7 @@ def plant_folder(folder: Path, document: Json, account: Json, *, names: str = ""
         (place / "guarded-rank0.json").write_bytes(as_json({"said": canary(), canary(): 1}))
         (place / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
         (place / "events.jsonl").write_bytes(_events(canary))
+        (place / "fix.patch").write_text(f"--- a/{WORD}.py\n+++ b/{WORD}.py\n-{canary()}\n")
         (place / "output.txt").write_text(f"loss {canary()}\nTraceback {canary()}\n")
         (place / "result.json").write_bytes(as_json({"schema": canary(), "verdict": canary()}))
         (place / "report.html").write_text(f"<title>{canary()}</title>")
