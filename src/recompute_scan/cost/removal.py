@@ -37,7 +37,6 @@ from recompute_scan.cost.reruns import (
     Recording,
     Recordings,
     find_own_copies,
-    find_own_passes,
     find_reaches,
     find_sequences,
     with_gradients,
@@ -191,7 +190,6 @@ class Context:
         self.reaches = find_reaches(facts, self.sequences)
         self.recordings = Recordings(facts, self.sequences)
         self.own_copies = find_own_copies(facts, self.sequences)
-        self.own_passes = find_own_passes(facts, self.sequences)
         self.early_stop = find_early_stop(facts, self.sequences)
         # Nodes of reentrant checkpoints, and all nodes.
         nodes = vocabulary.nodes_of(facts.structure.functions.names)
@@ -299,10 +297,10 @@ class Context:
 
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
-    return _gone(facts.calls, np.flatnonzero(facts.calls.where(ANNOTATING.__eq__)))
+    return gone(facts.calls, np.flatnonzero(facts.calls.where(ANNOTATING.__eq__)))
 
 
-def _gone(calls: Calls, rows: Int64) -> list[TimeEdit]:
+def gone(calls: Calls, rows: Int64) -> list[TimeEdit]:
     """The edits that take these calls out."""
     columns = (one[rows].tolist() for one in (calls.thread, calls.start, calls.end))
     each = zip(*columns, strict=True)
@@ -373,7 +371,9 @@ class Removal:
             if int(originals[0]) not in changed:
                 changed.add(int(originals[0]))
                 yield from self._changed_run(sequence, originals, again=False)
-        yield from self._of_functions(goes)
+        own = self._around.own_copies
+        here = np.array(goes, np.bool_)[own.sequence] & self._around.here[own.rows]
+        yield from gone(self._facts.calls, own.rows[here])
         yield from self._unpacking()
 
     @cached_property
@@ -442,12 +442,6 @@ class Removal:
             yield TimeEdit(thread, start, int(calls.end[rows[place]]), gone=True, add=add)
             start, add = int(calls.start[rows[place + 1]]), 0.0
         yield TimeEdit(thread, start, end, gone=True, add=add)
-
-    def _of_functions(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
-        """The copies of functions that go, and their further passes through a block."""
-        for owned in (self._around.own_copies, self._around.own_passes):
-            going = np.asarray(goes, np.bool_)[owned.sequence] & self._around.here[owned.rows]
-            yield from _gone(self._facts.calls, owned.rows[going])
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """The work of a reentrant checkpoint's node behind its nested backward pass."""
