@@ -33,11 +33,11 @@ from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.boundaries import Span
 from recompute_scan.recompute.checks import PlainCounts, Tally, plainly_counted
 from recompute_scan.recompute.counts import Counts, Float64
+from recompute_scan.recompute.evaluations import twins_of
 from recompute_scan.recompute.layers import Block, holder, numbered, with_lookalikes
 from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge, weigh
-from recompute_scan.recompute.work import twins_of
 from recompute_scan.result import (
     Checkpoint,
     CompiledCode,

@@ -24,9 +24,10 @@ from recompute_scan.annotations import (
     parse_region,
 )
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, Recompute
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.by_design import find_own_work, functions_around
 from recompute_scan.recompute.roles import Role, Structure
+from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int32, Int64

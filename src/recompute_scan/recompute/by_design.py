@@ -29,9 +29,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, Recompute
-from recompute_scan.recompute.roles import Role, Structure
-from recompute_scan.recompute.work import Work
+from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.roles import Role, Structure, Work
+from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.trace.calls import Calls, Kernels, StepSpan, step_of
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 

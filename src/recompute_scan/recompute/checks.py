@@ -39,9 +39,8 @@ from recompute_scan.numpy_tools import changes, places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.evaluations import nodes_of_ranges
+from recompute_scan.recompute.evaluations import nodes_of_ranges, twins_of
 from recompute_scan.recompute.roles import LOOKED_THROUGH, Role, Structure
-from recompute_scan.recompute.work import twins_of
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int64, Ints, Kind
 

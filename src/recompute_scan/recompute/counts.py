@@ -8,9 +8,8 @@ from msgspec import Struct
 
 from recompute_scan.numpy_tools import changes, split
 from recompute_scan.recompute.alignment import Alignment
-from recompute_scan.recompute.roles import OperatorCodes, Role, Structure
+from recompute_scan.recompute.roles import OperatorCodes, Role, Structure, Work
 from recompute_scan.recompute.sequences import alike
-from recompute_scan.recompute.work import Work
 from recompute_scan.trace.calls import Calls, StepSpan, step_of
 from recompute_scan.trace.columns import Bool, Int32, Int64
 

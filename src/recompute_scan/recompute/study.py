@@ -39,7 +39,7 @@ from recompute_scan.recompute.frames import (
     with_frames,
 )
 from recompute_scan.recompute.layers import Block, find_blocks, group_blocks
-from recompute_scan.recompute.roles import Role, Structure, classify
+from recompute_scan.recompute.roles import Role, Structure, Work, classify, measure
 from recompute_scan.recompute.verdict import (
     HIDDEN_BY_COMPILER,
     HIDDEN_BY_GRAPHS,
@@ -52,7 +52,6 @@ from recompute_scan.recompute.verdict import (
     with_design,
     with_marks,
 )
-from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
 from recompute_scan.trace.calls import (
     Calls,
