@@ -37,7 +37,6 @@ from recompute_scan.result.run_record import (
     Hold,
     Rehearsal,
     parts_of,
-    whole_places,
 )
 from recompute_scan.terminal import without_lines
 
@@ -50,11 +49,8 @@ Condition = tuple[int, int]
 
 
 class Moment(Struct, frozen=True):
-    """The bytes held at one moment.
-
-    Attributes:
-        always: Bytes, whatever is recomputed.
-        terms: Bytes that are held where at least one of the conditions is true.
+    """The bytes held at one moment: ``always``, whatever is recomputed, and those of each of the
+    ``terms`` where at least one of its conditions is true.
     """
 
     always: int
@@ -263,12 +259,13 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
     """
     events: list[list[tuple[int, int, int]]] = [[] for _ in rehearsal.runs]
     for storage in rehearsal.storages:
-        whole = [(rehearsal.whole_run(hold.run), hold) for hold in storage.holds]
-        for run in {run for run, _ in whole if run >= 0}:
-            mine = [hold for known, hold in whole if known == run]
-            saved = min((one.begin for one in mine if one.kind == "saved"), default=-1)
-            heavy = max((one.begin for one in mine if one.kind == "heavy"), default=-1)
-            if saved >= 0 or heavy >= 0:
+        begins: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for hold in storage.holds:
+            begins[rehearsal.whole_run(hold.run)][hold.kind].append(hold.begin)
+        for run, of_kind in begins.items():
+            saved = min(of_kind["saved"], default=-1)
+            heavy = max(of_kind["heavy"], default=-1)
+            if run >= 0 and max(saved, heavy) >= 0:
                 events[run].append((storage.size, saved, heavy))
     found = []
     for each in events:
@@ -276,9 +273,8 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
         held = [
             sum(size for size, made, kept in each if 0 <= made <= end or kept > end) for end in ends
         ]
-        last = ends[-1:] or [-1]
         fullest = [ends[held.index(max(held))]] if held and max(held) > held[-1] else []
-        found.append([*fullest, *last])
+        found.append([*fullest, *(ends[-1:] or [-1])])
     return found
 
 
@@ -380,15 +376,13 @@ class Arrangements(Struct, frozen=True):
 
     def extra_ms(self, place: int, choice: int) -> float:
         """Time that a choice for one module adds to a step."""
-        if self.candidates[place].part_of >= 0:
-            return self.again_ms[place] if choice == PART else 0.0
-        if choice == SELECTIVE:
-            known = self.selective_ms[place]
-            assert known is not None, "one of the options"
-            return known
+        if choice == KEEP or (choice != PART and self.candidates[place].part_of >= 0):
+            return 0.0
         if choice == OFFLOAD:
             return self.offload_ms[place]
-        return self.again_ms[place] if choice == RECOMPUTE else 0.0
+        known = self.selective_ms[place] if choice == SELECTIVE else self.again_ms[place]
+        assert known is not None, "one of the options"
+        return known
 
     def least(self) -> int:
         """The least memory that any arrangement takes, bytes."""
@@ -422,8 +416,8 @@ class Arrangements(Struct, frozen=True):
         each: list[Choices | None] = []
         for budget in budgets:
             found = program.fastest(budget)
-            if found is not None and self.peak(found) > budget:  # by a byte, in floating point
-                found = _within(self, found, budget)
+            if found is not None and (over := self.peak(found) - budget) > 0:
+                found = program.fastest(budget - over)  # by a byte, in floating point
             each.append(None if found is None else _in_order(self, found, budget))
         return each
 
@@ -450,17 +444,6 @@ def _in_order(one: Arrangements, found: Choices, budget: int) -> Choices:
                 found = tried
                 break
     return found
-
-
-def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:
-    """Recompute more modules, the cheapest first, until the arrangement fits to the byte."""
-    modules = [place for place in whole_places(one.candidates) if place not in one.fixed]
-    for place in sorted(modules, key=lambda place: one.again_ms[place]):
-        found[place] = RECOMPUTE
-        found = one.followed(found)
-        if one.peak(found) <= budget:
-            return found
-    return None
 
 
 class _ZeroOneProgram:

@@ -33,19 +33,16 @@ _GAP_NS = 1_000
 
 
 class Device(Struct, frozen=True):
-    """Device work of an interval of trace, in order of start.
+    """Device work of an interval of trace, in order of start, ns.
 
     Attributes:
         rows: Row in ``Kernels``.
-        start: When it began, ns.
-        end: When it ended.
-        stream: Code of its stream.
         launched: Start of the launching call; its own start where that is unknown.
         thread: Code of the launching thread; -1 where it is unknown or the launch came before
             the interval.
         before: Position of the one before on its stream, or -1.
         earlier: Whether it was launched before the interval.
-        order: When it is over in any order that respects streams and launches, ns.
+        order: When it is over in any order that respects streams and launches.
     """
 
     rows: Int64

@@ -10,7 +10,6 @@ in Holistic Trace Analysis, counted separately, so that a reader can compare the
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from recompute_scan.cost.flops import json_lists
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.by_design import kernels_of, time_of
@@ -77,10 +77,7 @@ def host_phases(facts: RecomputeFacts) -> Phases:
 
 
 class _Begun:
-    """Moments in order: those in a step are found without a look at all others.
-
-    A trace can have steps by the thousand.
-    """
+    """Moments in order: those in a step, of which a trace may have thousands, are found at once."""
 
     def __init__(self, moments: Int64) -> None:
         self._order = moments.argsort(kind="stable")
@@ -141,29 +138,17 @@ def busy_share(facts: RecomputeFacts) -> float:
     spans = facts.whole_steps
     if not spans or not facts.work.on_gpu:
         return 0.0
-    busy = sum(
-        sum_covered(
-            np.clip(facts.kernels.start, s.start, s.end), np.clip(facts.kernels.end, s.start, s.end)
-        )
-        for s in spans
-    )
+    both = facts.kernels.start, facts.kernels.end
+    busy = sum(sum_covered(*(np.clip(one, s.start, s.end) for one in both)) for s in spans)
     return busy / sum(span.end - span.start for span in spans)
 
 
 def sum_covered(start: Int64, end: Int64) -> float:
     """Length of the union of intervals."""
-    first, last = merged(start, end)
-    return float((last - first).sum())
-
-
-def merged(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Starts and ends of the union of intervals, ascending. They do not overlap or touch."""
-    if not len(start):
-        return start, end
     order = start.argsort(kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
-    firsts = np.flatnonzero(np.concatenate(([True], start[1:] > end[:-1])))
-    return start[firsts], end[np.append(firsts[1:] - 1, len(start) - 1)]
+    gaps = np.maximum(0, start[1:] - end[:-1])
+    return float(end[-1] - start[0] - gaps.sum()) if len(start) else 0.0
 
 
 def device_time(trace: Trace) -> DeviceTime | None:
@@ -363,17 +348,14 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
 def tensors_of(signature: str) -> Iterator[tuple[int, int]]:
     """Numbers in each tensor, or list of tensors, of a call, and bytes of one; 0 if not known."""
     try:
-        dims, end = json.JSONDecoder().raw_decode(signature)
-        types, _ = json.JSONDecoder().raw_decode(signature, end)
+        dims, types, *_ = json_lists(signature)
     except (ValueError, RecursionError):
-        return
-    if not (isinstance(dims, list) and isinstance(types, list)):
         return
     for shape, kind in zip(dims, types, strict=False):
         if kind == _LIST and isinstance(shape, list) and shape:
             numbers = [_numbers(one) for one in shape]
             if None not in numbers:
-                yield sum(number for number in numbers if number), 0
+                yield sum(filter(None, numbers)), 0
         elif isinstance(kind, str) and kind in _BYTES and (number := _numbers(shape)) is not None:
             yield number, _BYTES[kind]
 

@@ -204,7 +204,11 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     steps = _steps(facts, sequence) if sequence is not None else None
     if evidence is None or sequence is None or steps is None:
         return None
-    redundant = _redundant(sequence, (evidence.judgement.highest or 0) > 1)
+    redundant = ends = np.zeros(len(sequence), np.bool_)
+    if (evidence.judgement.highest or 0) > 1:
+        _cut(sequence)
+        _close(sequence.token, sequence.repeats)
+        redundant, ends = sequence.beyond_first(), _left_out(facts, sequence)
     if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
     inside, number, lengths = slice(*steps[:2]), len(steps[2]), steps[2]
@@ -219,9 +223,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
     again, (forward, backward) = sequence.again, sequence.spans()
-    ends, sure = _left_out(facts, sequence)
-    most = per_step(redundant) + min(per_step(ends), per_step(again & ~redundant))
-    least = most if sure else per_step(redundant)
+    least = per_step(redundant)
+    most = least + min(per_step(ends), per_step(again & ~redundant))
     # Between what is saved without early stop and with it: equally far from both, in parts.
     both = 2 * most * least / (most + least) if most else 0.0
     parts = [per_step(forward & ~again), per_step(again) - both, both, per_step(backward & ~again)]
@@ -244,7 +247,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         saving_pct=100 * breakdown.redundant / step_ms,
         breakdown=breakdown,
         method="kernels",
-        assumptions=_kernel_assumptions(facts, sure),
+        assumptions=_kernel_assumptions(facts),
         step_low_ms=min(lengths) / _NS_PER_MS if number > 1 else None,
         step_high_ms=max(lengths) / _NS_PER_MS if number > 1 else None,
         steps=number,
@@ -254,71 +257,41 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     return without if again.any() else cost
 
 
-def _redundant(sequence: KernelSequence, doubled: bool) -> Bool:
-    """The kernels that ran again after the first time; recomputes get their ends, in place."""
-    if not doubled:
-        return np.zeros(len(sequence), np.bool_)
-    _cut(sequence)
-    _close(sequence.token, sequence.repeats)
-    return sequence.beyond_first()
-
-
-def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
+def _kernel_assumptions(facts: RecomputeFacts) -> tuple[str, ...]:
     operators = (facts.calls.kind == Kind.OP).any()
     shown = "The operators do not show recomputes" if operators else "No operators are in the trace"
     return (
         f"{shown}: kernels that repeat those around an attention forward, by name, count "
         "as recomputes. Their time, up to the next kernel, is subtracted; edges of "
         "recomputes may be off by a few kernels.",
-        "The remaining recompute is assumed to stop early, because one in the trace does."
-        if sure
-        else "Kernels do not show whether the remaining recompute stops early. The prediction "
+        "Kernels do not show whether the remaining recompute stops early. The prediction "
         "assumes half of that saving; the range covers none to all.",
         "Everything else includes the optimizer's time.",
     )
 
 
-def _left_out(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[Bool, bool]:
-    """The kernels that early stop leaves out of recomputes, and whether one is seen to stop so.
+def _left_out(facts: RecomputeFacts, sequence: KernelSequence) -> Bool:
+    """The kernels that early stop may leave out of recomputes: the last product and what follows.
 
-    These are the last product and the kernels that add its result, or those that shorter recomputes
-    leave out.
+    Of the recomputes before one backward, that which went furthest counts.
     """
-    passes = facts.attention.passes if facts.attention is not None else []
-    repeats = sequence.repeats
+    repeats, names = sequence.repeats, facts.trace.names
     found = np.zeros(len(repeats), np.bool_)
-    highest = max((each.highest for each in passes), default=0)
-    stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
     ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
-    # One of a run may seem to be longer than the others.
-    lasts = repeats[stops - 1].tolist()
-    doubled = [ran[max(0, last + 1 - _LONGEST_END) : last + 1].max() > 1 for last in lasts]
-    stops = stops[np.array(doubled, np.bool_)]
-    if highest < 2 or not len(stops):
-        return found, False
-    begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])
     is_backward = [event == BACKWARD for event in sequence.events]
     backward = sequence.at[np.array(is_backward, np.bool_)]
-    # Of the recomputes before one backward, that which stops early, or went furthest.
-    left_out: dict[int, tuple[int, int, int]] = {}
-    for group, stop in zip(backward.searchsorted(stops).tolist(), stops.tolist(), strict=True):
-        last = int(repeats[stop - 1])
-        one = (_oftener(ran, last, begun), last, stop)
-        left_out[group] = max(one, left_out.get(group, one))
-    if 2 * sum(number > 0 for number, _, _ in left_out.values()) > len(left_out):
-        for number, last, _ in left_out.values():
-            found[last + 1 : last + 1 + number] = True
-        return found, True
-    names = facts.trace.names
-    for _, _, stop in left_out.values():
-        tail = sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()
-        product = next(
-            (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
-        )
-        found[stop - product : stop] = not any(
-            _KEEPS_RESULT.search(names[code]) for code in tail[len(tail) - product :]
-        )
-    return found, False
+    furthest: dict[int, tuple[int, int]] = {}
+    for stop in (np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1).tolist():
+        last, group = int(repeats[stop - 1]), int(backward.searchsorted(stop))
+        # One of a run may seem to be longer than the others.
+        if ran[max(0, last + 1 - _LONGEST_END) : last + 1].max() > 1:
+            furthest[group] = max((last, stop), furthest.get(group, (-1, -1)))
+    for _, stop in furthest.values():
+        tail = [names[code] for code in sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()]
+        product = next((n for n, name in enumerate(tail[::-1], 1) if PRODUCT.search(name)), 0)
+        keeps = any(map(_KEEPS_RESULT.search, tail[len(tail) - product :]))
+        found[stop - product : stop] = not keeps
+    return found
 
 
 def _cut(sequence: KernelSequence) -> None:
@@ -331,19 +304,15 @@ def _cut(sequence: KernelSequence) -> None:
     goes_on = np.zeros(len(repeats), np.bool_)
     goes_on[1:] = ran[1:] & ran[:-1] & (repeats[1:] == repeats[:-1] + 1)
     begun = np.isin(repeats, repeats[ran & ~goes_on]) & goes_on
-    ends, cut = np.flatnonzero(~goes_on), -1
-    for place, event, following in zip(
-        sequence.at.tolist(), events, (*events[1:], ""), strict=True
-    ):
-        if event != RECOMPUTE or following == RECOMPUTE:
-            continue
-        stop = int(ends[ends.searchsorted(place + 1) :][:1].sum()) or len(repeats)
-        if stop == cut:  # a counted kernel before this one has the first beginning behind it
-            continue
-        cut = stop
+    ends, cut = np.append(np.flatnonzero(~goes_on), len(repeats)), -1
+    places = zip(sequence.at.tolist(), events, (*events[1:], ""), strict=True)
+    for place in [at for at, one, after in places if one == RECOMPUTE != after]:
+        stop = int(ends[ends.searchsorted(place + 1)])
         cuts = np.flatnonzero(begun[place + 1 : stop])
-        if len(cuts):
+        # A counted kernel before this one may have had the first beginning behind it.
+        if len(cuts) and stop != cut:
             repeats[place + 1 + int(cuts[0]) : stop] = -1
+        cut = stop
 
 
 def _close(token: Int64, repeats: Int64) -> None:
@@ -369,19 +338,6 @@ def _close(token: Int64, repeats: Int64) -> None:
         piece = token[origin : origin + _PIECE]
         if repeats[first] < 0 and np.array_equal(token[first + 1 : first + 1 + _PIECE], piece):
             fill(first + 1, len(token), origin)
-
-
-def _oftener(ran: Int64, last: int, begun: Int64) -> int:
-    """How many kernels behind the last of a recompute ran again, and less often than it did.
-
-    They end where another recompute begins (``begun``). 0 where they are too many for what early
-    stop leaves out.
-    """
-    stop = int(begun[begun.searchsorted(last + 1) :][:1].sum()) or len(ran)
-    after = ran[last + 1 : min(stop, last + 2 + _LONGEST_END)]
-    fewer = (after > 0) & (after < ran[last])
-    number = len(fewer) if fewer.all() else int(np.argmin(fewer))
-    return number if number <= _LONGEST_END else 0
 
 
 def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:

@@ -39,7 +39,6 @@ from recompute_scan.cost.reruns import (
     find_own_copies,
     find_reaches,
     find_sequences,
-    with_gradients,
 )
 from recompute_scan.numpy_tools import changes, median, split
 from recompute_scan.recompute import vocabulary
@@ -165,8 +164,6 @@ class Moments:
 def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
     """The usual time from one of these calls to the next on its thread, ns."""
     calls = facts.calls
-    if len(rows) < 2:
-        return 0.0
     between = calls.start[rows[1:]] - calls.end[rows[:-1]]
     between = between[(calls.thread[rows[1:]] == calls.thread[rows[:-1]]) & (between >= 0)]
     return median(between) if len(between) else 0.0
@@ -252,20 +249,6 @@ class Context:
                 found.append(parent if function else above)
         return found
 
-    def before_region(self, row: int) -> float:
-        """Time from the beginning of the call around an operator's region to the region, ns.
-
-        Without the time that the annotation took; 0 where no call is around it.
-        """
-        calls, annotations = self.facts.calls, self.annotations_around(row)
-        parent = int(calls.parent[annotations[0]]) if annotations else -1
-        if parent < 0 or self.facts.structure.role[parent] != Role.RANGE:
-            return 0.0
-        inside = np.arange(parent + 1, annotations[0])
-        ours = [one for one in inside if calls.called(one) == ANNOTATING]
-        before = calls.start[annotations[0]] - calls.start[parent]
-        return float(before - calls.duration[ours].sum())
-
     def _function(self, rows: Int64) -> Iterator[TimeEdit]:
         """The work of a checkpoint function before and behind its operators, which goes with it.
 
@@ -320,13 +303,11 @@ class Removal:
         self._around = around
         self._facts = around.facts
         self._keep = keep
+        # How many recomputed operators that stay, and how many nodes, ran before each call.
         self._staying = np.zeros(len(around.facts.calls) + 1, np.int32)
-        # How many nodes ran before each call.
         self._backwards = np.zeros(len(around.facts.calls) + 1, np.int32)
         np.cumsum(self._facts.structure.role == Role.BACKWARD, out=self._backwards[1:])
         self._ends = np.array([step.end for step in self._facts.steps], np.int64)
-        # Many blocks have the same checkpoints.
-        self._kept_of: dict[Sequence[Checkpoint], Checkpoint | None] = {}
 
     def edits(
         self, hooks: Hooks, lengths: Lengths, *, early_stop: bool | None = None
@@ -392,13 +373,9 @@ class Removal:
         both = sequence.again(self._facts), sequence.originals(self._facts)
         return any(here[rows[0]] or here[rows[-1]] for rows in both)
 
-    # -- what goes ---------------------------------------------------------------------------
-
     def _goes(self, sequence: OpSequence) -> bool:
-        if self._keep is None:
-            return True
-        if sequence.runs < 2:
-            return False
+        if self._keep is None or sequence.runs < 2:
+            return self._keep is None
         kept = self._kept(sequence)
         if kept is not None and sequence.runs == len(sequence.checkpoints):
             return sequence.run != sequence.checkpoints.index(kept)
@@ -407,21 +384,18 @@ class Removal:
     def _kept(self, sequence: OpSequence) -> Checkpoint | None:
         if self._keep is None or not sequence.checkpoints:
             return None
-        if sequence.checkpoints not in self._kept_of:
-            self._kept_of[sequence.checkpoints] = self._keep(sequence.checkpoints)
-        return self._kept_of[sequence.checkpoints]
+        return self._keep(sequence.checkpoints)
 
     def _gone(self, sequence: OpSequence, reach: tuple[int, int]) -> Iterator[TimeEdit]:
         calls = self._facts.calls
         again = self._facts.alignment.recomputes[sequence.recompute].again
         rows = sequence.again(self._facts)
         thread = int(calls.thread[rows[0]])
-        outer = self._range_of(rows)
-        add = 0.0
-        start, end = int(calls.start[rows[0]]), int(calls.end[rows[-1]])
         first, stop = reach
         if first == stop:
             return
+        outer = self._range_of(rows)
+        add, start = 0.0, int(calls.start[rows[0]])
         if first == 0:
             begin = int(min(calls.start[again[0]], calls.start[outer]))
             start, _ = self._around.behind.last(thread, begin, otherwise=begin)
@@ -434,7 +408,6 @@ class Removal:
             # Up to another recompute: that one's own preparation.
             if row >= 0 and not self._around.recomputed[row]:
                 end = moment
-        add += self._moved(sequence)
         # A function that goes through its block in parts has the backward pass of one before the
         # next: that stays.
         behind = rows[:-1] + 1 + calls.size[rows[:-1]]
@@ -460,34 +433,17 @@ class Removal:
         last = int(calls.end[np.append(rows[-1:], inside)].max())
         yield TimeEdit(int(calls.thread[node]), last, end, gone=True)
 
-    def _moved(self, sequence: OpSequence) -> float:
-        """Work of the checkpoint that stays which moves from a run that goes to the first run, ns.
-
-        A non-reentrant checkpoint inside a reentrant one does nothing in the forward pass, which
-        records no gradients: it saves the state of random numbers and sets up its hooks in the
-        first recompute. Only the annotations of ``run`` show it.
-        """
-        kept, rows = self._kept(sequence), sequence.again(self._facts)
-        recorded_first = with_gradients(self._facts, sequence.originals(self._facts))
-        if kept is None or kept.variant != "non-reentrant" or recorded_first:
-            return 0.0
-        if not with_gradients(self._facts, rows):
-            return 0.0
-        return self._around.before_region(int(rows[0]))
-
     def _range_of(self, rows: Int64) -> int:
         """Row of the outermost range around these operators that holds no recompute that stays."""
         calls, role = self._facts.calls, self._facts.structure.role
         found = int(rows[0])
-        row = int(calls.parent[found])
-        while row >= 0 and role[row] == Role.RANGE and not self._around.checkpoint_node[row]:
+        for row in calls.above(found):
             stop = row + int(calls.size[row]) + 1
-            if calls.end[row] < calls.end[rows[-1]] or self._staying[stop] > self._staying[row]:
+            holds = calls.end[row] < calls.end[rows[-1]] or self._staying[stop] > self._staying[row]
+            if role[row] != Role.RANGE or self._around.checkpoint_node[row] or holds:
                 break
-            found, row = row, int(calls.parent[row])
+            found = row
         return found
-
-    # -- what changes ------------------------------------------------------------------------
 
     def _changed_run(
         self, sequence: OpSequence, rows: Int64, *, again: bool
