@@ -55,7 +55,6 @@ class Tally(Struct, frozen=True):
     """One name of operators over the whole trace.
 
     Attributes:
-        name: The operator.
         outside: How many ran outside any backward pass.
         inside: How many ran inside one, including hooks.
         hooked: How many of these a gradient hook ran.
@@ -338,8 +337,8 @@ def _operators_unlike(structure: Structure) -> tuple[int, int]:
     """Operators that run inside what hardly another of their kind runs; of how many."""
     calls = structure.calls
     operator = calls.kind == Kind.OP
-    looked_through = LOOKED_THROUGH[structure.role]
-    rows = np.flatnonzero(operator & ~looked_through)
+    rows = np.flatnonzero(operator & ~LOOKED_THROUGH[structure.role])
+    number = len(rows)
     above = calls.parent[rows]
     within = (above >= 0) & operator[np.maximum(above, 0)]
     shapes = int(calls.dims.max(initial=0)) + 1
@@ -354,22 +353,15 @@ def _operators_unlike(structure: Structure) -> tuple[int, int]:
     places = 2 * (len(calls.names) + 1)
     _, kind = np.unique(shaped * places + 2 * (around + 1) + in_backward, return_inverse=True)
     all_of = np.bincount(kind, minlength=1)
-    # Most kinds run the same inside throughout: only the others are looked at closely.
-    held = inside[rows]
-    one = np.zeros(len(all_of), np.uint64)
-    one[kind] = held
-    mixed_kind = np.zeros(len(all_of), np.bool_)
-    mixed_kind[kind[held != one[kind]]] = True
-    mixed = np.flatnonzero((mixed_kind & (all_of >= _KIND))[kind])
-    kind, held = kind[mixed], held[mixed]
-    _, both = np.unique(_mixed(kind) ^ held, return_inverse=True)
+    rows, kind = rows[all_of[kind] >= _KIND], kind[all_of[kind] >= _KIND]
+    _, both = np.unique(_mixed(kind) ^ inside[rows], return_inverse=True)
     alike = np.bincount(both, minlength=1)[both]
     most = np.zeros(len(all_of), np.int64)
     np.maximum.at(most, kind, alike)
     # An operator with results of a size that the data give (nonzero) runs another thing each time.
     usual = 2 * most[kind] > all_of[kind]
     unlike = usual & (alike < np.maximum(_RULE * all_of[kind], 2))
-    return int(unlike.sum()), len(rows)
+    return int(unlike.sum()), number
 
 
 def _shapes_missing(calls: Calls) -> tuple[int, int]:

@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.numpy_tools import changes, split
+from recompute_scan.numpy_tools import changes, medians_of, split, turns_of
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.roles import OperatorCodes, Role, Structure, Work
 from recompute_scan.recompute.sequences import alike
 from recompute_scan.trace.calls import Calls, StepSpan, step_of
-from recompute_scan.trace.columns import Bool, Int32, Int64
+from recompute_scan.trace.columns import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
@@ -32,11 +32,11 @@ class Counts(Struct, frozen=True):
             slow for unrelated reasons: a page fault, a lazy start, another process.
         again: Time of all its recomputes, ns, gaps between recomputed operators included on a CPU.
         redundant: The part of ``again`` beyond the first recompute per backward pass, ns.
-        counted: It has a backward, in a complete step.
+        counted: Whether it has a backward, in a complete step.
         step: Position of its step in the list of steps, -1 outside any.
         batch: Number of its forward pass.
-        flight: Number of the forward passes that are held at once: one more after each backward
-            pass. A pipeline schedule runs several micro-batches forward before the first backward.
+        flight: Number of the forward passes that are held at once, as a pipeline schedule does:
+            one more after each backward pass.
         redundant_rows: Rows of the recomputed operators beyond the first per backward pass.
         operators: Names of the operators, where they differ from the calls': several entries
             can be of one call, which compiled code makes of several operators.
@@ -70,12 +70,8 @@ class Counts(Struct, frozen=True):
     def highest(self, among: Bool | Int64 | slice) -> float:
         """The highest m that at least the share ``MATTERS`` of these operators' time has."""
         multiplicity, weight = self.multiplicity[among], self.weight[among]
-        total = weight.sum()
-        most = multiplicity.max(initial=0.0)
-        enough = MATTERS * total
-        if not total or weight[multiplicity == most].sum() >= enough:
-            return float(most)
-        for value in np.unique(multiplicity)[::-1]:
+        enough = MATTERS * weight.sum()
+        for value in np.unique(multiplicity)[::-1].tolist():
             if weight[multiplicity >= value].sum() >= enough:
                 return float(value)
         return 0.0
@@ -87,10 +83,10 @@ class Counts(Struct, frozen=True):
 
     def mean(self, among: Bool | Int64) -> float:
         """Time-weighted mean m of these operators."""
-        weight = self.weight[among]
+        weight, multiplicity = self.weight[among], self.multiplicity[among]
         if not weight.sum():
-            return float(self.multiplicity[among].mean()) if len(weight) else 0.0
-        return float((self.multiplicity[among] * weight).sum() / weight.sum())
+            return float(multiplicity.mean()) if len(weight) else 0.0
+        return float((multiplicity * weight).sum() / weight.sum())
 
 
 def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Bool) -> Counts:
@@ -101,7 +97,7 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
     places, shares = alignment.places, _shares(work, alignment)
     checkpoints = np.flatnonzero(~alignment.by_design)
     asked = places[checkpoints]
-    beyond = checkpoints[_turns(asked) >= passes[asked]]
+    beyond = checkpoints[turns_of(asked) >= passes[asked]]
     runs, by_design = (
         np.bincount(places[alignment.ran & ~alignment.piece & which], minlength=len(rows))
         for which in (~alignment.by_design, alignment.by_design)
@@ -120,7 +116,7 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
         multiplicity=runs / passes,
         runs=runs,
         by_design=by_design,
-        weight=_typical(work.time[rows], calls.name[rows], calls.dims[rows]),
+        weight=medians_of(work.time[rows], calls.dims[rows], calls.name[rows])[0],
         again=again,
         redundant=redundant,
         counted=(alignment.backwards > 0) & inside,
@@ -146,20 +142,15 @@ def join_steps(structure: Structure, steps: list[StepSpan]) -> list[StepSpan]:
     begins, ends = calls.start[backward], np.maximum.accumulate(calls.end[backward])
     forward = np.sort(calls.start[(structure.role == Role.FORWARD) & (structure.number >= 0)])
     optimizer = set(calls.end[structure.rows(Role.OPTIMIZER)].tolist())
-
-    def between(times: Int64, first: int, last: int) -> bool:
-        return bool(times.searchsorted(first) < times.searchsorted(last))
-
-    joined: list[StepSpan] = []
-    for step in steps:
-        last = joined[-1] if joined else None
-        if last is None or last.end not in optimizer:
-            joined.append(step)
-            continue
+    joined = steps[:1]
+    for step in steps[1:]:
+        last = joined[-1]
         at = int(begins.searchsorted(last.end)) - 1
-        inside = at >= 0 and ends[at] >= last.end
-        apart = between(forward if inside else begins, last.end, step.end)
-        if apart:
+        times = forward if at >= 0 and ends[at] >= last.end else begins
+        apart = times.searchsorted(last.end) < times.searchsorted(step.end)
+        if last.end not in optimizer:
+            joined.append(step)
+        elif apart:
             joined.append(StepSpan(last.index + 1, step.start, step.end))
         else:
             joined[-1] = StepSpan(last.index, last.start, step.end)
@@ -172,26 +163,11 @@ def complete_steps(alignment: Alignment, steps: list[StepSpan], cut_at: int | No
     A trace that was cut short ends at ``cut_at``, ns. A step's own range can be in the file before
     all that ran in it.
     """
-    calls = alignment.structure.calls
-    step = step_of(steps, calls.start[alignment.forward[alignment.backwards > 0]])
+    step = step_of(
+        steps, alignment.structure.calls.start[alignment.forward[alignment.backwards > 0]]
+    )
     trained = np.bincount(step[step >= 0], minlength=len(steps)) > 0
-    if cut_at is None:
-        return trained
-    return trained & np.array([span.end <= cut_at for span in steps], np.bool_)
-
-
-def _typical(time: Int64, name: Int32, dims: Int32) -> Float64:
-    """For each operator the median time of its equals."""
-    if not len(time):
-        return time.astype(np.float64)
-    order = np.lexsort((time, dims, name))
-    first = np.flatnonzero(changes(name[order], dims[order]))
-    size = np.diff(first, append=len(time))
-    ordered = time[order]
-    median = (ordered[first + (size - 1) // 2] + ordered[first + size // 2]) / 2
-    typical = np.empty(len(time), np.float64)
-    typical[order] = median.repeat(size)
-    return typical
+    return trained & np.array([cut_at is None or span.end <= cut_at for span in steps], np.bool_)
 
 
 def _shares(work: Work, alignment: Alignment) -> Float64:
@@ -234,23 +210,13 @@ def host_times(alignment: Alignment) -> Int64:
     return times
 
 
-def _turns(places: Int64) -> Int64:
-    """For each of these numbers: how often it came before."""
-    order = places.argsort(kind="stable")
-    ordered = places[order]
-    turns = np.empty(len(places), np.int64)
-    turns[order] = np.arange(len(places)) - ordered.searchsorted(ordered)
-    return turns
-
-
 def _backwards_ends(alignment: Alignment) -> Int64:
     """When each row of backward passes had ended, and a forward pass began, ns."""
     calls, roots = alignment.structure.calls, alignment.structure.roots
     trained = alignment.forward[alignment.backwards > 0]
     rows = np.concatenate([trained, roots])
-    is_backward = np.concatenate([np.zeros(len(trained), np.bool_), np.ones(len(roots), np.bool_)])
     order = calls.start[rows].argsort(kind="stable")
-    is_backward = is_backward[order]
+    is_backward = order >= len(trained)
     begins = ~is_backward[1:] & is_backward[:-1]
     # From the end of that pass: what a forward pass does first may have no gradient.
     return np.asarray(calls.end[rows[order]][:-1][begins])

@@ -9,7 +9,8 @@ first run; the frames around it show the call site.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -123,20 +124,21 @@ def with_frames(recomputed: list[Span], framed: list[Span]) -> list[Span]:
     A frame also holds what the checkpoint itself does before the module runs; where a recompute
     shows where the module begins, the span begins there.
     """
-    ends: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = defaultdict(list)
     for span in recomputed:
-        ends.setdefault(span.last, []).append(span.first)
-    framed = [_without_preparation(span, ends.get(span.last, [])) for span in framed]
+        ends[span.last].append(span.first)
+    framed = [_without_preparation(span, ends[span.last]) for span in framed]
     known = {span.first: span for span in framed}
-    left = [
-        span
-        for span in recomputed
-        if not any(
+
+    def has_frame(span: Span) -> bool:
+        near = range(span.first - _CLOSE_BY, span.first + _CLOSE_BY + 1)
+        return any(
             same_boundary((span.first, span.last), (other.first, other.last))
             or (other.first == span.first and span.last <= other.last)
-            for other in (known[at] for at in _near(known, span.first))
+            for other in (known[at] for at in near if at in known)
         )
-    ]
+
+    left = [span for span in recomputed if not has_frame(span)]
     return sorted([*framed, *left], key=lambda span: (span.first, -span.last))
 
 
@@ -216,7 +218,3 @@ class _Frames:
                 if function.function == "forward":
                     return "reentrant"
         return None
-
-
-def _near(known: dict[int, Span], first: int) -> Iterator[int]:
-    return (at for at in range(first - _CLOSE_BY, first + _CLOSE_BY + 1) if at in known)

@@ -368,8 +368,6 @@ class NodeSequence(Struct, frozen=True):
 
     Attributes:
         engine: Row of the engine range.
-        rows: Rows of the operators.
-        codes: Their codes.
         function: For each: the innermost checkpoint function in which it ran, -1 for none.
         lowest: First place of the forward pass that they may repeat.
         highest: Place behind the last.
@@ -389,7 +387,6 @@ class Matcher:
     """Matches the sequences of one trace with its forward pass.
 
     Attributes:
-        structure: The roles of all calls.
         forward: Rows of the operators of the forward pass.
         sequences: The operators that could be recomputes of each node, in order of time.
         anchors: Where each of them is expected.
