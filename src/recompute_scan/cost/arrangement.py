@@ -203,7 +203,11 @@ class _Moments(Struct, frozen=True):
         """
         each = [self._held_by(hold, time, recomputing, until) for hold in holds]
         literals = frozenset[Condition]().union(*filter(None, each))
-        always = None in each or any(self._all_of(place) <= literals for place, _ in literals)
+        every = {
+            place: {(place, c) for c in self.choices | ({PART} if place in self.parts else set())}
+            for place, _ in literals
+        }
+        always = None in each or any(all_of <= literals for all_of in every.values())
         return None if always else literals
 
     def _held_by(
@@ -240,10 +244,6 @@ class _Moments(Struct, frozen=True):
             return set()
         both = {RECOMPUTE, SELECTIVE} if hold.kind == "input" else {SELECTIVE}
         return {(place, choice) for choice in choices & both}
-
-    def _all_of(self, place: int) -> set[Condition]:
-        more = {PART} if place in self.parts else set()
-        return {(place, choice) for choice in self.choices | more}
 
 
 def _turns(rehearsal: Rehearsal) -> list[int]:
@@ -305,6 +305,8 @@ def silent_solver(time_limit_s: float) -> tuple[ModuleType, Any]:
 TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
 # The solver gets MiB, so that its coefficients are of one size.
 _SCALE = 2.0**20
+# What it finds can exceed a budget by a byte, in floating point: then it gets less.
+_LESS = 2**10
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
 # for all memory together.
 _PREFERENCE = 1e-6
@@ -415,9 +417,8 @@ class Arrangements(Struct, frozen=True):
         program = _ZeroOneProgram(self, max(least, limit_s / max(1, len(budgets))))
         each: list[Choices | None] = []
         for budget in budgets:
-            found = program.fastest(budget)
-            if found is not None and (over := self.peak(found) - budget) > 0:
-                found = program.fastest(budget - over)  # by a byte, in floating point
+            tried = map(program.fastest, (budget, budget - _LESS))
+            found = next((one for one in tried if one is None or self.peak(one) <= budget), None)
             each.append(None if found is None else _in_order(self, found, budget))
         return each
 

@@ -2,8 +2,6 @@
 
 MFU counts the forward pass and the backward pass, HFU all that ran, recomputes included
 (Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198).
-Their ratio needs neither times nor a peak: 1 without checkpointing, about 4/3 where every layer is
-recomputed once, 5/3 where it is recomputed twice.
 
 Operations come from the shapes of a call's inputs; a multiplication with its addition counts as
 two. Only matrix products, convolutions and attention count, as in the definition of MFU. The

@@ -9,15 +9,11 @@ The choice of regions to stop checkpointing is a 0-1 program as in ``plan``
 (:mod:`recompute_scan.cost.arrangement`): at every moment what is allocated today, and what regions
 without a checkpoint hold on top, must fit.
 
-Selective checkpoints: what keeping attention would give, and how long their operators took.
-
 A selective checkpoint keeps the results of chosen operators and recomputes the rest (Korthikanti et
 al. 2022, arXiv 2205.05198). Attention is the usual choice: its result is as large as its query,
-and no other operator takes as long for so little.
-
-Under a policy each operator is there twice in a trace: once as it is called, and once, inside, as
-torch's dispatch mode calls it. A result that was kept has no second one in the recompute, so only
-the inner ones are counted.
+and no other operator takes as long for so little. Under a policy each operator is there twice in a
+trace: once as it is called, and once, inside, as torch's dispatch mode calls it. A result that was
+kept has no second one in the recompute, so only the inner ones are counted.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ from msgspec.structs import astuple, replace
 from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
 from recompute_scan.cost.arrangement import KEEP, Arrangements, Condition, Moment
 from recompute_scan.cost.flops import (
-    Inputs,
     Machine,
     capacity,
     count_call,
@@ -447,14 +442,10 @@ def _attention(facts: RecomputeFacts, row: int) -> tuple[str, int] | None:
         name = calls.called(inner)
         inputs = parse_inputs(facts.trace.signatures[calls.dims[inner]])
         if inputs and vocabulary.family_of(name)[1] == "attention" and count_call(name, inputs):
-            return name, _result_bytes(inputs)
+            query, _, value = inputs.shapes[:3]
+            width = _ITEM_BYTES.get(number_type(inputs), 4)
+            return name, prod(query[:-1]) * (value[-1] * width + _ROW_BYTES)
     return None
-
-
-def _result_bytes(inputs: Inputs) -> int:
-    query, _, value = inputs.shapes[:3]
-    rows = prod(query[:-1])
-    return rows * (value[-1] * _ITEM_BYTES.get(number_type(inputs), 4) + _ROW_BYTES)
 
 
 def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Policies:

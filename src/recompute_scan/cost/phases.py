@@ -24,7 +24,7 @@ from msgspec import Struct
 from recompute_scan.cost.flops import json_lists
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.by_design import kernels_of, time_of
+from recompute_scan.recompute.by_design import kernels_of
 from recompute_scan.recompute.counts import host_times
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
@@ -229,8 +229,8 @@ _UNEVEN = re.compile(r".*(gather|scatter)")
 _MOST = 2**50
 
 
-class Communication(Struct, frozen=True):
-    """Collectives of a complete step.
+class Repeated(Struct, frozen=True):
+    """Collectives of a complete step, such as those inside recomputes, of one kind.
 
     Attributes:
         count: How many, mean over the steps.
@@ -238,54 +238,34 @@ class Communication(Struct, frozen=True):
         exposed_ms: How long their kernels run while no other kernel computes, median over the
             steps; ``None`` where they have no kernels. A CPU's collectives run on separate threads,
             and no trace shows how long the step waits for them.
-    """
-
-    count: float
-    bytes: float | None
-    exposed_ms: float | None
-
-
-class Repeated(Struct, frozen=True):
-    """Collectives inside recomputes, of one kind.
-
-    Attributes:
-        communication: Their totals in a step.
         names: Each name with how many a step has, the most frequent first.
         time_ms: How long they take in a step: their kernels, or the host where there are none.
         on_device: Whether that is the time of kernels.
     """
 
-    communication: Communication
+    count: float
+    bytes: float | None
+    exposed_ms: float | None
     names: tuple[tuple[str, float], ...]
     time_ms: float
     on_device: bool
 
-    @property
-    def count(self) -> float:
-        """How many, mean over the steps."""
-        return self.communication.count
-
 
 def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
-    """The totals of these collectives inside recomputes (rows of :func:`find_collectives`)."""
-    calls, kernels, steps = facts.calls, facts.kernels, facts.complete_count
-    names = Counter(calls.called(row) for row in rows)
-    return Repeated(
-        communication=add_up(facts, rows),
-        names=tuple((name, number / steps) for name, number in names.most_common()),
-        time_ms=time_of(calls, kernels, rows) / _NS_PER_MS / steps,
-        on_device=bool(kernels_of(calls, kernels, rows).any()),
-    )
-
-
-def add_up(facts: RecomputeFacts, rows: Int64) -> Communication:
     """The totals of these collectives (rows of :func:`find_collectives`)."""
+    calls, steps = facts.calls, facts.complete_count
     sizes = [_bytes(facts, row) for row in rows.tolist()]
     known = [size for size in sizes if size is not None]
-    return Communication(
-        count=len(rows) / facts.complete_count,
-        bytes=sum(known) / facts.complete_count if len(known) == len(sizes) else None,
+    names = Counter(map(calls.called, rows.tolist()))
+    mine = kernels_of(calls, facts.kernels, rows)
+    time = facts.kernels.time[mine] if mine.any() else calls.duration[rows]
+    return Repeated(
+        count=len(rows) / steps,
+        bytes=sum(known) / steps if len(known) == len(sizes) else None,
         exposed_ms=_exposed_ms(facts, rows),
+        names=tuple((name, number / steps) for name, number in names.most_common()),
+        time_ms=float(time.sum()) / _NS_PER_MS / steps,
+        on_device=bool(mine.any()),
     )
 
 

@@ -5,15 +5,14 @@ recorded steps. The saving of a change is simulated (:mod:`recompute_scan.cost.s
 off that median.
 
 Where a trace has kernels alone, recomputes are sequences of kernels
-(:mod:`recompute_scan.recompute.kernel_order`). The saving is the device's time from the start of
-each redundant kernel to the start of the next one on its stream: the kernel where the device is the
-limit, and the time between launches where the host is. The step is the range that marks it, or the
+(:mod:`recompute_scan.recompute.kernel_order`), each with the time to the start of the next one on
+its stream: the kernel where the device is the limit, and the time between launches where the host
+is. Redundant is the share of attention that does. The step is the range that marks it, or the
 period after which the whole sequence returns.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,11 +30,10 @@ from recompute_scan.cost.reruns import Keep
 from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.intervals import median_interval
 from recompute_scan.numpy_tools import median
-from recompute_scan.recompute.attention_kernels import PRODUCT, more_products
+from recompute_scan.recompute.attention_kernels import more_products
 from recompute_scan.recompute.kernel_order import (
-    BACKWARD,
-    RECOMPUTE,
     KernelSequence,
+    Pass,
 )
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
@@ -101,8 +99,8 @@ def price(
         step_high_ms=step_high,
         steps=len(steps),
         repeated_collectives_count=again.count if again else None,
-        repeated_collectives_bytes=again.communication.bytes if again else None,
-        repeated_collectives_exposed_ms=again.communication.exposed_ms if again else None,
+        repeated_collectives_bytes=again.bytes if again else None,
+        repeated_collectives_exposed_ms=again.exposed_ms if again else None,
         predicted_late_ms=typical * fixed.late if fixed.late is not None else None,
     )
 
@@ -189,12 +187,8 @@ _SAME = 0.98
 # How far the edges of recomputes may put the prediction off, as a share of the saving.
 _DOUBT = 0.1
 _MOST_PERIODS = 64
-# Kernels of a last product and what follows it.
-_LONGEST_END = 4
-# Of a recompute in two pieces, or between two: fewer kernels may be a gradient's own.
-_PIECE = 3
-# Autograd saves what they make: behind them, early stop leaves out what is next.
-_KEEPS_RESULT = re.compile(r"dropout|softmax|sigmoid|tanh|norm", re.I)
+# The share of a layer's kernels that early stop leaves out at most: its last product.
+_TAIL = 0.25
 
 
 def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
@@ -204,11 +198,6 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     steps = _steps(facts, sequence) if sequence is not None else None
     if evidence is None or sequence is None or steps is None:
         return None
-    redundant = ends = np.zeros(len(sequence), np.bool_)
-    if (evidence.judgement.highest or 0) > 1:
-        _cut(sequence)
-        _close(sequence.token, sequence.repeats)
-        redundant, ends = sequence.beyond_first(), _left_out(facts, sequence)
     if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
     inside, number, lengths = slice(*steps[:2]), len(steps[2]), steps[2]
@@ -223,8 +212,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
     again, (forward, backward) = sequence.again, sequence.spans()
-    least = per_step(redundant)
-    most = least + min(per_step(ends), per_step(again & ~redundant))
+    least = _redundant_share(evidence.passes) * per_step(again)
+    most = min(per_step(again), (1 + _TAIL) * least)
     # Between what is saved without early stop and with it: equally far from both, in parts.
     both = 2 * most * least / (most + least) if most else 0.0
     parts = [per_step(forward & ~again), per_step(again) - both, both, per_step(backward & ~again)]
@@ -270,74 +259,14 @@ def _kernel_assumptions(facts: RecomputeFacts) -> tuple[str, ...]:
     )
 
 
-def _left_out(facts: RecomputeFacts, sequence: KernelSequence) -> Bool:
-    """The kernels that early stop may leave out of recomputes: the last product and what follows.
-
-    Of the recomputes before one backward, that which went furthest counts.
-    """
-    repeats, names = sequence.repeats, facts.trace.names
-    found = np.zeros(len(repeats), np.bool_)
-    ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
-    is_backward = [event == BACKWARD for event in sequence.events]
-    backward = sequence.at[np.array(is_backward, np.bool_)]
-    furthest: dict[int, tuple[int, int]] = {}
-    for stop in (np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1).tolist():
-        last, group = int(repeats[stop - 1]), int(backward.searchsorted(stop))
-        # One of a run may seem to be longer than the others.
-        if ran[max(0, last + 1 - _LONGEST_END) : last + 1].max() > 1:
-            furthest[group] = max((last, stop), furthest.get(group, (-1, -1)))
-    for _, stop in furthest.values():
-        tail = [names[code] for code in sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()]
-        product = next((n for n, name in enumerate(tail[::-1], 1) if PRODUCT.search(name)), 0)
-        keeps = any(map(_KEEPS_RESULT.search, tail[len(tail) - product :]))
-        found[stop - product : stop] = not keeps
-    return found
-
-
-def _cut(sequence: KernelSequence) -> None:
-    """End each recompute before what another one begins with, in place.
-
-    The backward pass goes on with products. One of them may have the name of the next kernel in the
-    forward pass.
-    """
-    repeats, events, ran = sequence.repeats, sequence.events, sequence.again
-    goes_on = np.zeros(len(repeats), np.bool_)
-    goes_on[1:] = ran[1:] & ran[:-1] & (repeats[1:] == repeats[:-1] + 1)
-    begun = np.isin(repeats, repeats[ran & ~goes_on]) & goes_on
-    ends, cut = np.append(np.flatnonzero(~goes_on), len(repeats)), -1
-    places = zip(sequence.at.tolist(), events, (*events[1:], ""), strict=True)
-    for place in [at for at, one, after in places if one == RECOMPUTE != after]:
-        stop = int(ends[ends.searchsorted(place + 1)])
-        cuts = np.flatnonzero(begun[place + 1 : stop])
-        # A counted kernel before this one may have had the first beginning behind it.
-        if len(cuts) and stop != cut:
-            repeats[place + 1 + int(cuts[0]) : stop] = -1
-        cut = stop
-
-
-def _close(token: Int64, repeats: Int64) -> None:
-    """Go on with a recompute up to where the next one begins, in place.
-
-    The first of several may seem to begin earlier than the others, which then end too early. And a
-    recompute may have a kernel that the forward pass has not, and go on behind it.
-    """
-    ran = repeats >= 0
-    begun = set(repeats[1:][ran[1:] & (repeats[1:] != repeats[:-1] + 1)].tolist())
-
-    def fill(row: int, stop: int, origin: int) -> None:
-        while row < stop and repeats[row] < 0 < origin and origin not in begun:
-            if token[row] != token[origin]:
-                break
-            repeats[row] = origin
-            row, origin = row + 1, origin + 1
-
-    for first in (np.flatnonzero(ran[:-1] & ~ran[1:]) + 1).tolist():
-        following = np.flatnonzero(ran[first : first + _PIECE])[:1].tolist()
-        origin = int(repeats[first - 1]) + 1
-        fill(first, first + sum(following), origin)
-        piece = token[origin : origin + _PIECE]
-        if repeats[first] < 0 and np.array_equal(token[first + 1 : first + 1 + _PIECE], piece):
-            fill(first + 1, len(token), origin)
+def _redundant_share(passes: Sequence[Pass]) -> float:
+    """The share of recomputed attention that had run again before in its backward pass."""
+    again = sum(each.again for each in passes)
+    highest = max((each.highest for each in passes), default=0)
+    if highest < 2:
+        return 0.0
+    beyond = again - sum(each.layers for each in passes)
+    return beyond / again if beyond > 0 else 1 - 1 / highest
 
 
 def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:

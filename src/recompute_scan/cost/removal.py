@@ -10,12 +10,11 @@ outside, where each of them runs it once. With a checkpoint goes its run, and it
   behind the last. Where ``recompute-scan run`` recorded, annotations separate this time from the
   time of the checkpointed function itself.
 
-The runs that stay change too (:mod:`recompute_scan.cost.reruns`). A run without gradients becomes
-one with them where no reentrant checkpoint is left around it, and a non-reentrant checkpoint keeps
-a hook at every tensor that autograd saves. A non-reentrant recompute ends at the last tensor that
-its first run saved, unless early stop is switched off (``torch/utils/checkpoint.py``,
-``set_checkpoint_early_stop``). A reentrant recompute, or one with a reentrant checkpoint inside,
-runs to its end. So where the reentrant one goes, the recompute that stays gets shorter.
+The runs that stay change too (:mod:`recompute_scan.cost.reruns`). A non-reentrant recompute ends at
+the last tensor that its first run saved, unless early stop is switched off
+(``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``). A reentrant recompute, or one with a
+reentrant checkpoint inside, runs to its end. So where the reentrant one goes, the recompute that
+stays gets shorter.
 """
 
 from __future__ import annotations
@@ -110,10 +109,8 @@ def stopped(
     if known or sequence.checkpoints[-1].variant != "reentrant":
         return None
     calls = facts.calls
-    rows, originals = (
-        each[sequence.first : sequence.stop] for each in (recompute.again, recompute.original)
-    )
-    stop = recordings.stop(rows, recordings.of(rows, originals))
+    rows = sequence.again
+    stop = recordings.stop(rows, recordings.of(rows, sequence.originals))
     function = int(facts.structure.function[rows[-1]])
     end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
     if stop is None or stop >= end:
@@ -335,7 +332,7 @@ class Removal:
         staying = self._around.recomputed & self._around.here
         for sequence, going in zip(sequences, goes, strict=True):
             if going:
-                staying[sequence.again(self._facts)] = False
+                staying[sequence.again] = False
         np.cumsum(staying, out=self._staying[1:])
         changed: set[int] = set()
         for sequence, reach, going in zip(sequences, self._around.reaches, goes, strict=True):
@@ -343,17 +340,17 @@ class Removal:
                 continue
             if not going:
                 if sequence.runs > 1 and self._kept(sequence) is not None:
-                    rows = sequence.again(self._facts)
+                    rows = sequence.again
                     yield from self._changed_run(sequence, rows, again=True)
                 continue
             yield from self._gone(sequence, reach)
             yield from self._end_of_node(sequence)
-            originals = sequence.originals(self._facts)
+            originals = sequence.originals
             if int(originals[0]) not in changed:
                 changed.add(int(originals[0]))
                 yield from self._changed_run(sequence, originals, again=False)
         own = self._around.own_copies
-        here = np.array(goes, np.bool_)[own.sequence] & self._around.here[own.rows]
+        here = np.array(goes, np.bool_)[own.owner] & self._around.here[own.rows]
         yield from gone(self._facts.calls, own.rows[here])
         yield from self._unpacking()
 
@@ -370,7 +367,7 @@ class Removal:
 
     def _is_here(self, sequence: OpSequence) -> bool:
         here = self._around.here
-        both = sequence.again(self._facts), sequence.originals(self._facts)
+        both = sequence.again, sequence.originals
         return any(here[rows[0]] or here[rows[-1]] for rows in both)
 
     def _goes(self, sequence: OpSequence) -> bool:
@@ -389,7 +386,7 @@ class Removal:
     def _gone(self, sequence: OpSequence, reach: tuple[int, int]) -> Iterator[TimeEdit]:
         calls = self._facts.calls
         again = self._facts.alignment.recomputes[sequence.recompute].again
-        rows = sequence.again(self._facts)
+        rows = sequence.again
         thread = int(calls.thread[rows[0]])
         first, stop = reach
         if first == stop:
@@ -418,7 +415,7 @@ class Removal:
 
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """The work of a reentrant checkpoint's node behind its nested backward pass."""
-        calls, rows = self._facts.calls, sequence.again(self._facts)
+        calls, rows = self._facts.calls, sequence.again
         known = max(sequence.runs, sequence.run + 1) <= len(sequence.checkpoints)
         if not known or sequence.checkpoints[sequence.run].variant != "reentrant":
             return
@@ -454,7 +451,7 @@ class Removal:
         are not known.
         """
         kept = self._kept(sequence)
-        run = self._around.recordings.of(rows, sequence.originals(self._facts))
+        run = self._around.recordings.of(rows, sequence.originals)
         if again or (sequence.checkpoints and (kept is None or kept.variant != "reentrant")):
             more = _hooked(kept) * run.saved - _hooked(*sequence.checkpoints) * run.measured
             yield self._changed(rows, more, run)
@@ -468,7 +465,7 @@ class Removal:
             was, will = _hooked(*sequence.checkpoints), _hooked(kept)
             last = sequence.run == sequence.runs - 1 and self._is_here(sequence)
             if last and was != will and (kept is not None or self._keep is None):
-                rows = sequence.originals(self._facts)
+                rows = sequence.originals
                 saved = self._around.recordings.of(rows, rows).saved
                 more[sequence.recompute] += saved * (will - was)
         for recompute, saved in more.items():

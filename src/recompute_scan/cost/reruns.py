@@ -34,7 +34,7 @@ from recompute_scan.cost.flops import parse_inputs
 from recompute_scan.cost.phases import Float64
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.by_design import find_own_work, first_of_block
+from recompute_scan.recompute.by_design import OwnWork, find_own_work, first_of_block
 from recompute_scan.recompute.roles import OPERATORS, Role, table
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
@@ -59,6 +59,8 @@ class OpSequence(Struct, frozen=True):
         checkpoints: The checkpoints around their block, outermost first; empty where unknown.
         run: Which run again it is, from 0.
         runs: How many runs again these operators have.
+        again: Rows of the operators in this recompute.
+        originals: Rows of the same operators in the forward pass.
     """
 
     recompute: int
@@ -67,14 +69,8 @@ class OpSequence(Struct, frozen=True):
     checkpoints: tuple[Checkpoint, ...]
     run: int
     runs: int
-
-    def again(self, facts: RecomputeFacts) -> Int64:
-        """Rows of the operators in this recompute."""
-        return facts.alignment.recomputes[self.recompute].again[self.first : self.stop]
-
-    def originals(self, facts: RecomputeFacts) -> Int64:
-        """Rows of the same operators in the forward pass."""
-        return facts.alignment.recomputes[self.recompute].original[self.first : self.stop]
+    again: Int64
+    originals: Int64
 
 
 def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
@@ -92,7 +88,7 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
     stack = np.zeros(len(alignment.forward), np.int64)
     block = np.full(len(alignment.forward), -1, np.int64)
-    parts = (one for whole in facts.blocks for one in (whole, *whole.parts))
+    parts = (one for each in facts.blocks for one in (each, *each.parts))
     for number, one in enumerate(parts):
         stack[one.places] = stacks.setdefault(one.checkpoints, len(stacks))
         block[one.places] = number
@@ -107,14 +103,15 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     runs = runs // alignment.passes
     found = []
     for number, places in chosen.items():
+        whole = alignment.recomputes[number]
         run = seen[places] % np.maximum(runs[places], 1)
         seen[places] += 1
         for first, stop in _pieces(block[places], runs[places] * (run.max() + 1) + run):
             place = places[first]
             checkpoints = kinds[stack[place]]
-            found.append(
-                OpSequence(number, first, stop, checkpoints, int(run[first]), int(runs[place]))
-            )
+            turn = int(run[first]), int(runs[place])
+            again, originals = whole.again[first:stop], whole.original[first:stop]
+            found.append(OpSequence(number, first, stop, checkpoints, *turn, again, originals))
     return found
 
 
@@ -328,9 +325,9 @@ class Recordings:
         # For each operator of the forward pass: the row of its first run again with gradients.
         self._run: Int32 = np.full(len(facts.calls), -1, np.int32)
         for sequence in reversed(sequences):
-            again = sequence.again(facts)
+            again = sequence.again
             if with_gradients(facts, again):
-                self._run[sequence.originals(facts)] = again
+                self._run[sequence.originals] = again
 
     def of(self, rows: Int64, originals: Int64) -> Recording:
         """A run with gradients, whether or not it had them; it may be the first run itself."""
@@ -394,24 +391,13 @@ def _compiled_around(calls: Calls, row: int) -> int:
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
 
 
-class OwnRows(Struct, frozen=True):
-    """Copies and other work of checkpoint functions outside their blocks.
-
-    Attributes:
-        rows: Rows of the calls, those in the forward pass and in all recomputes; ascending.
-        sequence: For each: position, among the pieces of recomputes, of the block that its function
-            ran again.
+def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnWork:
+    """The copies that recomputes begin with, and the functions' work in the forward pass and in all
+    recomputes, by the position of their block's piece among the sequences.
     """
-
-    rows: Int64
-    sequence: Int64
-
-
-def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnRows:
-    """The copies that recomputes begin with, and the functions' work in the forward pass."""
     alignment, structure = facts.alignment, facts.structure
     own = find_own_work(alignment)
-    ran = np.bincount(own.recompute, minlength=len(alignment.recomputes))
+    ran = np.bincount(own.owner, minlength=len(alignment.recomputes))
     copies = structure.rows(Role.OWN_WORK)
     copies = copies[facts.calls.names_where(_COPY.match)[facts.calls.name[copies]]]
     copies = copies[structure.engine[copies].argsort(kind="stable")]
@@ -425,12 +411,12 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
         # A recompute may begin with other work: its middle is surely its function's block's.
         middle = (first_of_block(structure, recompute.again) + len(recompute.again)) // 2
         if sequence.first <= middle < sequence.stop:
-            work = own.rows[own.recompute == sequence.recompute]
+            work = own.rows[own.owner == sequence.recompute]
             again = alignment.again[np.isin(alignment.original, work)]
             rows += [work, again, _copies(facts, recompute.again, copies[mine])]
             owners.append(np.full(sum(map(len, rows[-3:])), number))
     found, first = np.unique(np.concatenate(rows), return_index=True)
-    return OwnRows(found, np.concatenate(owners)[first])
+    return OwnWork(found, np.concatenate(owners)[first])
 
 
 def _copies(facts: RecomputeFacts, again: Int64, copies: Int64) -> Int64:

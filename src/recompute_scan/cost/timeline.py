@@ -206,19 +206,14 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
             own, lag = finish - start, min(lag, _OWN_NS)
         kernels = {kernel}
         if whole[at]:
-            kernels |= {k for k in _last_of_streams(device, start) if device.end[k] <= finish}
+            # The last kernel of each stream that was launched before; they are in order of start.
+            before = np.flatnonzero(device.launched < start)
+            last = dict(zip(device.stream[before].tolist(), before.tolist(), strict=True))
+            kernels |= {kernel for kernel in last.values() if device.end[kernel] <= finish}
         found.append(
             HostWait(int(calls.thread[row]), finish, start, own, row, tuple(kernels), lag=lag)
         )
     return found
-
-
-def _last_of_streams(device: Device, before: int) -> list[int]:
-    """Position of the last kernel of each stream that was launched before a time."""
-    mine = np.flatnonzero(device.launched < before)
-    # In order of start, so that the last one of a stream is found first from behind.
-    streams, last = np.unique(device.stream[mine][::-1], return_index=True)
-    return mine[::-1][last].tolist() if len(streams) else []
 
 
 def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int) -> list[HostWait]:

@@ -200,19 +200,18 @@ def _work(calls: Calls, rows: Int64) -> set[str]:
 
 
 class OwnWork(Struct, frozen=True):
-    """Work of checkpoint functions outside their blocks, in the forward pass.
-
-    Attributes:
-        rows: Rows of its operators, in order.
-        recompute: For each: position in ``Alignment.recomputes`` of its function's recompute.
+    """Work of checkpoint functions outside their blocks: ascending rows of calls, and for each
+    the number of the recompute, or of its piece, that its function makes.
     """
 
     rows: Int64
-    recompute: Int64
+    owner: Int64
 
 
 def find_own_work(alignment: Alignment) -> OwnWork:
-    """The own work of all checkpoint functions in a trace."""
+    """The own work of all checkpoint functions in the forward pass of a trace, by the position in
+    ``Alignment.recomputes`` of its function's recompute.
+    """
     calls, structure = alignment.structure.calls, alignment.structure
     blocks: dict[int, tuple[int, int, int]] = {}
     for number, recompute in enumerate(alignment.recomputes):
@@ -314,14 +313,6 @@ def find_collectives(
         repeated=np.unique(np.concatenate([rows[:0], *inside])),
         gathers=rows[_gathers_parameters(calls, rows)],
     )
-
-
-def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
-    """Time of these calls in ns: of the kernels they launched, or on the host without any."""
-    held = kernels_of(calls, kernels, rows)
-    if held.any():
-        return float(kernels.time[held].sum())
-    return float(calls.duration[rows].sum())
 
 
 def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:

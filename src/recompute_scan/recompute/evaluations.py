@@ -10,11 +10,9 @@ An operator that runs with gradients on makes a node, and has its number. The op
   (``unpack_hook`` there);
 * what a forward pass makes, or the gradient of a gradient, is evaluated *later*.
 
-Each thread that makes nodes counts them separately (``torch/csrc/autograd/function.h``).
-
-Every operator that runs with gradients on has the number of the node that it makes, with one
-exception: before torch 2.4 none has under a Python dispatch mode (a selective checkpoint's, a
-FLOP counter's), where the key that it is first called with is no key of autograd's
+Each thread that makes nodes counts them separately (``torch/csrc/autograd/function.h``). Before
+torch 2.4 no operator has a number under a Python dispatch mode (a selective checkpoint's, a FLOP
+counter's), where the key that it is first called with is no key of autograd's
 (``Dispatcher::callWithDispatchKeySlowPath``). The nodes have their numbers all the same, and in
 the order of their operators; so a node with a number that no operator has belongs to an operator of
 its name between the operators of the numbers before and after it.

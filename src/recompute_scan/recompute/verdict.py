@@ -168,17 +168,12 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
 
 def _without_others(found: Judgement, facts: RecomputeFacts, counts: Counts) -> Judgement:
     """The verdict, but not `full` where some layers are no blocks, or some steps recompute none."""
-    if found.verdict == "full" and (
-        _leaves_steps(counts) or leaves_layers(facts.calls, counts, facts.blocks)
-    ):
-        return replace(found, verdict="partial")
-    return found
-
-
-def _leaves_steps(counts: Counts) -> bool:
     step, weight = counts.step[counts.counted], counts.weight[counts.counted]
     idle = ~np.isin(step, step[counts.runs[counts.counted] > 0])
-    return bool(idle.any() and weight[idle].sum() >= MATTERS * weight.sum())
+    left = idle.any() and weight[idle].sum() >= MATTERS * weight.sum()
+    if found.verdict != "full" or not (left or leaves_layers(facts.calls, counts, facts.blocks)):
+        return found
+    return replace(found, verdict="partial")
 
 
 def _ran_otherwise(structure: Structure, alignment: Alignment) -> Bool:
