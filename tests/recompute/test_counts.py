@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.counts import Counts, host_times
+from recompute_scan.recompute.alignment import Counts, host_times
 from recompute_scan.recompute.study import study
 from recompute_scan.trace import load
 from tests.cases.recorded import recorded

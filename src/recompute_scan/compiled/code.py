@@ -30,9 +30,9 @@ from recompute_scan.compiled.graphs import (
 from recompute_scan.compiled.logs import VERSION, CompileFrame, Record
 from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Counts, Float64
 from recompute_scan.recompute.boundaries import Span
 from recompute_scan.recompute.checks import PlainCounts, Tally, plainly_counted
-from recompute_scan.recompute.counts import Counts, Float64
 from recompute_scan.recompute.evaluations import twins_of
 from recompute_scan.recompute.layers import Block, holder, numbered, with_lookalikes
 from recompute_scan.recompute.roles import OperatorCodes

@@ -49,8 +49,8 @@ Condition = tuple[int, int]
 
 
 class Moment(Struct, frozen=True):
-    """The bytes held at one moment: ``always``, whatever is recomputed, and those of each of the
-    ``terms`` where at least one of its conditions is true.
+    """The bytes held at one moment: ``always``, whatever is recomputed, and the bytes of each of the
+    ``terms`` where one of its conditions is true.
     """
 
     always: int
@@ -305,8 +305,8 @@ def silent_solver(time_limit_s: float) -> tuple[ModuleType, Any]:
 TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
 # The solver gets MiB, so that its coefficients are of one size.
 _SCALE = 2.0**20
-# What it finds can exceed a budget by a byte, in floating point: then it gets less.
-_LESS = 2**10
+# A solution can exceed a budget by a byte, in floating point: then the solver gets less.
+_MOST_OVER = 2**10
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
 # for all memory together.
 _PREFERENCE = 1e-6
@@ -417,7 +417,7 @@ class Arrangements(Struct, frozen=True):
         program = _ZeroOneProgram(self, max(least, limit_s / max(1, len(budgets))))
         each: list[Choices | None] = []
         for budget in budgets:
-            tried = map(program.fastest, (budget, budget - _LESS))
+            tried = map(program.fastest, (budget, budget - _MOST_OVER))
             found = next((one for one in tried if one is None or self.peak(one) <= budget), None)
             each.append(None if found is None else _in_order(self, found, budget))
         return each

@@ -465,7 +465,7 @@ def _count(facts: RecomputeFacts) -> _Counted:
     # Elsewhere it holds another, as DTensor's do: the recompute stopped in it.
     entered = np.isin(which, which[can & ~inner]) & ~np.isin(which, which[inner & ~again])
     inner &= ~(again & entered)
-    # What holds one that counts, or is in one, is counted with it.
+    # Calls that hold one that counts, or are in one, are counted with it.
     counted = np.zeros(len(calls), np.bool_)
     counted[rows[inner]] = True
     alone = ~can & (calls.holding(counted, rows) == 0) & ~calls.within(rows[inner])[rows]

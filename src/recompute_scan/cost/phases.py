@@ -24,8 +24,8 @@ from msgspec import Struct
 from recompute_scan.cost.flops import json_lists
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import host_times
 from recompute_scan.recompute.by_design import kernels_of
-from recompute_scan.recompute.counts import host_times
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import DeviceTime
@@ -77,7 +77,7 @@ def host_phases(facts: RecomputeFacts) -> Phases:
 
 
 class _Begun:
-    """Moments in order: those in a step, of which a trace may have thousands, are found at once."""
+    """Moments in order: a trace may have thousands of steps, and each finds its moments at once."""
 
     def __init__(self, moments: Int64) -> None:
         self._order = moments.argsort(kind="stable")

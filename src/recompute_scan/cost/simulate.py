@@ -42,12 +42,10 @@ class Edits(Struct, frozen=True):
     def removed(self, thread: Int32, time: Int64) -> Bool:
         """For each (thread, time): does it lie in an interval that goes?"""
         found = np.zeros(len(time), np.bool_)
-        for code in np.unique(self.thread) if self.gone.any() else ():
-            edits = self.of(int(code))
-            mine = np.flatnonzero(thread == code)
+        for code in np.unique(self.thread).tolist():
+            edits, mine = self.of(code), np.flatnonzero(thread == code)
             at = edits.start.searchsorted(time[mine], side="right") - 1
-            inside = (at >= 0) & (time[mine] < edits.end[at]) & edits.gone[at]
-            found[mine[inside]] = True
+            found[mine] = (at >= 0) & (time[mine] < edits.end[at]) & edits.gone[at]
         return found
 
 
@@ -216,9 +214,8 @@ def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
 def _settle(graph: Graph, delay: Float64) -> Float64:
     """The time of each node: the latest that its edges ask for."""
     times: list[float] = graph.floor.tolist()
-    for source, target, wait in zip(
-        graph.edges.source.tolist(), graph.edges.target.tolist(), delay.tolist(), strict=True
-    ):
+    columns = (graph.edges.source, graph.edges.target, delay)
+    for source, target, wait in zip(*map(np.ndarray.tolist, columns), strict=True):
         time = times[source] + wait
         if time > times[target]:
             times[target] = time

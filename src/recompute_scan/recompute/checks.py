@@ -34,8 +34,7 @@ from msgspec import Struct
 
 from recompute_scan.numpy_tools import changes, places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment
-from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.alignment import Alignment, Counts
 from recompute_scan.recompute.evaluations import nodes_of_ranges, twins_of
 from recompute_scan.recompute.roles import LOOKED_THROUGH, Role, Structure
 from recompute_scan.trace.calls import Calls
@@ -72,14 +71,10 @@ class Tally(Struct, frozen=True):
         return self._alike(self.inside, self.again) and self._alike(self.outside, self.forward)
 
     @property
-    def unexplained(self) -> int:
-        """How many more, or fewer, ran inside than the match and hooks explain."""
-        return max(0, self.inside - self.again - self.hooked, self.again - self.inside)
-
-    @property
     def contradicts(self) -> bool:
-        """Is more left unexplained than stray calls could be?"""
-        return self.unexplained > max(_STRAY, _CONTRADICTS * self.outside)
+        """Did more, or fewer, run inside than the match, hooks and stray calls explain?"""
+        left = max(self.inside - self.again - self.hooked, self.again - self.inside)
+        return left > max(_STRAY, _CONTRADICTS * self.outside)
 
     def _alike(self, one: int, other: int) -> bool:
         return abs(one - other) <= max(_STRAY, _TOLERANCE * max(self.outside, self.inside))
@@ -173,13 +168,6 @@ def _with_gradients(structure: Structure, rows: Int64) -> Bool:
     return np.asarray(numbered | (2 * known < every)[calls.name[rows]])
 
 
-# Smaller shares are found in sound traces.
-_SOUND = {
-    "nodes_apart": 0.0,
-    "numbers_astray": 0.01,
-    "operators_unlike": 0.015,
-    "shapes_missing": 0.0,
-}
 # Where some are found, so many are in a short trace, too: a step of Megatron's has two of 90 nodes.
 _SOUNDNESS_STRAY = 2
 # Operators inside others are compared where there are so many of a kind. A difference in more than
@@ -201,18 +189,18 @@ _NAMED = re.compile(r"([A-Z]\w*?)Backward\d*$")
 def check_soundness(structure: Structure) -> dict[str, int]:
     """Counters of contradictions; empty for a sound trace.
 
-    For each of ``nodes_apart``, ``numbers_astray``, ``operators_unlike`` and ``shapes_missing``
-    how many there are, and under the same name with ``_of`` behind it, of how many.
+    Under each name how many there are, and with ``_of`` behind it, of how many.
     """
-    found = {
-        "nodes_apart": _nodes_apart(structure),
-        "numbers_astray": _numbers_astray(structure),
-        "operators_unlike": _operators_unlike(structure),
-        "shapes_missing": _shapes_missing(structure.calls),
-    }
     counters: dict[str, int] = {}
-    for name, (number, of) in found.items():
-        if number > (_SOUND[name] and max(_SOUNDNESS_STRAY, _SOUND[name] * of)):
+    for name, share, find in (
+        # Smaller shares are found in sound traces.
+        ("nodes_apart", 0.0, _nodes_apart),
+        ("numbers_astray", 0.01, _numbers_astray),
+        ("operators_unlike", 0.015, _operators_unlike),
+        ("shapes_missing", 0.0, _shapes_missing),
+    ):
+        number, of = find(structure)
+        if number > (share and max(_SOUNDNESS_STRAY, share * of)):
             counters |= {name: number, f"{name}_of": of}
     return counters
 
@@ -361,8 +349,9 @@ def _operators_unlike(structure: Structure) -> tuple[int, int]:
     return int(unlike.sum()), number
 
 
-def _shapes_missing(calls: Calls) -> tuple[int, int]:
+def _shapes_missing(structure: Structure) -> tuple[int, int]:
     """Operators without shapes where most of the same name have them; of how many."""
+    calls = structure.calls
     rows = np.flatnonzero(calls.kind == Kind.OP)
     name, shaped = calls.name[rows], calls.dims[rows] > 0
     of_name = np.bincount(name, minlength=1)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 from msgspec import Struct
@@ -67,17 +67,10 @@ class Pass(Struct, frozen=True):
         model; two checkpoints nest or are disjoint. As many as fit between two such places are
         read as one recompute of a group of layers.
         """
-        if not self.again:
-            return 0
-        if self._once():
-            return 1
-        behind, densest = 0, 0.0
-        for number, layers in zip(
-            reversed(self.recomputes), range(1, self.layers + 1), strict=False
-        ):
-            behind += number
-            densest = max(densest, behind / layers)
-        return max(2, math.ceil(densest))
+        if not self.again or self._once():
+            return int(self.again > 0)
+        behind = accumulate(reversed(self.recomputes))
+        return max(2, *(math.ceil(number / layers) for layers, number in enumerate(behind, 1)))
 
     @property
     def whole(self) -> bool:
@@ -215,19 +208,17 @@ def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] 
     first backward, and all between backwards, are recomputes. ``None`` where passes differ in
     length.
     """
-    layers = {each.layers for each in passes}
+    found, layers = list(events), {each.layers for each in passes}
     if RECOMPUTE in events or not layers:
-        return list(events)
+        return found
     if len(layers) > 1:
         return None
     (each,) = layers
-    found: list[str] = []
     waiting: list[int] = []
     backwards = each
-    for event in events:
-        found.append(event)
+    for place, event in enumerate(events):
         if event != BACKWARD:
-            waiting.append(len(found) - 1)
+            waiting.append(place)
             continue
         begins = len(waiting) >= each and backwards >= each
         for row in waiting[each:] if begins else waiting:
@@ -304,7 +295,7 @@ class KernelSequence:
 
 
 def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int]]:
-    """For each recompute: its event, and that of the forward pass which it repeats.
+    """For each recompute: its event, and the event in the forward pass that it repeats.
 
     Recomputes before some backwards repeat the layers of these, in order; those before them the
     same layers, or, where their number is another, all layers up to the last of these.

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.boundaries import Node, Span, forest
-from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.sequences import alike
 from recompute_scan.result import Checkpoint

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.counts import Counts
+from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.layers import Block, numbered
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.study import RecomputeFacts

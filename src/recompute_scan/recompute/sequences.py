@@ -264,7 +264,7 @@ class Anchors:
     def find(self, engine: int) -> Anchor | None:
         """Where the recomputes of an engine range are expected to end, and to begin if known.
 
-        That is where the forward run of what made its node stands.
+        There stands the forward run of the operator, or function, that made its node.
         """
         structure = self._structure
         row = int(self._made[structure.evaluations.row.searchsorted(engine)])

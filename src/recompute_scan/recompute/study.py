@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, align
+from recompute_scan.recompute.alignment import (
+    Alignment,
+    Counts,
+    align,
+    complete_steps,
+    count,
+    join_steps,
+)
 from recompute_scan.recompute.attention_kernels import KernelEvidence, hides_backward, read_kernels
 from recompute_scan.recompute.boundaries import (
     Annotations,
@@ -31,7 +38,6 @@ from recompute_scan.recompute.by_design import (
     without_gradients,
 )
 from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
-from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.frames import (
     Recognise,
     has_frames,

@@ -11,10 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.alignment import MATTERS, Alignment, Counts
 from recompute_scan.recompute.boundaries import MarkedCounts
 from recompute_scan.recompute.by_design import DesignedRun
-from recompute_scan.recompute.counts import MATTERS, Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Verdict
@@ -89,7 +88,6 @@ class Judgement(Struct, frozen=True):
     """The verdict and its three numbers (``None`` where the verdict is ``inconclusive``).
 
     Attributes:
-        verdict: See the documentation of the verdicts.
         reason: Why there is no verdict, one sentence.
         highest: Highest m that matters.
         mean: Time-weighted mean m over the forward operators that have a backward.
