@@ -49,8 +49,8 @@ Condition = tuple[int, int]
 
 
 class Moment(Struct, frozen=True):
-    """The bytes held at one moment: ``always``, whatever is recomputed, and the bytes of each of the
-    ``terms`` where one of its conditions is true.
+    """The bytes held at one moment: ``always``, whatever is recomputed, and the bytes of each of
+    the ``terms`` where one of its conditions is true.
     """
 
     always: int
@@ -305,7 +305,7 @@ def silent_solver(time_limit_s: float) -> tuple[ModuleType, Any]:
 TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
 # The solver gets MiB, so that its coefficients are of one size.
 _SCALE = 2.0**20
-# A solution can exceed a budget by a byte, in floating point: then the solver gets less.
+# A solution can exceed a budget by a byte, in floating point: then it gets less.
 _MOST_OVER = 2**10
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
 # for all memory together.
