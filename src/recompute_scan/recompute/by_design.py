@@ -267,12 +267,8 @@ def functions_around(structure: Structure, row: int) -> list[int]:
 
     In a recompute, those inside the node that runs it.
     """
-    function = structure.function
-    found = [int(function[row])]
-    while found[-1] >= 0:
-        above = int(structure.calls.parent[found[-1]])
-        found.append(int(function[above]) if above >= 0 else -1)
-    return found[:-1]
+    around = (one for one in (row, *structure.calls.above(row)) if structure.function[one] == one)
+    return [one for one in around if structure.engine[one] == structure.engine[row]]
 
 
 class Collectives(Struct, frozen=True):
@@ -306,12 +302,13 @@ def find_collectives(
     rows = rows[(parent < 0) | ~is_one[np.maximum(parent, 0)]]
     counted = np.append(complete, False)[step_of(steps, calls.start[rows])]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
+    gather = calls.where(vocabulary.GATHER.match)
     recomputes = alignment.recomputes if len(rows) else ()
     inside = [_inside(structure, recompute, rows) for recompute in recomputes]
     return Collectives(
         rows=rows,
         repeated=np.unique(np.concatenate([rows[:0], *inside])),
-        gathers=rows[_gathers_parameters(calls, rows)],
+        gathers=rows[gather[rows] & calls.inside(calls.named(vocabulary.SHARDING))[rows]],
     )
 
 
@@ -343,12 +340,6 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     for work in (ranges, launches):
         bare &= work.searchsorted(rows) == work.searchsorted(last, side="right")
     return bare
-
-
-def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
-    """For each collective: is it a gather that FSDP started?"""
-    gather, sharding = (calls.where(one.match) for one in (vocabulary.GATHER, vocabulary.SHARDING))
-    return gather[rows] & calls.inside(np.flatnonzero(sharding))[rows]
 
 
 def _inside(structure: Structure, recompute: Recompute, rows: Int64) -> Int64:

@@ -37,7 +37,11 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
         np.bincount(kinds, counts.runs[mine]),
         np.bincount(kinds, counts.again[mine] / 1e6),
     )
-    nodes = _backward_nodes(facts)
+    engines = facts.structure.rows(Role.BACKWARD)
+    names = map(facts.calls.called, engines[facts.in_whole_step(engines)].tolist())
+    nodes = Counter[tuple[str, str]]()
+    for name, times in Counter(names).items():
+        nodes[family_of_node(name)] += times
     families = [
         Family(
             family=name,
@@ -77,15 +81,6 @@ def _families_of(facts: RecomputeFacts, rows: Int64) -> list[tuple[str, str]]:
             exact = {by_name[code] for code in inside} - {("attention", "attention")}
             found[place] = min((f for f in exact if f[1] == kind), default=found[place])
     return found
-
-
-def _backward_nodes(facts: RecomputeFacts) -> Counter[tuple[str, str]]:
-    engines = facts.structure.rows(Role.BACKWARD)
-    names = facts.calls.name[engines[facts.in_whole_step(engines)]].tolist()
-    numbers: Counter[tuple[str, str]] = Counter()
-    for code, times in Counter(names).items():
-        numbers[family_of_node(facts.calls.names[code])] += times
-    return numbers
 
 
 def family_of_node(name: str) -> tuple[str, str]:

@@ -183,11 +183,6 @@ class ForwardSequence:
         return longest - 1 - int(breaks[-1]) if len(breaks) else longest
 
 
-def until_jump(runs: list[Run]) -> list[Run]:
-    """The runs of one recompute, the last of a sequence. Latest first, as cut."""
-    return list(itertools.takewhile(lambda run: run is runs[0] or not run.last, runs))
-
-
 class Walk(Struct, frozen=True):
     """One recompute: positions in the sequence, and the same operators' places in the forward."""
 
@@ -540,7 +535,9 @@ class Matcher:
         if anchor is not None and anchor.first >= 0:
             most = last + 1 if within else ceiling
             first = max(anchor.first, lowest)
-            own = until_jump(self._sequence.cut(wanted, end, first, most, last))
+            runs = self._sequence.cut(wanted, end, first, most, last)
+            # The runs of one recompute, the last of the sequence.
+            own = [*runs[:1], *itertools.takewhile(lambda run: not run.last, runs[1:])]
             end = min((run.start for run in own), default=end)
         before = [] if within else own
         rest = self._sequence.cut(wanted, end, lowest, ceiling, last, before)
