@@ -30,7 +30,7 @@ from recompute_scan.compiled.graphs import (
 from recompute_scan.compiled.logs import VERSION, CompileFrame, Record
 from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Counts, Float64
+from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.boundaries import Span
 from recompute_scan.recompute.checks import PlainCounts, Tally, plainly_counted
 from recompute_scan.recompute.evaluations import twins_of
@@ -49,7 +49,7 @@ from recompute_scan.result import (
 )
 from recompute_scan.result.run_record import SwitchedOn
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Float64, Int64
 
 # A checkpoint inside compiled code is around the same work as one outside when it holds this much.
 _SAME_WORK = 0.8

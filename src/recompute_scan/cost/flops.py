@@ -30,14 +30,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Flops
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind, Trace
 
 # Beyond any call that a machine could make: shapes of a damaged trace.
 _MOST = 1e21
@@ -364,8 +363,6 @@ def peak_of(device: str | None) -> Peak | None:
             return Peak(name, {kind: value for kind, value in known if value is not None}, source)
     return None
 
-
-Float64 = npt.NDArray[np.float64]
 
 # Where more than this share of the matrix products, convolutions and attention cannot be counted,
 # what is left says nothing.

@@ -18,7 +18,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.cost.flops import json_lists
@@ -30,9 +29,8 @@ from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import DeviceTime
 from recompute_scan.trace.calls import StepSpan, step_of
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind, Trace
 
-Float64 = npt.NDArray[np.float64]
 _NS_PER_MS = 1e6
 
 

@@ -19,7 +19,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from recompute_scan.cost.phases import (
-    Float64,
     Phases,
     busy_share,
     device_phases,
@@ -37,7 +36,7 @@ from recompute_scan.recompute.kernel_order import (
 )
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
 
 # Below this share of busy time the host, not the GPU, limits the step.
 GPU_LIMITS = 0.7

@@ -26,7 +26,6 @@ from zlib import crc32
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.cost.phases import Float64
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.by_design import OwnWork, find_own_work, first_of_block
@@ -34,7 +33,7 @@ from recompute_scan.recompute.roles import OPERATORS, Role, table
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind
+from recompute_scan.trace.columns import Bool, Float64, Int8, Int32, Int64, Kind
 
 # How many operators at the end of a block early stop leaves out at most: what follows the last
 # operator with a saved input, such as the addition of a residual.

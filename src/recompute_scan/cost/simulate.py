@@ -15,14 +15,13 @@ from itertools import groupby
 import numpy as np
 from msgspec import Struct, structs
 
-from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.removal import Context, Removal, TimeEdit, annotation_edits
 from recompute_scan.cost.reruns import TYPICAL, Hooks, Keep
 from recompute_scan.cost.timeline import Graph, HostThread, build_graph
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
-from recompute_scan.trace.columns import Bool, Int32, Int64
+from recompute_scan.trace.columns import Bool, Float64, Int32, Int64
 
 
 class Edits(Struct, frozen=True):

@@ -27,11 +27,10 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from recompute_scan.cost.device import Device, Waits, find_device, find_waits
-from recompute_scan.cost.phases import Float64
 from recompute_scan.numpy_tools import changes, medians_of, split, turns_of
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
 
 _SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
 _WHOLE_DEVICE = re.compile(r"(cuda|hip|cu)(Device|Ctx)Synchronize")

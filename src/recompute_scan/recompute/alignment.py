@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -28,9 +27,7 @@ from recompute_scan.recompute.evaluations import twins_of
 from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure, Work
 from recompute_scan.recompute.sequences import Matcher, Recompute, alike
 from recompute_scan.trace.calls import Calls, StepSpan, step_of
-from recompute_scan.trace.columns import Bool, Int64, Kind
-
-Float64 = npt.NDArray[np.float64]
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
 
 
 class Alignment(Struct, frozen=True, dict=True):
