@@ -32,12 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.result.run_record import (
-    Candidate,
-    Hold,
-    Rehearsal,
-    parts_of,
-)
+from recompute_scan.result.run_record import Candidate, Hold, Rehearsal, parts_of
 from recompute_scan.terminal import without_lines
 
 # The choice for each module: one of the first four. A part has the choice of its module, or is

@@ -29,13 +29,7 @@ from msgspec.structs import astuple, replace
 
 from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
 from recompute_scan.cost.arrangement import KEEP, Arrangements, Condition, Moment
-from recompute_scan.cost.flops import (
-    Machine,
-    capacity,
-    count_call,
-    number_type,
-    parse_inputs,
-)
+from recompute_scan.cost.flops import Machine, capacity, count_call, number_type, parse_inputs
 from recompute_scan.cost.phases import tensors_of
 from recompute_scan.cost.reruns import saved_by, saves_result
 from recompute_scan.numpy_tools import median

@@ -18,22 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from recompute_scan.cost.phases import (
-    Phases,
-    busy_share,
-    device_phases,
-    host_phases,
-    repeated,
-)
+from recompute_scan.cost.phases import Phases, busy_share, device_phases, host_phases, repeated
 from recompute_scan.cost.reruns import Keep
 from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.intervals import median_interval
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute.attention_kernels import more_products
-from recompute_scan.recompute.kernel_order import (
-    KernelSequence,
-    Pass,
-)
+from recompute_scan.recompute.kernel_order import KernelSequence, Pass
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 from recompute_scan.trace.columns import Bool, Float64, Int64, Kind

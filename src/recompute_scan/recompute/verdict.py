@@ -118,6 +118,7 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
     recomputed |= designed
     reason = _reason(facts, recomputed)
     marked = marked if facts.compiled is None else None
+    by_marks = with_marks(counts, marked) if marked is not None else counts
     lost = _lost(facts.structure, alignment.unexplained) if not recomputed else None
     unmatched, tally = lost, facts.plain.contradicting
     if unmatched is None and tally is not None:
@@ -128,7 +129,6 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
         )
     # Annotations can explain operators that no match explains.
     if reason is None and unmatched is not None and marked is not None:
-        by_marks = with_marks(counts, marked)
         found = _without_others(weigh(by_marks, facts.blocks, names), facts, by_marks)
         if found.highest == 1:
             return replace(found, by_marks=True, differing=marked.differing)
@@ -142,7 +142,6 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
         )
     reason = reason or unmatched
     if reason is None and highest >= 2 and marked is not None:
-        by_marks = with_marks(counts, marked)
         count = by_marks.highest(counted)
         if count < MORE_THAN_ONCE:
             reason = (
