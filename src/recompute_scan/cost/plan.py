@@ -205,21 +205,13 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     choices = {KEEP, RECOMPUTE, *([OFFLOAD] if offload_ms else [])}
     if any(selective_ms[place] is not None for place in modules[: len(selective_ms)]):
         choices.add(SELECTIVE)
-
-    def elsewhere(part: int, module: int) -> bool:
-        """Does a part run outside its module too?"""
-        runs = ((rank, run) for rank in ranks for run in rank.runs if run.candidate == part)
-        return any(
-            run.part_of < 0 or rank.runs[run.part_of].candidate != module for rank, run in runs
-        )
-
     parts = frozenset(
         place
         for place, one in enumerate(candidates)
         if one.part_of >= 0
         and not {place, one.part_of} & fixed
         and 0 < again_ms[place] < _WORTH * again_ms[one.part_of]
-        and not elsewhere(place, one.part_of)
+        and not any(_runs_elsewhere(rank, place) for rank in ranks)
     )
     return Arrangements(
         candidates=candidates,
@@ -253,6 +245,13 @@ def _offload_ms(
     whole = sum(sizes[n] for n in whole_places(candidates) if n not in fixed)
     longer = max(0.0, times.ms["offload"] - times.ms["keep"])
     return tuple(longer * size / max(1, whole) for size in sizes)
+
+
+def _runs_elsewhere(rehearsal: Rehearsal, part: int) -> bool:
+    """Does a part run outside its module too?"""
+    around = [run.part_of for run in rehearsal.runs if run.candidate == part]
+    module = rehearsal.candidates[part].part_of
+    return any(run < 0 or rehearsal.runs[run].candidate != module for run in around)
 
 
 def saved_bytes(rehearsal: Rehearsal, candidate: int) -> int:

@@ -35,9 +35,9 @@ from recompute_scan.cost.reruns import (
     OpSequence,
     Recording,
     Recordings,
+    find_own_copies,
     find_reaches,
     find_sequences,
-    own_work_of,
 )
 from recompute_scan.numpy_tools import changes, median, split
 from recompute_scan.recompute import vocabulary
@@ -183,7 +183,7 @@ class Context:
         self.sequences = find_sequences(facts, here)
         self.reaches = find_reaches(facts, self.sequences)
         self.recordings = Recordings(facts, self.sequences)
-        self.own_work = own_work_of(facts, self.sequences)
+        self.own_copies = find_own_copies(facts, self.sequences)
         self.early_stop = find_early_stop(facts, self.sequences)
         # Nodes of reentrant checkpoints, and all nodes.
         nodes = vocabulary.nodes_of(facts.structure.functions.names)
@@ -349,7 +349,7 @@ class Removal:
             if int(originals[0]) not in changed:
                 changed.add(int(originals[0]))
                 yield from self._changed_run(sequence, originals, again=False)
-        own = self._around.own_work
+        own = self._around.own_copies
         here = np.array(goes, np.bool_)[own.owner] & self._around.here[own.rows]
         yield from gone(self._facts.calls, own.rows[here])
         yield from self._unpacking()

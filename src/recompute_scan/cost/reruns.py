@@ -14,18 +14,23 @@ longer or shorter than another run of the same operators:
   small operators the hooks cost as much as the operators, and a trace without such a checkpoint
   does not show them.
 * A checkpoint function of a library does more than run its block. An offloading function copies its
-  input in the forward pass.
+  input in the forward pass, and back before it runs the block again. Autograd is off then, so
+  copies have no sequence number in the recompute; the block's operators have one, with or without a
+  wanted gradient (``aten/src/ATen/core/dispatch/Dispatcher.cpp``). FSDP gathers parameters without
+  autograd too, but parameters are of another size than the block's input.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from zlib import crc32
 
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.cost.flops import parse_inputs
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.by_design import OwnWork, find_own_work, first_of_block
@@ -378,23 +383,53 @@ class Recordings:
         return row + np.flatnonzero(self._counts[row : row + int(self._facts.calls.size[row]) + 1])
 
 
-def own_work_of(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnWork:
-    """The work of functions outside their blocks, in the forward pass and in all recomputes, by the
-    position of their block's piece among the sequences.
+_COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
+
+
+def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnWork:
+    """The copies that recomputes begin with, and the functions' work in the forward pass and in all
+    recomputes, by the position of their block's piece among the sequences.
     """
-    alignment = facts.alignment
+    alignment, structure = facts.alignment, facts.structure
     own = find_own_work(alignment)
-    having = set(own.owner.tolist())
-    rows, owners = [own.rows[:0]], [own.rows[:0]]
+    ran = np.bincount(own.owner, minlength=len(alignment.recomputes))
+    copies = structure.rows(Role.OWN_WORK)
+    copies = copies[facts.calls.names_where(_COPY.match)[facts.calls.name[copies]]]
+    copies = copies[structure.engine[copies].argsort(kind="stable")]
+    engine = structure.engine[copies]
+    rows, owners = [copies[:0]], [copies[:0]]
     for number, sequence in enumerate(sequences):
-        if sequence.recompute not in having:
+        recompute = alignment.recomputes[sequence.recompute]
+        mine = slice(*engine.searchsorted([recompute.engine, recompute.engine + 1]).tolist())
+        if mine.start == mine.stop and not ran[sequence.recompute]:
             continue
-        again = alignment.recomputes[sequence.recompute].again
         # A recompute may begin with other work: its middle is surely its function's block's.
-        middle = (first_of_block(facts.structure, again) + len(again)) // 2
+        middle = (first_of_block(structure, recompute.again) + len(recompute.again)) // 2
         if sequence.first <= middle < sequence.stop:
             work = own.rows[own.owner == sequence.recompute]
-            rows += [work, alignment.again[np.isin(alignment.original, work)]]
-            owners.append(np.full(sum(map(len, rows[-2:])), number))
+            again = alignment.again[np.isin(alignment.original, work)]
+            rows += [work, again, _copies(facts, recompute.again, copies[mine])]
+            owners.append(np.full(sum(map(len, rows[-3:])), number))
     found, first = np.unique(np.concatenate(rows), return_index=True)
     return OwnWork(found, np.concatenate(owners)[first])
+
+
+def _copies(facts: RecomputeFacts, again: Int64, copies: Int64) -> Int64:
+    """The copies before a block that are as large as its input.
+
+    The block's first operator with a gradient has that input. Autograd gives the same number to the
+    operators before it, which have no gradient.
+    """
+    begin = first_of_block(facts.structure, again)
+    number = facts.structure.number[again[begin:]]
+    same = int((number == number[0]).argmin()) if number[0] >= 0 else 1
+    size = _size(facts, int(again[begin + (same or len(number)) - 1]))
+    before = copies[copies < again[begin]]
+    wanted = [bool(size) and _size(facts, row) == size for row in before.tolist()]
+    return np.asarray(before[np.array(wanted, np.bool_)])
+
+
+def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:
+    """Sizes of a call's first tensor; empty where the trace does not have them."""
+    inputs = parse_inputs(facts.trace.signatures[facts.calls.dims[row]])
+    return inputs.shapes[0] if inputs is not None and inputs.shapes else ()
