@@ -5,14 +5,15 @@ recorded steps. The saving of a change is simulated (:mod:`recompute_scan.cost.s
 off that median.
 
 Where a trace has kernels alone, recomputes are sequences of kernels
-(:mod:`recompute_scan.recompute.kernel_order`), each with the time to the start of the next one on
-its stream: the kernel where the device is the limit, and the time between launches where the host
-is. Redundant is the share of attention that does. The step is the range that marks it, or the
+(:mod:`recompute_scan.recompute.kernel_order`). The saving is the device's time from the start of
+each redundant kernel to the start of the next one on its stream: the kernel where the device is the
+limit, and the time between launches where the host is. The step is the range that marks it, or the
 period after which the whole sequence returns.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,8 +24,8 @@ from recompute_scan.cost.reruns import Keep
 from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.intervals import median_interval
 from recompute_scan.numpy_tools import median
-from recompute_scan.recompute.attention_kernels import more_products
-from recompute_scan.recompute.kernel_order import KernelSequence, Pass
+from recompute_scan.recompute.attention_kernels import PRODUCT, more_products
+from recompute_scan.recompute.kernel_order import BACKWARD, RECOMPUTE, KernelSequence
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
 from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
@@ -177,8 +178,12 @@ _SAME = 0.98
 # How far the edges of recomputes may put the prediction off, as a share of the saving.
 _DOUBT = 0.1
 _MOST_PERIODS = 64
-# The share of a layer's kernels that early stop leaves out at most: its last product.
-_TAIL = 0.25
+# Kernels of a last product and what follows it.
+_LONGEST_END = 4
+# Of a recompute in two pieces, or between two: fewer kernels may be a gradient's own.
+_PIECE = 3
+# Autograd saves what they make: behind them, early stop leaves out what is next.
+_KEEPS_RESULT = re.compile(r"dropout|softmax|sigmoid|tanh|norm", re.I)
 
 
 def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> Cost | None:
@@ -188,6 +193,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     steps = _steps(facts, sequence) if sequence is not None else None
     if evidence is None or sequence is None or steps is None:
         return None
+    redundant = _redundant(sequence, (evidence.judgement.highest or 0) > 1)
     if more_products(facts.trace, sequence):
         return None  # recomputes without attention, which nothing here finds
     inside, number, lengths = slice(*steps[:2]), len(steps[2]), steps[2]
@@ -202,8 +208,9 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
 
     again, (forward, backward) = sequence.again, sequence.spans()
-    least = _redundant_share(evidence.passes) * per_step(again)
-    most = min(per_step(again), (1 + _TAIL) * least)
+    ends, sure = _left_out(facts, sequence)
+    most = per_step(redundant) + min(per_step(ends), per_step(again & ~redundant))
+    least = most if sure else per_step(redundant)
     # Between what is saved without early stop and with it: equally far from both, in parts.
     both = 2 * most * least / (most + least) if most else 0.0
     parts = [per_step(forward & ~again), per_step(again) - both, both, per_step(backward & ~again)]
@@ -226,7 +233,7 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         saving_pct=100 * breakdown.redundant / step_ms,
         breakdown=breakdown,
         method="kernels",
-        assumptions=_kernel_assumptions(facts),
+        assumptions=_kernel_assumptions(facts, sure),
         step_low_ms=min(lengths) / _NS_PER_MS if number > 1 else None,
         step_high_ms=max(lengths) / _NS_PER_MS if number > 1 else None,
         steps=number,
@@ -236,27 +243,134 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     return without if again.any() else cost
 
 
-def _kernel_assumptions(facts: RecomputeFacts) -> tuple[str, ...]:
+def _redundant(sequence: KernelSequence, doubled: bool) -> Bool:
+    """The kernels that ran again after the first time; recomputes get their ends, in place."""
+    if not doubled:
+        return np.zeros(len(sequence), np.bool_)
+    _cut(sequence)
+    _close(sequence.token, sequence.repeats)
+    return sequence.beyond_first()
+
+
+def _kernel_assumptions(facts: RecomputeFacts, sure: bool) -> tuple[str, ...]:
     operators = (facts.calls.kind == Kind.OP).any()
     shown = "The operators do not show recomputes" if operators else "No operators are in the trace"
     return (
         f"{shown}: kernels that repeat those around an attention forward, by name, count "
         "as recomputes. Their time, up to the next kernel, is subtracted; edges of "
         "recomputes may be off by a few kernels.",
-        "Kernels do not show whether the remaining recompute stops early. The prediction "
+        "The remaining recompute is assumed to stop early, because one in the trace does."
+        if sure
+        else "Kernels do not show whether the remaining recompute stops early. The prediction "
         "assumes half of that saving; the range covers none to all.",
         "Everything else includes the optimizer's time.",
     )
 
 
-def _redundant_share(passes: Sequence[Pass]) -> float:
-    """The share of recomputed attention that had run again before in its backward pass."""
-    again = sum(each.again for each in passes)
+def _left_out(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[Bool, bool]:
+    """The kernels that early stop leaves out of recomputes, and whether one is seen to stop so.
+
+    These are the last product and the kernels that add its result, or those that shorter recomputes
+    leave out.
+    """
+    passes = facts.attention.passes if facts.attention is not None else []
+    repeats = sequence.repeats
+    found = np.zeros(len(repeats), np.bool_)
     highest = max((each.highest for each in passes), default=0)
-    if highest < 2:
-        return 0.0
-    beyond = again - sum(each.layers for each in passes)
-    return beyond / again if beyond > 0 else 1 - 1 / highest
+    stops = np.flatnonzero((repeats[:-1] >= 0) & (repeats[1:] < 0)) + 1
+    ran = np.bincount(repeats[repeats >= 0], minlength=len(repeats))
+    # One of a run may seem to be longer than the others.
+    lasts = repeats[stops - 1].tolist()
+    doubled = [ran[max(0, last + 1 - _LONGEST_END) : last + 1].max() > 1 for last in lasts]
+    stops = stops[np.array(doubled, np.bool_)]
+    if highest < 2 or not len(stops):
+        return found, False
+    begun = np.unique(repeats[1:][(repeats[1:] >= 0) & (repeats[1:] != repeats[:-1] + 1)])
+    is_backward = [event == BACKWARD for event in sequence.events]
+    backward = sequence.at[np.array(is_backward, np.bool_)]
+    # Of the recomputes before one backward, that which stops early, or went furthest.
+    left_out: dict[int, tuple[int, int, int]] = {}
+    for group, stop in zip(backward.searchsorted(stops).tolist(), stops.tolist(), strict=True):
+        last = int(repeats[stop - 1])
+        one = (_oftener(ran, last, begun), last, stop)
+        left_out[group] = max(one, left_out.get(group, one))
+    if 2 * sum(number > 0 for number, _, _ in left_out.values()) > len(left_out):
+        for number, last, _ in left_out.values():
+            found[last + 1 : last + 1 + number] = True
+        return found, True
+    names = facts.trace.names
+    for _, _, stop in left_out.values():
+        tail = sequence.token[max(0, stop - _LONGEST_END) : stop].tolist()
+        product = next(
+            (n for n, code in enumerate(tail[::-1], 1) if PRODUCT.search(names[code])), 0
+        )
+        found[stop - product : stop] = not any(
+            _KEEPS_RESULT.search(names[code]) for code in tail[len(tail) - product :]
+        )
+    return found, False
+
+
+def _cut(sequence: KernelSequence) -> None:
+    """End each recompute before what another one begins with, in place.
+
+    The backward pass goes on with products. One of them may have the name of the next kernel in the
+    forward pass.
+    """
+    repeats, events, ran = sequence.repeats, sequence.events, sequence.again
+    goes_on = np.zeros(len(repeats), np.bool_)
+    goes_on[1:] = ran[1:] & ran[:-1] & (repeats[1:] == repeats[:-1] + 1)
+    begun = np.isin(repeats, repeats[ran & ~goes_on]) & goes_on
+    ends, cut = np.flatnonzero(~goes_on), -1
+    for place, event, following in zip(
+        sequence.at.tolist(), events, (*events[1:], ""), strict=True
+    ):
+        if event != RECOMPUTE or following == RECOMPUTE:
+            continue
+        stop = int(ends[ends.searchsorted(place + 1) :][:1].sum()) or len(repeats)
+        if stop == cut:  # a counted kernel before this one has the first beginning behind it
+            continue
+        cut = stop
+        cuts = np.flatnonzero(begun[place + 1 : stop])
+        if len(cuts):
+            repeats[place + 1 + int(cuts[0]) : stop] = -1
+
+
+def _close(token: Int64, repeats: Int64) -> None:
+    """Go on with a recompute up to where the next one begins, in place.
+
+    The first of several may seem to begin earlier than the others, which then end too early. And a
+    recompute may have a kernel that the forward pass has not, and go on behind it.
+    """
+    ran = repeats >= 0
+    begun = set(repeats[1:][ran[1:] & (repeats[1:] != repeats[:-1] + 1)].tolist())
+
+    def fill(row: int, stop: int, origin: int) -> None:
+        while row < stop and repeats[row] < 0 < origin and origin not in begun:
+            if token[row] != token[origin]:
+                break
+            repeats[row] = origin
+            row, origin = row + 1, origin + 1
+
+    for first in (np.flatnonzero(ran[:-1] & ~ran[1:]) + 1).tolist():
+        following = np.flatnonzero(ran[first : first + _PIECE])[:1].tolist()
+        origin = int(repeats[first - 1]) + 1
+        fill(first, first + sum(following), origin)
+        piece = token[origin : origin + _PIECE]
+        if repeats[first] < 0 and np.array_equal(token[first + 1 : first + 1 + _PIECE], piece):
+            fill(first + 1, len(token), origin)
+
+
+def _oftener(ran: Int64, last: int, begun: Int64) -> int:
+    """How many kernels behind the last of a recompute ran again, and less often than it did.
+
+    They end where another recompute begins (``begun``). 0 where they are too many for what early
+    stop leaves out.
+    """
+    stop = int(begun[begun.searchsorted(last + 1) :][:1].sum()) or len(ran)
+    after = ran[last + 1 : min(stop, last + 2 + _LONGEST_END)]
+    fewer = (after > 0) & (after < ran[last])
+    number = len(fewer) if fewer.all() else int(np.argmin(fewer))
+    return number if number <= _LONGEST_END else 0
 
 
 def _steps(facts: RecomputeFacts, sequence: KernelSequence) -> tuple[int, int, list[int]] | None:

@@ -238,7 +238,7 @@ class KernelSequence:
         time: To the start of the next, ns.
         at: Where attention's main kernels are in the sequence.
         events: What each of these is; recomputes are known.
-        again: For each kernel: does it repeat one of the forward pass?
+        repeats: For each kernel: which it repeats, -1 for none.
     """
 
     def __init__(
@@ -255,18 +255,39 @@ class KernelSequence:
         self.time = np.append(np.diff(self.start), last)
         self.at = self.rows.searchsorted(attention)
         self.events = events
-        self.again = np.zeros(len(self.token), np.bool_)
-        edges, runs = [*self.at.tolist(), len(self.token)], []
-        for number, original in _layers(events, highest):
+        self.repeats = np.full(len(self.token), -1, np.int64)
+        self._find_repeats(highest)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def again(self) -> Bool:
+        """For each kernel: does it repeat one?"""
+        return self.repeats >= 0
+
+    def _find_repeats(self, highest: int) -> None:
+        before = 0
+        least: dict[int, int] = {}
+        for number, layer, originals in sorted(_layers(self.events, highest)):
+            here = int(self.at[number])
             # It reaches as far as the events next to it.
-            low = edges[number - 1] + 1 if number else 0
-            here, bounds = edges[number], (low, edges[number + 1])
-            runs.append((here, *self._equal(here, edges[original], *bounds)))
-        # Where the backward pass before it ends as a layer does, one seems to begin earlier.
-        lengths = [here - first for here, first, _ in runs]
-        before = min(lengths, default=0) if highest > 1 else len(self.token)
-        for here, first, end in runs:
-            self.again[max(first, here - before) : end] = True
+            low = int(self.at[number - 1]) + 1 if number else 0
+            high = int(self.at[number + 1]) if number + 1 < len(self.at) else here + 1
+            places = [int(self.at[original]) for original in originals]
+            # Of recomputes in a row, equal layers hide where one ends; each begins as the first
+            # does. Where the backward pass before it ends as a layer does, it seems to begin
+            # earlier.
+            if not number or self.events[number - 1] != RECOMPUTE:
+                before = here - self._equal(here, places[layer], low, here + 1)[0]
+                if highest > 1 and len(set(np.diff(places).tolist())) == 1:
+                    before = least[places[0]] = min(before, least.get(places[0], before))
+            low = max(low, here - before)
+            if self.events[number + 1 : number + 2] == [RECOMPUTE]:
+                high = max(here + 1, min(high, int(self.at[number + 1]) - before))
+            rows = np.arange(*self._equal(here, places[layer], low, high))
+            rows = rows[self.repeats[rows] < 0]
+            self.repeats[rows] = rows + places[layer] - here
 
     def _equal(self, at: int, origin: int, low: int, high: int) -> tuple[int, int]:
         """The run around ``at`` that equals one around ``origin``: its first kernel and its end."""
@@ -280,12 +301,21 @@ class KernelSequence:
             last += 1
         return first, last
 
+    def beyond_first(self) -> Bool:
+        """For each kernel: did another repeat the same before it, in the same backward pass?"""
+        again = self.again
+        rows = np.flatnonzero(again)
+        ends = self.at[_turns(self.events)]
+        run = self.repeats[rows] + len(self) * ends.searchsorted(rows)
+        again[rows[np.unique(run, return_index=True)[1]]] = False
+        return again
+
     def spans(self) -> tuple[Bool, Bool]:
         """For each kernel: is it between the first and last event of a forward; of a backward pass?
 
         Recomputes are not counted as either's events.
         """
-        found = np.zeros((2, len(self.rows)), np.bool_)
+        found = np.zeros((2, len(self)), np.bool_)
         both = zip(self.at.tolist(), self.events, strict=True)
         kept = [each for each in both if each[1] != RECOMPUTE]
         for event, run in groupby(kept, lambda each: each[1]):
@@ -294,8 +324,23 @@ class KernelSequence:
         return found[0], found[1]
 
 
-def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int]]:
-    """For each recompute: its event, and the event in the forward pass that it repeats.
+def _turns(events: Sequence[str]) -> list[int]:
+    """The last event of each backward pass: it has as many backwards as there are forwards."""
+    found, forward, backward = [], 0, 0
+    for number, event in enumerate(events):
+        if event == FORWARD:
+            goes_on = number > 0 and events[number - 1] == FORWARD
+            forward, backward = forward + 1 if goes_on else 1, 0
+        elif event == BACKWARD:
+            backward += 1
+            if backward == forward or events[number + 1 : number + 2] == [FORWARD]:
+                found.append(number)
+                backward = 0 if backward == forward else backward
+    return found
+
+
+def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, list[int]]]:
+    """For each recompute: its event, the layer it repeats, and the events of the forward pass.
 
     Recomputes before some backwards repeat the layers of these, in order; those before them the
     same layers, or, where their number is another, all layers up to the last of these.
@@ -319,7 +364,7 @@ def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int]]:
         found, size = range(place, stop), group - stop
         if originals and found:
             for number, again in _assigned(list(found), layer, max(1, size), highest):
-                yield number, originals[again]
+                yield number, again, originals
         # A second loss, or a micro-batch that waited, goes through the layers again.
         layer = layer - size if layer >= size else len(originals) - 1
         place = max(group, place + 1)
