@@ -21,7 +21,7 @@ def rows(output: str) -> dict[str, list[str]]:
     return {line[0]: line[3:] for line in lines if line and line[0] in names}
 
 
-BESIDE = ["int8_round_buffered"]
+BESIDE = ["int8_round_buffered", "two_gradients_round_n"]
 WITHOUT_ATTENTION = ["kinds_first_n", "kinds_rolled_out_n", "kinds_recommender_n"]
 # In one process: its imports take most of the time of a few cases.
 COMMANDS = (

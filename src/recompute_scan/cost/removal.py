@@ -36,6 +36,7 @@ from recompute_scan.cost.reruns import (
     Recording,
     Recordings,
     find_own_copies,
+    find_own_passes,
     find_reaches,
     find_sequences,
 )
@@ -184,6 +185,7 @@ class Context:
         self.reaches = find_reaches(facts, self.sequences)
         self.recordings = Recordings(facts, self.sequences)
         self.own_copies = find_own_copies(facts, self.sequences)
+        self.own_passes = find_own_passes(facts, self.sequences)
         self.early_stop = find_early_stop(facts, self.sequences)
         # Nodes of reentrant checkpoints, and all nodes.
         nodes = vocabulary.nodes_of(facts.structure.functions.names)
@@ -349,9 +351,9 @@ class Removal:
             if int(originals[0]) not in changed:
                 changed.add(int(originals[0]))
                 yield from self._changed_run(sequence, originals, again=False)
-        own = self._around.own_copies
-        here = np.array(goes, np.bool_)[own.owner] & self._around.here[own.rows]
-        yield from gone(self._facts.calls, own.rows[here])
+        for own in (self._around.own_copies, self._around.own_passes):
+            here = np.array(goes, np.bool_)[own.owner] & self._around.here[own.rows]
+            yield from gone(self._facts.calls, own.rows[here])
         yield from self._unpacking()
 
     @cached_property

@@ -17,13 +17,18 @@ longer or shorter than another run of the same operators:
   input in the forward pass, and back before it runs the block again. Autograd is off then, so
   copies have no sequence number in the recompute; the block's operators have one, with or without a
   wanted gradient (``aten/src/ATen/core/dispatch/Dispatcher.cpp``). FSDP gathers parameters without
-  autograd too, but parameters are of another size than the block's input.
+  autograd too, but parameters are of another size than the block's input. A function may also go
+  backward through its second run more than once, as for the gradient of its input and then for the
+  gradients of its parameters: a node that it evaluates twice runs once without it. And it may hold
+  on to the gradient that it returns. Where that gradient is added to a leaf, autograd copies what
+  it would have taken (``torch/csrc/autograd/functions/accumulate_grad.h``).
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from zlib import crc32
 
@@ -33,8 +38,9 @@ from msgspec import Struct
 from recompute_scan.cost.flops import parse_inputs
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.by_design import OwnWork, find_own_work, first_of_block
-from recompute_scan.recompute.roles import OPERATORS, Role, table
+from recompute_scan.recompute.by_design import OwnWork, find_own_work, first_of_block, is_of_others
+from recompute_scan.recompute.roles import OPERATORS, Role, Structure, table
+from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
@@ -403,15 +409,18 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
         mine = slice(*engine.searchsorted([recompute.engine, recompute.engine + 1]).tolist())
         if mine.start == mine.stop and not ran[sequence.recompute]:
             continue
-        # A recompute may begin with other work: its middle is surely its function's block's.
-        middle = (first_of_block(structure, recompute.again) + len(recompute.again)) // 2
-        if sequence.first <= middle < sequence.stop:
+        if sequence.first <= middle_of_block(structure, recompute.again) < sequence.stop:
             work = own.rows[own.owner == sequence.recompute]
             again = alignment.again[np.isin(alignment.original, work)]
             rows += [work, again, _copies(facts, recompute.again, copies[mine])]
             owners.append(np.full(sum(map(len, rows[-3:])), number))
     found, first = np.unique(np.concatenate(rows), return_index=True)
     return OwnWork(found, np.concatenate(owners)[first])
+
+
+def middle_of_block(structure: Structure, again: Int64) -> int:
+    """Place in a recompute that is surely its function's block's: it may begin with other work."""
+    return (first_of_block(structure, again) + len(again)) // 2
 
 
 def _copies(facts: RecomputeFacts, again: Int64, copies: Int64) -> Int64:
@@ -433,3 +442,108 @@ def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:
     """Sizes of a call's first tensor; empty where the trace does not have them."""
     inputs = parse_inputs(facts.trace.signatures[facts.calls.dims[row]])
     return inputs.shapes[0] if inputs is not None and inputs.shapes else ()
+
+
+_ADDS = re.compile(re.escape(vocabulary.ENGINE) + r"torch::autograd::AccumulateGrad$")
+_COPIES = frozenset({"aten::new_empty_strided", "aten::empty_like", "aten::clone", "aten::copy_"})
+
+# The engine's range, the node in it, its operators.
+_LEVELS = 2
+
+
+def find_own_passes(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnWork:
+    """The further backward passes of functions through one run, and their copies of gradients.
+
+    By the position of their block's piece among the sequences; a call stands for all that it holds.
+    """
+    others = vocabulary.nodes_of(facts.structure.functions.names - {vocabulary.TORCHS_FUNCTION})
+    if others.isdisjoint(facts.calls.names):
+        return OwnWork(*np.empty((2, 0), np.int64))
+    passes = _Passes(facts)
+    found = []
+    for number, sequence in enumerate(sequences):
+        recompute = facts.alignment.recomputes[sequence.recompute]
+        if sequence.first <= middle_of_block(facts.structure, recompute.again) < sequence.stop:
+            found += [(row, number) for row in passes.of(recompute)]
+    return OwnWork(*np.array(sorted(found), np.int64).reshape(-1, 2).T)
+
+
+class _Passes:
+    """By the recompute that a function makes."""
+
+    def __init__(self, facts: RecomputeFacts) -> None:
+        self._facts = facts
+        self._engines = facts.structure.rows(Role.BACKWARD)
+        above = facts.calls.parent[self._engines]
+        self._around = np.where(above >= 0, facts.structure.engine[above], -1)
+        self._adds = facts.calls.names_where(_ADDS.match)
+
+    def of(self, recompute: Recompute) -> Iterator[int]:
+        """By the engine's range around the function's node, if it is not torch's function."""
+        # A recompute that another node ran before belongs to the node that goes through it.
+        nodes = self._facts.structure.evaluations
+        through = int(nodes.through[recompute.again[len(recompute.again) // 2]])
+        node = int(nodes.row[through]) if through >= 0 else recompute.engine
+        if node >= 0 and is_of_others(self._facts.structure, node):
+            yield from self._evaluated_again(node)
+            yield from self._copied(node)
+
+    def _evaluated_again(self, node: int) -> Iterator[int]:
+        """All but the last evaluation of each node that the function's node evaluates again.
+
+        Work of an earlier evaluation alone stays, such as a gradient that a later one leaves out.
+        """
+        begin, end = self._engines.searchsorted([node + 1, node + 1 + self._facts.calls.size[node]])
+        # Those right in it, without a range in between.
+        inside = self._engines[begin:end][self._around[begin:end] == node]
+        number = self._facts.structure.number[inside]
+        inside, number = inside[number >= 0], number[number >= 0]
+        later: dict[int, int] = {}
+        for row, one in zip(inside[::-1].tolist(), number[::-1].tolist(), strict=True):
+            if one in later:
+                yield from self._also_in(row, later[one], _LEVELS)
+            later[one] = row
+
+    def _also_in(self, row: int, other: int, levels: int) -> Iterator[int]:
+        """The call itself if the other holds all that it does, or those in it that the other has.
+
+        What runs again in it goes or stays for itself.
+        """
+        stop = row + 1 + int(self._facts.calls.size[row])
+        operators = OPERATORS[self._facts.structure.role[row:stop]]
+        if not operators.any() and not self._names(row) - self._names(other):
+            yield row
+            return
+        if operators[0] or not levels:
+            return
+        called = self._facts.calls.called
+        others: dict[str, list[int]] = {}
+        for child in reversed(self._children(other)):
+            others.setdefault(called(child), []).append(child)
+        for child in self._children(row):
+            alike = others.get(called(child))
+            if alike:
+                yield from self._also_in(child, alike.pop(), levels - 1)
+
+    def _copied(self, node: int) -> Iterator[int]:
+        """The copy of the gradient that the node gives, where it is added right behind the node."""
+        calls = self._facts.calls
+        stop = node + 1 + int(calls.size[node])
+        at = int(self._engines.searchsorted(stop))
+        if at == len(self._engines):
+            return
+        adds = int(self._engines[at])
+        if calls.parent[adds] != calls.parent[node] or not self._adds[calls.name[adds]]:
+            return
+        inside = range(adds + 1, adds + 1 + int(calls.size[adds]))
+        yield from (row for row in inside if calls.called(row) in _COPIES)
+
+    def _children(self, row: int) -> list[int]:
+        calls = self._facts.calls
+        inside = np.arange(row + 1, row + 1 + int(calls.size[row]))
+        found: list[int] = inside[calls.parent[inside] == row].tolist()
+        return found
+
+    def _names(self, row: int) -> Counter[str]:
+        inside = range(row, row + 1 + int(self._facts.calls.size[row]))
+        return Counter(self._facts.calls.called(one) for one in inside)
