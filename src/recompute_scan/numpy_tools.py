@@ -35,6 +35,29 @@ def places_of(values: npt.NDArray[np.signedinteger[Any]]) -> dict[int, npt.NDArr
     return dict(zip(ordered[begins].tolist(), split(order, begins), strict=True))
 
 
+def turns_of(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each of these values: how often it came before."""
+    order = values.argsort(kind="stable")
+    ordered = values[order]
+    turns = np.empty(len(values), np.int64)
+    turns[order] = np.arange(len(values)) - ordered.searchsorted(ordered)
+    return turns
+
+
+def medians_of(
+    values: npt.NDArray[Any], *keys: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """For each value: the median of all with equal keys, and their number."""
+    order = np.lexsort((values, *keys))
+    first = np.flatnonzero(changes(*(key[order] for key in keys)))
+    size = np.diff(first, append=len(values))
+    ordered = values[order]
+    middle = (ordered[first + (size - 1) // 2] + ordered[first + size // 2]) / 2
+    medians, number = np.empty(len(values)), np.empty(len(values), np.int64)
+    medians[order], number[order] = middle.repeat(size), size.repeat(size)
+    return medians, number
+
+
 def median(values: npt.NDArray[np.number[Any]] | Sequence[float]) -> float:
     """``np.median``; NaN of no values, without a warning."""
     return float(np.median(values)) if len(values) else float("nan")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.cost.phases import Communication, add_up
+from recompute_scan.cost.phases import Repeated
+from recompute_scan.cost.phases import repeated as add_up
 from recompute_scan.cost.price import price
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import Kind, load
@@ -28,11 +29,11 @@ def repeating(*collectives: Call, beside: tuple[Call, ...] = ()) -> RecomputeFac
     return studied(thread(training_step(0, *forward, *nodes)))
 
 
-def of_recomputes(facts: RecomputeFacts) -> Communication:
+def of_recomputes(facts: RecomputeFacts) -> Repeated:
     return add_up(facts, facts.collectives.repeated)
 
 
-def repeated(*collectives: Call, beside: tuple[Call, ...] = ()) -> Communication:
+def repeated(*collectives: Call, beside: tuple[Call, ...] = ()) -> Repeated:
     return of_recomputes(repeating(*collectives, beside=beside))
 
 
@@ -113,7 +114,7 @@ def test_gloos_own_ranges_tell_the_type_of_a_list() -> None:
     for types, size in ((["double"], 200), (["double", "float"], None)):
         ranges = [op("gloo:all_reduce", dims=[[25]], types=[one]) for one in types]
         found = of_recomputes(studied(main, thread(*ranges, tid=9)))
-        assert found == Communication(1, size, None)
+        assert (found.count, found.bytes, found.exposed_ms) == (1, size, None)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,8 @@ def test_a_published_trace_of_eight_gpus() -> None:
     """Nothing is repeated in it; what all its collectives come to was read from its arguments."""
     facts = study(load(PUBLIC / "mi300x-resnet-checkpointed.json.gz"))
     collectives = facts.collectives
-    assert of_recomputes(facts) == Communication(0, 0, 0)
+    none = of_recomputes(facts)
+    assert (none.count, none.bytes, none.exposed_ms) == (0, 0, 0)
     found = add_up(facts, collectives.rows)
     assert found.count == 4  # and two waits
     assert found.bytes == (2873320 + 8816192 + 9600) * 2 + 20 * 8

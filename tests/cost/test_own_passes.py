@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from recompute_scan.cost.removal import Context
-from recompute_scan.recompute.counts import host_times
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
 from recompute_scan.trace.calls import Calls
@@ -26,21 +25,16 @@ def gone(facts: RecomputeFacts) -> list[int]:
     return rows
 
 
-def name_of(calls: Calls, row: int) -> str:
-    name: str = calls.names[calls.name[row]]
-    return name
-
-
 def nodes_in(calls: Calls, node: int) -> list[int]:
     """Engine ranges directly under a node, and not under another."""
     return [row for row in range(node, node + int(calls.size[node]) + 1)
-            if calls.parent[row] == node and name_of(calls, row).startswith(ENGINE)]  # fmt: skip
+            if calls.parent[row] == node and calls.called(row).startswith(ENGINE)]  # fmt: skip
 
 
 def test_the_first_of_two_passes_goes_but_for_what_the_second_leaves_out() -> None:
     facts = facts_of("two_gradients_in_r")
     calls, found = facts.calls, gone(facts)
-    nodes = [row for row in range(len(calls)) if name_of(calls, row) == "TwoGradsBackward"]
+    nodes = [row for row in range(len(calls)) if calls.called(row) == "TwoGradsBackward"]
     assert len(nodes) == BLOCKS * STEPS
     left = Counter[str]()
     for node in nodes:
@@ -49,13 +43,13 @@ def test_the_first_of_two_passes_goes_but_for_what_the_second_leaves_out() -> No
         again = [row for row in passes if calls.sequence[row] == calls.sequence[passes[0]]]
         assert len(again) == 2
         first, second = ([row for row in passes if (row < again[1]) == early] for early in (1, 0))
-        names = [Counter(name_of(calls, row) for row in one) for one in (first, second)]
+        names = [Counter(calls.called(row) for row in one) for one in (first, second)]
         assert not names[0] - names[1]
         for row in first:
             if row not in found:
                 inside = range(row + 1, row + 1 + int(calls.size[row]))
                 kept = [one for one in inside if calls.parent[one] == row and one not in found]
-                left.update(name_of(calls, one) for one in kept)
+                left.update(calls.called(one) for one in kept)
         assert not {*second} & {*found}
     # The gradient of the residual: nobody asks for that of the input the second time.
     assert left == {"aten::add_": BLOCKS * STEPS}
@@ -66,18 +60,18 @@ def test_the_copy_of_a_gradient_that_a_function_holds(name: str) -> None:
     facts = facts_of(name)
     calls, found = facts.calls, gone(facts)
     function = ENGINE + "HeldBlockBackward" if name.startswith("in_two") else ENGINE + "HookedBlock"
-    engines = [row for row in range(len(calls)) if name_of(calls, row).startswith(ENGINE)]
+    engines = [row for row in range(len(calls)) if calls.called(row).startswith(ENGINE)]
     behind = [
         row
         for row in engines
-        if name_of(calls, row) == ADDS
+        if calls.called(row) == ADDS
         and any(
-            name_of(calls, one).startswith(function) and one + calls.size[one] + 1 == row
+            calls.called(one).startswith(function) and one + calls.size[one] + 1 == row
             for one in engines
         )
     ]
     copies = [row for add in behind for row in range(add, add + int(calls.size[add]) + 1)
-              if name_of(calls, row) == "aten::copy_"]  # fmt: skip
+              if calls.called(row) == "aten::copy_"]  # fmt: skip
     assert len(copies) == BLOCKS * STEPS
     assert {*copies} <= {*found}
     assert all(any(add < row <= add + calls.size[add] for add in behind) for row in found)
@@ -92,7 +86,7 @@ def test_what_runs_again_in_a_pass_goes_or_stays_for_itself() -> None:
     facts = facts_of("two_gradients_twice")
     calls, found = facts.calls, gone(facts)
     # The outer function's node evaluates the inner one's twice, which runs the block again.
-    twice = [row for row in range(len(calls)) if name_of(calls, row) == ENGINE + "TwoGradsBackward"]
+    twice = [row for row in range(len(calls)) if calls.called(row) == ENGINE + "TwoGradsBackward"]
     nested = [
         row for row in twice if any(row in range(one + 1, one + calls.size[one]) for one in twice)
     ]
@@ -100,22 +94,3 @@ def test_what_runs_again_in_a_pass_goes_or_stays_for_itself() -> None:
     assert not {*found} & {*nested}
     recomputed = facts.alignment.again
     assert not any(row <= one <= row + calls.size[row] for row in found for one in recomputed)
-
-
-@pytest.mark.parametrize("name", ["tiles_in_n", "tiles_in_r", "n_inside"])
-def test_a_recompute_takes_no_time_of_the_passes_between_its_pieces(name: str) -> None:
-    facts = facts_of(name)
-    calls, alignment = facts.calls, facts.alignment
-    times = host_times(alignment)
-    between = 0
-    for each, time in zip(alignment.recomputes, times.tolist(), strict=True):
-        first, last = int(each.again[0]), int(each.again[-1])
-        inside = [
-            row
-            for row in range(first, last)
-            if name_of(calls, row).startswith(ENGINE) and calls.parent[row] == calls.parent[first]
-        ]
-        passes = int(calls.duration[inside].sum())
-        assert time == int(calls.end[last] - calls.start[first]) - passes
-        between += passes
-    assert (between > 0) == name.startswith("tiles")

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from recompute_scan.recompute.counts import Counts
-from tests.recompute.training import (
-    checkpointed_step,
-    run,
-)
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Counts, host_times
+from recompute_scan.recompute.study import study
+from recompute_scan.trace import load
+from tests.cases.recorded import recorded
+from tests.recompute.training import checkpointed_step, run
 from tests.trace_builder import studied, thread
 
 
@@ -54,3 +55,23 @@ def test_highest_that_matters_and_mean(
     counts = counts_of(multiplicity, weight)
     assert counts.highest(counts.counted) == highest
     assert counts.mean(counts.counted) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("name", ["tiles_in_n", "tiles_in_r", "n_inside"])
+def test_a_recompute_takes_no_time_of_the_passes_between_its_pieces(name: str) -> None:
+    facts = study(load(recorded(name)[0]))
+    calls, alignment = facts.calls, facts.alignment
+    times = host_times(alignment)
+    between = 0
+    for each, time in zip(alignment.recomputes, times.tolist(), strict=True):
+        first, last = int(each.again[0]), int(each.again[-1])
+        inside = [
+            row
+            for row in range(first, last)
+            if calls.called(row).startswith(vocabulary.ENGINE)
+            and calls.parent[row] == calls.parent[first]
+        ]
+        passes = int(calls.duration[inside].sum())
+        assert time == int(calls.end[last] - calls.start[first]) - passes
+        between += passes
+    assert (between > 0) == name.startswith("tiles")

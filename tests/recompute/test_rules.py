@@ -11,9 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from recompute_scan import trace
 from recompute_scan.recompute import alignment, roles, study
-from recompute_scan.recompute.alignment import Matcher
 from recompute_scan.recompute.roles import RULES, Rule, classify
-from recompute_scan.recompute.sequences import ForwardSequence
+from recompute_scan.recompute.sequences import ForwardSequence, Matcher
 from recompute_scan.trace.calls import nest
 from tests.cases.case import record
 from tests.cases.equal import EQUAL

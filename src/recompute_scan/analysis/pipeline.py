@@ -47,8 +47,8 @@ from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.progress import paused
+from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.attention_kernels import KernelEvidence
-from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.regions import (
     attention_of,
     count_families,

@@ -30,14 +30,14 @@ from recompute_scan.compiled.graphs import (
 from recompute_scan.compiled.logs import VERSION, CompileFrame, Record
 from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.boundaries import Span
 from recompute_scan.recompute.checks import PlainCounts, Tally, plainly_counted
-from recompute_scan.recompute.counts import Counts, Float64
+from recompute_scan.recompute.evaluations import twins_of
 from recompute_scan.recompute.layers import Block, holder, numbered, with_lookalikes
 from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.recompute.verdict import Judgement, judge, weigh
-from recompute_scan.recompute.work import twins_of
 from recompute_scan.result import (
     Checkpoint,
     CompiledCode,
@@ -49,7 +49,7 @@ from recompute_scan.result import (
 )
 from recompute_scan.result.run_record import SwitchedOn
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import Bool, Float64, Int64
 
 # A checkpoint inside compiled code is around the same work as one outside when it holds this much.
 _SAME_WORK = 0.8

@@ -32,13 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from recompute_scan.result.run_record import (
-    Candidate,
-    Hold,
-    Rehearsal,
-    parts_of,
-    whole_places,
-)
+from recompute_scan.result.run_record import Candidate, Hold, Rehearsal, parts_of
 from recompute_scan.terminal import without_lines
 
 # The choice for each module: one of the first four. A part has the choice of its module, or is
@@ -50,11 +44,8 @@ Condition = tuple[int, int]
 
 
 class Moment(Struct, frozen=True):
-    """The bytes held at one moment.
-
-    Attributes:
-        always: Bytes, whatever is recomputed.
-        terms: Bytes that are held where at least one of the conditions is true.
+    """The bytes held at one moment: ``always``, whatever is recomputed, and the bytes of each of
+    the ``terms`` where one of its conditions is true.
     """
 
     always: int
@@ -207,7 +198,11 @@ class _Moments(Struct, frozen=True):
         """
         each = [self._held_by(hold, time, recomputing, until) for hold in holds]
         literals = frozenset[Condition]().union(*filter(None, each))
-        always = None in each or any(self._all_of(place) <= literals for place, _ in literals)
+        every = {
+            place: {(place, c) for c in self.choices | ({PART} if place in self.parts else set())}
+            for place, _ in literals
+        }
+        always = None in each or any(all_of <= literals for all_of in every.values())
         return None if always else literals
 
     def _held_by(
@@ -245,10 +240,6 @@ class _Moments(Struct, frozen=True):
         both = {RECOMPUTE, SELECTIVE} if hold.kind == "input" else {SELECTIVE}
         return {(place, choice) for choice in choices & both}
 
-    def _all_of(self, place: int) -> set[Condition]:
-        more = {PART} if place in self.parts else set()
-        return {(place, choice) for choice in self.choices | more}
-
 
 def _turns(rehearsal: Rehearsal) -> list[int]:
     """The first ends behind beginnings."""
@@ -263,12 +254,13 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
     """
     events: list[list[tuple[int, int, int]]] = [[] for _ in rehearsal.runs]
     for storage in rehearsal.storages:
-        whole = [(rehearsal.whole_run(hold.run), hold) for hold in storage.holds]
-        for run in {run for run, _ in whole if run >= 0}:
-            mine = [hold for known, hold in whole if known == run]
-            saved = min((one.begin for one in mine if one.kind == "saved"), default=-1)
-            heavy = max((one.begin for one in mine if one.kind == "heavy"), default=-1)
-            if saved >= 0 or heavy >= 0:
+        begins: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for hold in storage.holds:
+            begins[rehearsal.whole_run(hold.run)][hold.kind].append(hold.begin)
+        for run, of_kind in begins.items():
+            saved = min(of_kind["saved"], default=-1)
+            heavy = max(of_kind["heavy"], default=-1)
+            if run >= 0 and max(saved, heavy) >= 0:
                 events[run].append((storage.size, saved, heavy))
     found = []
     for each in events:
@@ -276,9 +268,8 @@ def _within_runs(rehearsal: Rehearsal) -> list[list[int]]:
         held = [
             sum(size for size, made, kept in each if 0 <= made <= end or kept > end) for end in ends
         ]
-        last = ends[-1:] or [-1]
         fullest = [ends[held.index(max(held))]] if held and max(held) > held[-1] else []
-        found.append([*fullest, *last])
+        found.append([*fullest, *(ends[-1:] or [-1])])
     return found
 
 
@@ -309,6 +300,8 @@ def silent_solver(time_limit_s: float) -> tuple[ModuleType, Any]:
 TIME_LIMIT_S, _LEAST_S = 10.0, 2.5
 # The solver gets MiB, so that its coefficients are of one size.
 _SCALE = 2.0**20
+# A solution can exceed a budget by a byte, in floating point: then it gets less.
+_MOST_OVER = 2**10
 # Among arrangements that are as fast the one that holds less is preferred, by so little of a step
 # for all memory together.
 _PREFERENCE = 1e-6
@@ -380,15 +373,13 @@ class Arrangements(Struct, frozen=True):
 
     def extra_ms(self, place: int, choice: int) -> float:
         """Time that a choice for one module adds to a step."""
-        if self.candidates[place].part_of >= 0:
-            return self.again_ms[place] if choice == PART else 0.0
-        if choice == SELECTIVE:
-            known = self.selective_ms[place]
-            assert known is not None, "one of the options"
-            return known
+        if choice == KEEP or (choice != PART and self.candidates[place].part_of >= 0):
+            return 0.0
         if choice == OFFLOAD:
             return self.offload_ms[place]
-        return self.again_ms[place] if choice == RECOMPUTE else 0.0
+        known = self.selective_ms[place] if choice == SELECTIVE else self.again_ms[place]
+        assert known is not None, "one of the options"
+        return known
 
     def least(self) -> int:
         """The least memory that any arrangement takes, bytes."""
@@ -421,9 +412,8 @@ class Arrangements(Struct, frozen=True):
         program = _ZeroOneProgram(self, max(least, limit_s / max(1, len(budgets))))
         each: list[Choices | None] = []
         for budget in budgets:
-            found = program.fastest(budget)
-            if found is not None and self.peak(found) > budget:  # by a byte, in floating point
-                found = _within(self, found, budget)
+            tried = map(program.fastest, (budget, budget - _MOST_OVER))
+            found = next((one for one in tried if one is None or self.peak(one) <= budget), None)
             each.append(None if found is None else _in_order(self, found, budget))
         return each
 
@@ -450,17 +440,6 @@ def _in_order(one: Arrangements, found: Choices, budget: int) -> Choices:
                 found = tried
                 break
     return found
-
-
-def _within(one: Arrangements, found: Choices, budget: int) -> Choices | None:
-    """Recompute more modules, the cheapest first, until the arrangement fits to the byte."""
-    modules = [place for place in whole_places(one.candidates) if place not in one.fixed]
-    for place in sorted(modules, key=lambda place: one.again_ms[place]):
-        found[place] = RECOMPUTE
-        found = one.followed(found)
-        if one.peak(found) <= budget:
-            return found
-    return None
 
 
 class _ZeroOneProgram:

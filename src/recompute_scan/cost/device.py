@@ -33,19 +33,16 @@ _GAP_NS = 1_000
 
 
 class Device(Struct, frozen=True):
-    """Device work of an interval of trace, in order of start.
+    """Device work of an interval of trace, in order of start, ns.
 
     Attributes:
         rows: Row in ``Kernels``.
-        start: When it began, ns.
-        end: When it ended.
-        stream: Code of its stream.
         launched: Start of the launching call; its own start where that is unknown.
         thread: Code of the launching thread; -1 where it is unknown or the launch came before
             the interval.
         before: Position of the one before on its stream, or -1.
         earlier: Whether it was launched before the interval.
-        order: When it is over in any order that respects streams and launches, ns.
+        order: When it is over in any order that respects streams and launches.
     """
 
     rows: Int64
@@ -168,7 +165,8 @@ def _event_waits(facts: RecomputeFacts, device: Device) -> tuple[Int64, Int64]:
             source = sources[at]
             if stream[source] == stream[target]:
                 # Recorded just for this wait, so on another stream than the one that waits.
-                if at < newest or launches.any_between(moments[at], wait):
+                between = bisect_left(launches.all, moments[at]) < bisect_left(launches.all, wait)
+                if at < newest or between:
                     continue
                 source = launches.last_on_another(target, moments[at])
                 if source < 0:
@@ -186,14 +184,11 @@ class _Launches:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._all = np.sort(device.launched).tolist()
+        self.all = np.sort(device.launched).tolist()
         self._of_stream = {}
         for stream, part in places_of(device.stream).items():
             kernels = part[device.launched[part].argsort(kind="stable")]
             self._of_stream[stream] = (kernels, device.launched[kernels].tolist())
-
-    def any_between(self, begin: int, end: int) -> bool:
-        return bisect_left(self._all, begin) < bisect_left(self._all, end)
 
     def last_on_another(self, target: int, before: int) -> int:
         """The last kernel launched before a time on another stream than the target's, or -1.

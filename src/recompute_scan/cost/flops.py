@@ -2,8 +2,6 @@
 
 MFU counts the forward pass and the backward pass, HFU all that ran, recomputes included
 (Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198).
-Their ratio needs neither times nor a peak: 1 without checkpointing, about 4/3 where every layer is
-recomputed once, 5/3 where it is recomputed twice.
 
 Operations come from the shapes of a call's inputs; a multiplication with its addition counts as
 two. Only matrix products, convolutions and attention count, as in the definition of MFU. The
@@ -32,14 +30,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Flops
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind, Trace
 
 # Beyond any call that a machine could make: shapes of a damaged trace.
 _MOST = 1e21
@@ -48,12 +45,8 @@ Shape = tuple[int, ...]
 
 
 class Inputs(Struct, frozen=True):
-    """The inputs of one call, as the trace has them.
-
-    Attributes:
-        shapes: Shape of each input, empty for what is no tensor.
-        types: Type of each, as torch spells it (``c10::BFloat16``); may be empty.
-        values: Text of each that is no tensor; recorded for convolutions, else empty.
+    """The inputs of one call: the shape of each, empty for what is no tensor; its type, as torch
+    spells it, if recorded; and for convolutions the text of each that is no tensor.
     """
 
     shapes: tuple[Shape, ...]
@@ -64,15 +57,11 @@ class Inputs(Struct, frozen=True):
 def parse_inputs(signature: str) -> Inputs | None:
     """The inputs from a trace's signature (``Trace.signatures``); ``None`` where it has none."""
     try:
-        parts = list(_json_values(signature))
+        dims, *texts = json_lists(signature)
     except (ValueError, RecursionError):
         return None
-    if not parts:
-        return None
-    shapes = tuple(_shape(dims) for dims in parts[0])
-    texts = [tuple(str(text) for text in part) for part in parts[1:3]]
-    types, values = (*texts, (), ())[:2]
-    return Inputs(shapes, types, values)
+    types, values, *_ = *(tuple(map(str, text)) for text in texts), (), ()
+    return Inputs(tuple(map(_shape, dims)), types, values)
 
 
 def count_call(name: str, inputs: Inputs) -> float | None:
@@ -89,36 +78,38 @@ def count_call(name: str, inputs: Inputs) -> float | None:
 
 def number_type(inputs: Inputs) -> str:
     """The number type of the call: ``bf16``, ``fp16``, ``fp32``, ``fp64``, ``fp8``; else empty."""
-    for text in inputs.types:
-        for pattern, short in _NUMBER_TYPES:
-            if pattern.match(text):
-                return short
-    return ""
+    kinds = _NUMBER_TYPES.items()
+    found = (kind for text in inputs.types for name, kind in kinds if text.startswith(name))
+    return next(found, "")
 
 
-_NUMBER_TYPES = (
-    (re.compile(r"c10::BFloat16"), "bf16"),
-    (re.compile(r"c10::Half"), "fp16"),
-    (re.compile(r"c10::Float8"), "fp8"),
-    (re.compile(r"float"), "fp32"),
-    (re.compile(r"double"), "fp64"),
-)
+_NUMBER_TYPES = {
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "c10::Float8": "fp8",
+    "float": "fp32",
+    "double": "fp64",
+}
 
 
-def _json_values(text: str) -> Iterator[list[Any]]:
+def json_lists(text: str) -> Iterator[list[Any]]:
+    """The lists of a signature.
+
+    Raises:
+        ValueError: It has something else.
+        RecursionError: It is nested too deeply.
+    """
     decoder = json.JSONDecoder()
     position = 0
     while position < len(text):
         value, position = decoder.raw_decode(text, position)
-        if not isinstance(value, list):
-            raise ValueError(text[:40])  # noqa: TRY004 - one kind of error for what does not fit
+        _require(isinstance(value, list))
         yield value
 
 
 def _shape(dims: Any) -> Shape:
-    if isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims):
-        return tuple(dims)
-    return ()
+    sizes = isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims)
+    return tuple(dims) if sizes else ()
 
 
 def _require(fits: bool) -> None:
@@ -223,9 +214,8 @@ def _plain(first: int, formula: Callable[[Shape, Shape], int]) -> Callable[[Inpu
 
 def _numbers(text: str, length: int) -> list[int]:
     numbers = json.loads(text)
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise ValueError(text)
-    return numbers * length if len(numbers) == 1 else numbers
+    _require(isinstance(numbers, list) and all(type(number) is int for number in numbers))
+    return [*numbers] * length if len(numbers) == 1 else [*numbers]
 
 
 _SDPA = "aten::_scaled_dot_product_{}_attention{}"
@@ -353,13 +343,7 @@ _PEAKS: tuple[tuple[str, str, tuple[float | None, ...], str], ...] = (
 
 
 class Peak(Struct, frozen=True):
-    """One product's peak.
-
-    Attributes:
-        name: The product.
-        tflops: TFLOP/s by number type, for the types that the product supports.
-        source: Where the figures are printed.
-    """
+    """One product's TFLOP/s by number type, for the types that it supports, and their source."""
 
     name: str
     tflops: Mapping[str, float]
@@ -379,8 +363,6 @@ def peak_of(device: str | None) -> Peak | None:
             return Peak(name, {kind: value for kind, value in known if value is not None}, source)
     return None
 
-
-Float64 = npt.NDArray[np.float64]
 
 # Where more than this share of the matrix products, convolutions and attention cannot be counted,
 # what is left says nothing.
@@ -458,15 +440,15 @@ def _count(facts: RecomputeFacts) -> _Counted:
     Operators call each other (``linear`` calls ``addmm``): the innermost one that has a formula
     counts. Those of a recompute that were entered but did not run do not.
     """
-    calls, trace = facts.calls, facts.trace
+    calls, trace, alignment = facts.calls, facts.trace, facts.alignment
     costly = calls.where(lambda name: name in _FORMULAS or _is_heavy(name))
-    rows = np.flatnonzero(costly & (calls.kind == Kind.OP) & ~_idle(facts))
+    costly &= ~np.isin(facts.structure.top, alignment.again[~alignment.ran])
+    rows = np.flatnonzero(costly & (calls.kind == Kind.OP))
     outside = facts.structure.role[rows] != Role.BACKWARD
     rows = rows[outside & facts.in_whole_step(rows)]
     shapes = int(calls.dims.max(initial=0)) + 1
-    pairs, which = np.unique(
-        calls.name[rows].astype(np.int64) * shapes + calls.dims[rows], return_inverse=True
-    )
+    code = calls.name[rows].astype(np.int64) * shapes + calls.dims[rows]
+    pairs, which = np.unique(code, return_inverse=True)
     flops, types = [], []
     for name, dims in (divmod(pair, shapes) for pair in pairs.tolist()):
         inputs = parse_inputs(trace.signatures[dims])
@@ -480,7 +462,10 @@ def _count(facts: RecomputeFacts) -> _Counted:
     # Elsewhere it holds another, as DTensor's do: the recompute stopped in it.
     entered = np.isin(which, which[can & ~inner]) & ~np.isin(which, which[inner & ~again])
     inner &= ~(again & entered)
-    alone = ~can & ~_touches(facts, rows, rows[inner])
+    # Calls that hold one that counts, or are in one, are counted with it.
+    counted = np.zeros(len(calls), np.bool_)
+    counted[rows[inner]] = True
+    alone = ~can & (calls.holding(counted, rows) == 0) & ~calls.within(rows[inner])[rows]
     alone[alone] = _innermost(facts, rows[alone], np.ones(int(alone.sum()), np.bool_))
     return _Counted(
         rows=rows[inner],
@@ -499,29 +484,11 @@ def _is_heavy(name: str) -> bool:
     return vocabulary.family_of(name)[1] == "attention" and left_out not in name
 
 
-def _idle(facts: RecomputeFacts) -> Bool:
-    """One entry per call: is it in a recomputed operator that was entered only?"""
-    idle = np.zeros(len(facts.calls), np.bool_)
-    idle[facts.alignment.again[~facts.alignment.ran]] = True
-    top = facts.structure.top
-    return np.asarray((top >= 0) & idle[np.maximum(top, 0)], np.bool_)
-
-
 def _innermost(facts: RecomputeFacts, rows: Int64, can: Bool) -> Bool:
-    """Which of these (ascending) rows can be counted and hold no other that can."""
-    counted = rows[can]
-    inside = counted.searchsorted(rows + facts.calls.size[rows], side="right")
-    return np.asarray(can & (inside == counted.searchsorted(rows, side="right")), np.bool_)
-
-
-def _touches(facts: RecomputeFacts, rows: Int64, counted: Int64) -> Bool:
-    """Which rows hold one of ``counted`` or are in one (both ascending)."""
-    size = facts.calls.size
-    after = counted.searchsorted(rows, side="right")
-    holds = counted.searchsorted(rows + size[rows], side="right") > after
-    before = counted[np.maximum(after - 1, 0)] if len(counted) else rows
-    stands = (after > 0) & (rows <= before + size[before])
-    return np.asarray(holds | stands, np.bool_)
+    """Which of these rows can be counted and hold no other that can."""
+    counted = np.zeros(len(facts.calls), np.bool_)
+    counted[rows[can]] = True
+    return np.asarray(can & (facts.calls.holding(counted, rows) == 0))
 
 
 def _parts(facts: RecomputeFacts, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:

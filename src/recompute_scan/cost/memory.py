@@ -9,15 +9,11 @@ The choice of regions to stop checkpointing is a 0-1 program as in ``plan``
 (:mod:`recompute_scan.cost.arrangement`): at every moment what is allocated today, and what regions
 without a checkpoint hold on top, must fit.
 
-Selective checkpoints: what keeping attention would give, and how long their operators took.
-
 A selective checkpoint keeps the results of chosen operators and recomputes the rest (Korthikanti et
 al. 2022, arXiv 2205.05198). Attention is the usual choice: its result is as large as its query,
-and no other operator takes as long for so little.
-
-Under a policy each operator is there twice in a trace: once as it is called, and once, inside, as
-torch's dispatch mode calls it. A result that was kept has no second one in the recompute, so only
-the inner ones are counted.
+and no other operator takes as long for so little. Under a policy each operator is there twice in a
+trace: once as it is called, and once, inside, as torch's dispatch mode calls it. A result that was
+kept has no second one in the recompute, so only the inner ones are counted.
 """
 
 from __future__ import annotations
@@ -29,40 +25,29 @@ from math import prod
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from recompute_scan.annotations import ANY_RECOMPUTE, REGION, parse_recompute, parse_region
 from recompute_scan.cost.arrangement import KEEP, Arrangements, Condition, Moment
-from recompute_scan.cost.flops import (
-    Inputs,
-    Machine,
-    capacity,
-    count_call,
-    number_type,
-    parse_inputs,
-)
+from recompute_scan.cost.flops import Machine, capacity, count_call, number_type, parse_inputs
 from recompute_scan.cost.phases import tensors_of
 from recompute_scan.cost.reruns import saved_by, saves_result
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.boundaries import same_boundary
+from recompute_scan.recompute.boundaries import innermost, same_boundary
 from recompute_scan.recompute.layers import Block
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Cost, Memory, MemoryPlan, Region, RegionMemory
 from recompute_scan.result.fidelity import DecidedOperator, Policies, WatchedPolicy
 from recompute_scan.result.run_record import Candidate
 from recompute_scan.trace.allocations import Allocations
-from recompute_scan.trace.columns import Bool, Int64, Trace
+from recompute_scan.trace.calls import Calls
+from recompute_scan.trace.columns import Bool, Int32, Int64, Trace
 
 
 class Held(Struct, frozen=True):
-    """The memory that one run of a region would hold without its checkpoint.
-
-    Attributes:
-        layer: Place of its region among all, in forward order.
-        size: Bytes.
-        start: End of its forward run, ns.
-        end: Start of its recompute, from which on it holds them today too, ns.
+    """The memory that one run of a region would hold without its checkpoint: bytes, from the end of
+    its forward run to the start of its recompute, ns, from which on it holds them today too.
     """
 
     layer: int
@@ -72,16 +57,12 @@ class Held(Struct, frozen=True):
 
 
 class Levels(Struct, frozen=True):
-    """How much higher the peak is without one of two levels of checkpoints.
+    """How many bytes higher the peak is without one of two levels of checkpoints, at least 0.
 
     With both, a backward pass holds the inputs of all outer checkpoints, the inputs of the inner
     ones in one outer checkpoint, and what one inner block saves. Without the inner ones it holds
     what all blocks in one outer checkpoint save; without the outer ones, the inputs of all inner
     ones.
-
-    Attributes:
-        without_inner: Bytes more without the checkpoints inside, at least 0.
-        without_outer: Bytes more without those around them, at least 0.
     """
 
     without_inner: int
@@ -134,18 +115,14 @@ def measure_memory(facts: RecomputeFacts, allocations: Allocations) -> Footprint
     most = int(allocations.reserved[mine].max(initial=-1)) if device >= 0 else -1
     layers = facts.layers
     total = np.concatenate(([0], size.cumsum()))
-    held = [
-        one
-        for layer, blocks in enumerate(layers)
-        for block in blocks
-        if (one := _held(facts, block, layer, ts, total)) is not None
-    ]
+    every = ((layer, block) for layer, blocks in enumerate(layers) for block in blocks)
+    held = (_held(facts, block, layer, ts, total) for layer, block in every)
     return Footprint(
         device=device,
         ts=ts,
         allocated=allocated,
         peak_reserved=most if most > 0 else None,
-        held=tuple(held),
+        held=tuple(filter(None, held)),
         modules=tuple(blocks[0].span.module for blocks in layers),
     )
 
@@ -200,10 +177,8 @@ def levels_of(facts: RecomputeFacts) -> Levels | None:
         return sum(taken(place) for place in (first + np.flatnonzero(own)).tolist())
 
     found = [_levels_of(spans, taken, saved) for spans in of_pass.values()]
-    known = [one for one in found if one is not None]
-    if not known or len(known) < len(found):
-        return None
-    return Levels(max(one.without_inner for one in known), max(one.without_outer for one in known))
+    known = [astuple(one) for one in found if one is not None]
+    return Levels(*map(max, zip(*known, strict=True))) if 0 < len(known) == len(found) else None
 
 
 def _levels_of(
@@ -299,13 +274,10 @@ def arrangements_of(
 
 def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> list[int]:
     """Most that is allocated within each span, including what is there at its start."""
-    ts, allocated = footprint.ts, footprint.allocated
-    first = ts.searchsorted(starts, side="right") - 1
-    last = ts.searchsorted(stops, side="left")
-    return [
-        int(allocated[max(0, before) : max(behind, before + 1)].max(initial=0))
-        for before, behind in zip(first.tolist(), last.tolist(), strict=True)
-    ]
+    first = np.maximum(0, footprint.ts.searchsorted(starts, side="right") - 1)
+    last = np.maximum(first + 1, footprint.ts.searchsorted(stops, side="left"))
+    spans = zip(first.tolist(), last.tolist(), strict=True)
+    return [int(footprint.allocated[begin:end].max(initial=0)) for begin, end in spans]
 
 
 # Kept free of the capacity: the CUDA context and NCCL's buffers, which torch does not count,
@@ -406,7 +378,7 @@ _LEVELS = 4
 _NS_PER_MS = 1e6
 # By call site and name: ns in forwards, ns in recomputes.
 _Times = dict[tuple[str, str], list[float]]
-_ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4, "fp64": 8}
+_ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp64": 8}
 # The logarithms of the sums of exponents, one a row of scores, in 32 bits.
 _ROW_BYTES = 4
 
@@ -464,14 +436,10 @@ def _attention(facts: RecomputeFacts, row: int) -> tuple[str, int] | None:
         name = calls.called(inner)
         inputs = parse_inputs(facts.trace.signatures[calls.dims[inner]])
         if inputs and vocabulary.family_of(name)[1] == "attention" and count_call(name, inputs):
-            return name, _result_bytes(inputs)
+            query, _, value = inputs.shapes[:3]
+            width = _ITEM_BYTES.get(number_type(inputs), 4)
+            return name, prod(query[:-1]) * (value[-1] * width + _ROW_BYTES)
     return None
-
-
-def _result_bytes(inputs: Inputs) -> int:
-    query, _, value = inputs.shapes[:3]
-    rows = prod(query[:-1])
-    return rows * (value[-1] * _ITEM_BYTES.get(number_type(inputs), 4) + _ROW_BYTES)
 
 
 def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Policies:
@@ -513,50 +481,38 @@ def _called(operator: str) -> str:
 
 def _times(facts: RecomputeFacts) -> _Times:
     calls = facts.calls
-    sites: dict[int, str] = {}
-    ranges: list[tuple[int, str, bool]] = []
-    rows = np.concatenate([calls.named(re.compile(re.escape(REGION))), calls.named(ANY_RECOMPUTE)])
-    rows = rows[calls.start[rows].argsort(kind="stable")]
-    whole = facts.in_whole_step(rows)
-    for row in rows.tolist():
-        region = parse_region(calls.called(row))
-        if region is not None:
-            sites[region.call] = region.site
-    for row in rows[whole].tolist():
-        name = calls.called(row)
-        region = parse_region(name)
-        site = region.site if region is not None else sites.get(parse_recompute(name) or 0)
-        if site is not None:
-            ranges.append((row, site, region is None))
-    # In order of rows what is in another comes after it, and takes its own calls from it.
-    owner = np.full(len(calls), -1, np.int64)
-    for number, (row, _, _) in sorted(enumerate(ranges), key=lambda one: one[1][0]):
-        owner[row + 1 : row + 1 + int(calls.size[row])] = number
-    inner = np.flatnonzero(_is_inner(facts, owner))
+    recomputes = calls.named(ANY_RECOMPUTE)
+    rows = np.union1d(calls.named(re.compile(re.escape(REGION))), recomputes)
+    regions = {row: parse_region(calls.called(row)) for row in rows.tolist()}
+    site_of = {one.call: one.site for one in regions.values() if one is not None}
+    sites = {
+        row: one.site if one else site_of.get(parse_recompute(calls.called(row)) or 0)
+        for row, one in regions.items()
+    }
+    known = [row for row in rows[facts.in_whole_step(rows)].tolist() if sites[row] is not None]
+    owner = innermost(calls, np.array(known, np.int64))
+    inner = np.flatnonzero(_is_inner(calls, owner))
     took = calls.duration[inner]
     if facts.work.on_gpu:  # its kernels', wherever it launched them
         launched = facts.kernels.launch >= 0
         launch, time = facts.kernels.launch[launched], facts.kernels.time[launched]
         took = calls.sums(np.bincount(launch, time, len(calls)).astype(np.int64), inner)
     found: _Times = defaultdict(lambda: [0.0, 0.0])
-    again = calls.inside(calls.named(ANY_RECOMPUTE))
+    again = calls.inside(recomputes)
     for row, time in zip(inner.tolist(), took.tolist(), strict=True):
-        _, site, _ = ranges[owner[row]]
+        site = sites[int(owner[row])]
+        assert site is not None, "of a known range"
         found[site, calls.called(row)][int(again[row])] += time
     return dict(found)
 
 
-def _is_inner(facts: RecomputeFacts, owner: Int64) -> Bool:
+def _is_inner(calls: Calls, owner: Int32) -> Bool:
     """For each call: is it in a range, below another of its name, and the innermost of these?"""
-    calls = facts.calls
-    below = np.zeros(len(calls), np.bool_)
-    holds = np.zeros(len(calls), np.bool_)
+    below, holds = np.zeros((2, len(calls)), np.bool_)
     above = calls.parent.astype(np.int64)
     for _ in range(_LEVELS):
-        known = above >= 0
-        same = known & (calls.name[np.maximum(above, 0)] == calls.name)
-        same &= owner[np.maximum(above, 0)] == owner
+        same = (above >= 0) & (calls.name[above] == calls.name) & (owner[above] == owner)
         below |= same
         holds[above[same]] = True
-        above = np.where(known, calls.parent[np.maximum(above, 0)], -1)
+        above = np.where(above >= 0, calls.parent[above], -1)
     return np.asarray((owner >= 0) & below & ~holds)

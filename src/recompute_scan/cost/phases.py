@@ -10,7 +10,6 @@ in Holistic Trace Analysis, counted separately, so that a reader can compare the
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,20 +18,19 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
+from recompute_scan.cost.flops import json_lists
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.by_design import kernels_of, time_of
-from recompute_scan.recompute.counts import host_times
+from recompute_scan.recompute.alignment import host_times
+from recompute_scan.recompute.by_design import kernels_of
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import DeviceTime
 from recompute_scan.trace.calls import StepSpan, step_of
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind, Trace
 
-Float64 = npt.NDArray[np.float64]
 _NS_PER_MS = 1e6
 
 
@@ -77,10 +75,7 @@ def host_phases(facts: RecomputeFacts) -> Phases:
 
 
 class _Begun:
-    """Moments in order: those in a step are found without a look at all others.
-
-    A trace can have steps by the thousand.
-    """
+    """Moments in order: a trace may have thousands of steps, and each finds its moments at once."""
 
     def __init__(self, moments: Int64) -> None:
         self._order = moments.argsort(kind="stable")
@@ -141,29 +136,17 @@ def busy_share(facts: RecomputeFacts) -> float:
     spans = facts.whole_steps
     if not spans or not facts.work.on_gpu:
         return 0.0
-    busy = sum(
-        sum_covered(
-            np.clip(facts.kernels.start, s.start, s.end), np.clip(facts.kernels.end, s.start, s.end)
-        )
-        for s in spans
-    )
+    both = facts.kernels.start, facts.kernels.end
+    busy = sum(sum_covered(*(np.clip(one, s.start, s.end) for one in both)) for s in spans)
     return busy / sum(span.end - span.start for span in spans)
 
 
 def sum_covered(start: Int64, end: Int64) -> float:
     """Length of the union of intervals."""
-    first, last = merged(start, end)
-    return float((last - first).sum())
-
-
-def merged(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Starts and ends of the union of intervals, ascending. They do not overlap or touch."""
-    if not len(start):
-        return start, end
     order = start.argsort(kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
-    firsts = np.flatnonzero(np.concatenate(([True], start[1:] > end[:-1])))
-    return start[firsts], end[np.append(firsts[1:] - 1, len(start) - 1)]
+    gaps = np.maximum(0, start[1:] - end[:-1])
+    return float(end[-1] - start[0] - gaps.sum()) if len(start) else 0.0
 
 
 def device_time(trace: Trace) -> DeviceTime | None:
@@ -244,8 +227,8 @@ _UNEVEN = re.compile(r".*(gather|scatter)")
 _MOST = 2**50
 
 
-class Communication(Struct, frozen=True):
-    """Collectives of a complete step.
+class Repeated(Struct, frozen=True):
+    """Collectives of a complete step, such as those inside recomputes, of one kind.
 
     Attributes:
         count: How many, mean over the steps.
@@ -253,54 +236,34 @@ class Communication(Struct, frozen=True):
         exposed_ms: How long their kernels run while no other kernel computes, median over the
             steps; ``None`` where they have no kernels. A CPU's collectives run on separate threads,
             and no trace shows how long the step waits for them.
-    """
-
-    count: float
-    bytes: float | None
-    exposed_ms: float | None
-
-
-class Repeated(Struct, frozen=True):
-    """Collectives inside recomputes, of one kind.
-
-    Attributes:
-        communication: Their totals in a step.
         names: Each name with how many a step has, the most frequent first.
         time_ms: How long they take in a step: their kernels, or the host where there are none.
         on_device: Whether that is the time of kernels.
     """
 
-    communication: Communication
+    count: float
+    bytes: float | None
+    exposed_ms: float | None
     names: tuple[tuple[str, float], ...]
     time_ms: float
     on_device: bool
 
-    @property
-    def count(self) -> float:
-        """How many, mean over the steps."""
-        return self.communication.count
-
 
 def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
-    """The totals of these collectives inside recomputes (rows of :func:`find_collectives`)."""
-    calls, kernels, steps = facts.calls, facts.kernels, facts.complete_count
-    names = Counter(calls.called(row) for row in rows)
-    return Repeated(
-        communication=add_up(facts, rows),
-        names=tuple((name, number / steps) for name, number in names.most_common()),
-        time_ms=time_of(calls, kernels, rows) / _NS_PER_MS / steps,
-        on_device=bool(kernels_of(calls, kernels, rows).any()),
-    )
-
-
-def add_up(facts: RecomputeFacts, rows: Int64) -> Communication:
     """The totals of these collectives (rows of :func:`find_collectives`)."""
+    calls, steps = facts.calls, facts.complete_count
     sizes = [_bytes(facts, row) for row in rows.tolist()]
     known = [size for size in sizes if size is not None]
-    return Communication(
-        count=len(rows) / facts.complete_count,
-        bytes=sum(known) / facts.complete_count if len(known) == len(sizes) else None,
+    names = Counter(map(calls.called, rows.tolist()))
+    mine = kernels_of(calls, facts.kernels, rows)
+    time = facts.kernels.time[mine] if mine.any() else calls.duration[rows]
+    return Repeated(
+        count=len(rows) / steps,
+        bytes=sum(known) / steps if len(known) == len(sizes) else None,
         exposed_ms=_exposed_ms(facts, rows),
+        names=tuple((name, number / steps) for name, number in names.most_common()),
+        time_ms=float(time.sum()) / _NS_PER_MS / steps,
+        on_device=bool(mine.any()),
     )
 
 
@@ -363,17 +326,14 @@ def _bytes(facts: RecomputeFacts, row: int) -> int | None:
 def tensors_of(signature: str) -> Iterator[tuple[int, int]]:
     """Numbers in each tensor, or list of tensors, of a call, and bytes of one; 0 if not known."""
     try:
-        dims, end = json.JSONDecoder().raw_decode(signature)
-        types, _ = json.JSONDecoder().raw_decode(signature, end)
+        dims, types, *_ = json_lists(signature)
     except (ValueError, RecursionError):
-        return
-    if not (isinstance(dims, list) and isinstance(types, list)):
         return
     for shape, kind in zip(dims, types, strict=False):
         if kind == _LIST and isinstance(shape, list) and shape:
             numbers = [_numbers(one) for one in shape]
             if None not in numbers:
-                yield sum(number for number in numbers if number), 0
+                yield sum(filter(None, numbers)), 0
         elif isinstance(kind, str) and kind in _BYTES and (number := _numbers(shape)) is not None:
             yield number, _BYTES[kind]
 

@@ -14,8 +14,9 @@ by another way, both made the same steps, and each pair is worth its mean.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Literal
@@ -54,11 +55,8 @@ _ALIKE = 0.25
 
 
 class ArmTimes(Struct, frozen=True):
-    """Durations of a step.
-
-    Attributes:
-        ms: By arrangement, those that were measured.
-        surely_longer: Arrangements with steps that are certainly longer than without checkpoints.
+    """Durations of a step by arrangement, ms, of those that were measured; and arrangements with
+    steps that are certainly longer than without checkpoints.
     """
 
     ms: dict[Way, float]
@@ -152,12 +150,11 @@ def _evened(
     groups: dict[str, list[list[int]]] = defaultdict(list)
     for place in sorted(set(range(len(times))) - fixed, key=lambda n: times[n]):
         alike = groups[candidates[place].module_class]
-        if alike and times[place] <= (1 + _ALIKE) * times[alike[-1][0]]:
-            alike[-1].append(place)
-        else:
-            alike.append([place])
+        if not alike or times[place] > (1 + _ALIKE) * times[alike[-1][0]]:
+            alike.append([])
+        alike[-1].append(place)
     found = [0.0] * len(times)
-    for group in (group for alike in groups.values() for group in alike):
+    for group in itertools.chain(*groups.values()):
         for place in group:
             found[place] = median([times[n] for n in group])
     return found
@@ -236,7 +233,7 @@ def _offload_ms(
 
     Where steps vary too much to say what copies take, they would come out free.
     """
-    measured = all(any(arm.way == "offload" for arm in one.arms) for one in ranks)
+    measured = all("offload" in [arm.way for arm in one.arms] for one in ranks)
     if not measured or "offload" not in times.surely_longer:
         return ()
     candidates = ranks[0].candidates
@@ -259,13 +256,12 @@ def _runs_elsewhere(rehearsal: Rehearsal, part: int) -> bool:
 
 def saved_bytes(rehearsal: Rehearsal, candidate: int) -> int:
     """Bytes that one run's operators save, each storage once; the largest run's."""
-    sizes: dict[int, int] = {}
+    sizes = Counter[int]()
     for storage in rehearsal.storages:
         saved = {hold.run for hold in storage.holds if hold.kind == "saved"}
-        for run in saved.union(map(rehearsal.whole_run, saved)):
-            sizes[run] = sizes.get(run, 0) + storage.size
+        sizes.update(dict.fromkeys(saved.union(map(rehearsal.whole_run, saved)), storage.size))
     runs = (n for n, run in enumerate(rehearsal.runs) if run.candidate == candidate)
-    return max((sizes.get(run, 0) for run in runs), default=0)
+    return max((sizes[run] for run in runs), default=0)
 
 
 _AMOUNT = re.compile(
@@ -283,12 +279,11 @@ _NEVER_RAN = (
 
 
 class Wish(Struct, frozen=True):
-    """The limit that was asked for.
+    """The limit that was asked for, as it was written (``text``).
 
     Attributes:
         kind: ``bytes``, ``share`` (a share of today's bytes), ``free`` or ``time``.
         amount: Bytes, a share, or ms; 0 for ``free``.
-        text: As it was written.
     """
 
     kind: Literal["bytes", "share", "free", "time"]
@@ -462,9 +457,7 @@ class Planner:
         low, high = model.least(), model.peak(model.nothing)
         found: list[PlanPoint] = []
         budgets = np.linspace(low, high, _CURVE_POINTS).astype(np.int64)
-        for choice in model.solve_each(budgets.tolist()):
-            if choice is None:
-                continue
+        for choice in filter(lambda one: one is not None, model.solve_each(budgets.tolist())):
             point = self.point(choice)
             if not found or point.step_ms < found[-1].step_ms - 1e-9:
                 found.append(point)
@@ -499,26 +492,20 @@ def _left_out(rehearsal: Rehearsal) -> tuple[str, ...]:
     modules = whole_places(rehearsal.candidates)
     on = {place for place in modules if rehearsal.candidates[place].checkpointed}
     on |= {one.part_of for one in rehearsal.candidates if one.checkpointed} - {-1}
-    for place in modules:
-        if place not in on:
-            name = rehearsal.candidates[place].module
-            lists[name.rpartition(".")[0] or name].add(place)
     if not 0 < len(on) < len(modules):
         return ()
+    for place in [place for place in modules if place not in on]:
+        name = rehearsal.candidates[place].module
+        lists[name.rpartition(".")[0] or name].add(place)
     said = []
     for name, places in lists.items():
         runs = {n for n, run in enumerate(rehearsal.runs) if run.candidate in places}
-        saved = sum(
-            storage.size
-            for storage in rehearsal.storages
-            if any(
-                hold.kind == "saved" and rehearsal.whole_run(hold.run) in runs
-                for hold in storage.holds
-            )
-        )
+        saved = 0
+        for storage in rehearsal.storages:
+            holds = (one for one in storage.holds if one.kind == "saved")
+            saved += storage.size * any(rehearsal.whole_run(one.run) in runs for one in holds)
         said.append(f"{len(places)} in {name}, which save {size(saved)}")
-    others = "; ".join(said)
     return (
         f"{len(on)} of {plural(len(modules), 'module')} are checkpointed today. Not checkpointed: "
-        f"{others}.",
+        f"{'; '.join(said)}.",
     )

@@ -19,27 +19,16 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from recompute_scan.cost.phases import (
-    Float64,
-    Phases,
-    busy_share,
-    device_phases,
-    host_phases,
-    repeated,
-)
+from recompute_scan.cost.phases import Phases, busy_share, device_phases, host_phases, repeated
 from recompute_scan.cost.reruns import Keep
 from recompute_scan.cost.simulate import Base, Prediction, middle_doubt, predict, prepare
 from recompute_scan.intervals import median_interval
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute.attention_kernels import PRODUCT, more_products
-from recompute_scan.recompute.kernel_order import (
-    BACKWARD,
-    RECOMPUTE,
-    KernelSequence,
-)
+from recompute_scan.recompute.kernel_order import BACKWARD, RECOMPUTE, KernelSequence
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
-from recompute_scan.trace.columns import Bool, Int64, Kind
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
 
 # Below this share of busy time the host, not the GPU, limits the step.
 GPU_LIMITS = 0.7
@@ -101,8 +90,8 @@ def price(
         step_high_ms=step_high,
         steps=len(steps),
         repeated_collectives_count=again.count if again else None,
-        repeated_collectives_bytes=again.communication.bytes if again else None,
-        repeated_collectives_exposed_ms=again.communication.exposed_ms if again else None,
+        repeated_collectives_bytes=again.bytes if again else None,
+        repeated_collectives_exposed_ms=again.exposed_ms if again else None,
         predicted_late_ms=typical * fixed.late if fixed.late is not None else None,
     )
 

@@ -10,12 +10,11 @@ outside, where each of them runs it once. With a checkpoint goes its run, and it
   behind the last. Where ``recompute-scan run`` recorded, annotations separate this time from the
   time of the checkpointed function itself.
 
-The runs that stay change too (:mod:`recompute_scan.cost.reruns`). A run without gradients becomes
-one with them where no reentrant checkpoint is left around it, and a non-reentrant checkpoint keeps
-a hook at every tensor that autograd saves. A non-reentrant recompute ends at the last tensor that
-its first run saved, unless early stop is switched off (``torch/utils/checkpoint.py``,
-``set_checkpoint_early_stop``). A reentrant recompute, or one with a reentrant checkpoint inside,
-runs to its end. So where the reentrant one goes, the recompute that stays gets shorter.
+The runs that stay change too (:mod:`recompute_scan.cost.reruns`). A non-reentrant recompute ends at
+the last tensor that its first run saved, unless early stop is switched off
+(``torch/utils/checkpoint.py``, ``set_checkpoint_early_stop``). A reentrant recompute, or one with a
+reentrant checkpoint inside, runs to its end. So where the reentrant one goes, the recompute that
+stays gets shorter.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from recompute_scan.cost.reruns import (
     find_own_passes,
     find_reaches,
     find_sequences,
-    with_gradients,
 )
 from recompute_scan.numpy_tools import changes, median, split
 from recompute_scan.recompute import vocabulary
@@ -112,10 +110,8 @@ def stopped(
     if known or sequence.checkpoints[-1].variant != "reentrant":
         return None
     calls = facts.calls
-    rows, originals = (
-        each[sequence.first : sequence.stop] for each in (recompute.again, recompute.original)
-    )
-    stop = recordings.stop(rows, recordings.of(rows, originals))
+    rows = sequence.again
+    stop = recordings.stop(rows, recordings.of(rows, sequence.originals))
     function = int(facts.structure.function[rows[-1]])
     end = max(int(calls.end[rows[-1]]), int(calls.end[function]) if function >= 0 else 0)
     if stop is None or stop >= end:
@@ -166,8 +162,6 @@ class Moments:
 def typical_gap(facts: RecomputeFacts, rows: Int64) -> float:
     """The usual time from one of these calls to the next on its thread, ns."""
     calls = facts.calls
-    if len(rows) < 2:
-        return 0.0
     between = calls.start[rows[1:]] - calls.end[rows[:-1]]
     between = between[(calls.thread[rows[1:]] == calls.thread[rows[:-1]]) & (between >= 0)]
     return median(between) if len(between) else 0.0
@@ -254,20 +248,6 @@ class Context:
                 found.append(parent if function else above)
         return found
 
-    def before_region(self, row: int) -> float:
-        """Time from the beginning of the call around an operator's region to the region, ns.
-
-        Without the time that the annotation took; 0 where no call is around it.
-        """
-        calls, annotations = self.facts.calls, self.annotations_around(row)
-        parent = int(calls.parent[annotations[0]]) if annotations else -1
-        if parent < 0 or self.facts.structure.role[parent] != Role.RANGE:
-            return 0.0
-        inside = np.arange(parent + 1, annotations[0])
-        ours = [one for one in inside if calls.called(one) == ANNOTATING]
-        before = calls.start[annotations[0]] - calls.start[parent]
-        return float(before - calls.duration[ours].sum())
-
     def _function(self, rows: Int64) -> Iterator[TimeEdit]:
         """The work of a checkpoint function before and behind its operators, which goes with it.
 
@@ -299,10 +279,10 @@ class Context:
 
 def annotation_edits(facts: RecomputeFacts) -> list[TimeEdit]:
     """The time that the run wrapper itself took to name checkpoints: never part of a step."""
-    return _gone(facts.calls, np.flatnonzero(facts.calls.where(ANNOTATING.__eq__)))
+    return gone(facts.calls, np.flatnonzero(facts.calls.where(ANNOTATING.__eq__)))
 
 
-def _gone(calls: Calls, rows: Int64) -> list[TimeEdit]:
+def gone(calls: Calls, rows: Int64) -> list[TimeEdit]:
     """The edits that take these calls out."""
     columns = (one[rows].tolist() for one in (calls.thread, calls.start, calls.end))
     each = zip(*columns, strict=True)
@@ -322,13 +302,11 @@ class Removal:
         self._around = around
         self._facts = around.facts
         self._keep = keep
+        # How many recomputed operators that stay, and how many nodes, ran before each call.
         self._staying = np.zeros(len(around.facts.calls) + 1, np.int32)
-        # How many nodes ran before each call.
         self._backwards = np.zeros(len(around.facts.calls) + 1, np.int32)
         np.cumsum(self._facts.structure.role == Role.BACKWARD, out=self._backwards[1:])
         self._ends = np.array([step.end for step in self._facts.steps], np.int64)
-        # Many blocks have the same checkpoints.
-        self._kept_of: dict[Sequence[Checkpoint], Checkpoint | None] = {}
 
     def edits(
         self, hooks: Hooks, lengths: Lengths, *, early_stop: bool | None = None
@@ -356,7 +334,7 @@ class Removal:
         staying = self._around.recomputed & self._around.here
         for sequence, going in zip(sequences, goes, strict=True):
             if going:
-                staying[sequence.again(self._facts)] = False
+                staying[sequence.again] = False
         np.cumsum(staying, out=self._staying[1:])
         changed: set[int] = set()
         for sequence, reach, going in zip(sequences, self._around.reaches, goes, strict=True):
@@ -364,16 +342,18 @@ class Removal:
                 continue
             if not going:
                 if sequence.runs > 1 and self._kept(sequence) is not None:
-                    rows = sequence.again(self._facts)
+                    rows = sequence.again
                     yield from self._changed_run(sequence, rows, again=True)
                 continue
             yield from self._gone(sequence, reach)
             yield from self._end_of_node(sequence)
-            originals = sequence.originals(self._facts)
+            originals = sequence.originals
             if int(originals[0]) not in changed:
                 changed.add(int(originals[0]))
                 yield from self._changed_run(sequence, originals, again=False)
-        yield from self._of_functions(goes)
+        for own in (self._around.own_copies, self._around.own_passes):
+            here = np.array(goes, np.bool_)[own.owner] & self._around.here[own.rows]
+            yield from gone(self._facts.calls, own.rows[here])
         yield from self._unpacking()
 
     @cached_property
@@ -389,16 +369,12 @@ class Removal:
 
     def _is_here(self, sequence: OpSequence) -> bool:
         here = self._around.here
-        both = sequence.again(self._facts), sequence.originals(self._facts)
+        both = sequence.again, sequence.originals
         return any(here[rows[0]] or here[rows[-1]] for rows in both)
 
-    # -- what goes ---------------------------------------------------------------------------
-
     def _goes(self, sequence: OpSequence) -> bool:
-        if self._keep is None:
-            return True
-        if sequence.runs < 2:
-            return False
+        if self._keep is None or sequence.runs < 2:
+            return self._keep is None
         kept = self._kept(sequence)
         if kept is not None and sequence.runs == len(sequence.checkpoints):
             return sequence.run != sequence.checkpoints.index(kept)
@@ -407,21 +383,18 @@ class Removal:
     def _kept(self, sequence: OpSequence) -> Checkpoint | None:
         if self._keep is None or not sequence.checkpoints:
             return None
-        if sequence.checkpoints not in self._kept_of:
-            self._kept_of[sequence.checkpoints] = self._keep(sequence.checkpoints)
-        return self._kept_of[sequence.checkpoints]
+        return self._keep(sequence.checkpoints)
 
     def _gone(self, sequence: OpSequence, reach: tuple[int, int]) -> Iterator[TimeEdit]:
         calls = self._facts.calls
         again = self._facts.alignment.recomputes[sequence.recompute].again
-        rows = sequence.again(self._facts)
+        rows = sequence.again
         thread = int(calls.thread[rows[0]])
-        outer = self._range_of(rows)
-        add = 0.0
-        start, end = int(calls.start[rows[0]]), int(calls.end[rows[-1]])
         first, stop = reach
         if first == stop:
             return
+        outer = self._range_of(rows)
+        add, start = 0.0, int(calls.start[rows[0]])
         if first == 0:
             begin = int(min(calls.start[again[0]], calls.start[outer]))
             start, _ = self._around.behind.last(thread, begin, otherwise=begin)
@@ -434,7 +407,6 @@ class Removal:
             # Up to another recompute: that one's own preparation.
             if row >= 0 and not self._around.recomputed[row]:
                 end = moment
-        add += self._moved(sequence)
         # A function that goes through its block in parts has the backward pass of one before the
         # next: that stays.
         behind = rows[:-1] + 1 + calls.size[rows[:-1]]
@@ -443,15 +415,9 @@ class Removal:
             start, add = int(calls.start[rows[place + 1]]), 0.0
         yield TimeEdit(thread, start, end, gone=True, add=add)
 
-    def _of_functions(self, goes: Sequence[bool]) -> Iterator[TimeEdit]:
-        """The copies of functions that go, and their further passes through a block."""
-        for owned in (self._around.own_copies, self._around.own_passes):
-            going = np.asarray(goes, np.bool_)[owned.sequence] & self._around.here[owned.rows]
-            yield from _gone(self._facts.calls, owned.rows[going])
-
     def _end_of_node(self, sequence: OpSequence) -> Iterator[TimeEdit]:
         """The work of a reentrant checkpoint's node behind its nested backward pass."""
-        calls, rows = self._facts.calls, sequence.again(self._facts)
+        calls, rows = self._facts.calls, sequence.again
         known = max(sequence.runs, sequence.run + 1) <= len(sequence.checkpoints)
         if not known or sequence.checkpoints[sequence.run].variant != "reentrant":
             return
@@ -466,34 +432,17 @@ class Removal:
         last = int(calls.end[np.append(rows[-1:], inside)].max())
         yield TimeEdit(int(calls.thread[node]), last, end, gone=True)
 
-    def _moved(self, sequence: OpSequence) -> float:
-        """Work of the checkpoint that stays which moves from a run that goes to the first run, ns.
-
-        A non-reentrant checkpoint inside a reentrant one does nothing in the forward pass, which
-        records no gradients: it saves the state of random numbers and sets up its hooks in the
-        first recompute. Only the annotations of ``run`` show it.
-        """
-        kept, rows = self._kept(sequence), sequence.again(self._facts)
-        recorded_first = with_gradients(self._facts, sequence.originals(self._facts))
-        if kept is None or kept.variant != "non-reentrant" or recorded_first:
-            return 0.0
-        if not with_gradients(self._facts, rows):
-            return 0.0
-        return self._around.before_region(int(rows[0]))
-
     def _range_of(self, rows: Int64) -> int:
         """Row of the outermost range around these operators that holds no recompute that stays."""
         calls, role = self._facts.calls, self._facts.structure.role
         found = int(rows[0])
-        row = int(calls.parent[found])
-        while row >= 0 and role[row] == Role.RANGE and not self._around.checkpoint_node[row]:
+        for row in calls.above(found):
             stop = row + int(calls.size[row]) + 1
-            if calls.end[row] < calls.end[rows[-1]] or self._staying[stop] > self._staying[row]:
+            holds = calls.end[row] < calls.end[rows[-1]] or self._staying[stop] > self._staying[row]
+            if role[row] != Role.RANGE or self._around.checkpoint_node[row] or holds:
                 break
-            found, row = row, int(calls.parent[row])
+            found = row
         return found
-
-    # -- what changes ------------------------------------------------------------------------
 
     def _changed_run(
         self, sequence: OpSequence, rows: Int64, *, again: bool
@@ -504,7 +453,7 @@ class Removal:
         are not known.
         """
         kept = self._kept(sequence)
-        run = self._around.recordings.of(rows, sequence.originals(self._facts))
+        run = self._around.recordings.of(rows, sequence.originals)
         if again or (sequence.checkpoints and (kept is None or kept.variant != "reentrant")):
             more = _hooked(kept) * run.saved - _hooked(*sequence.checkpoints) * run.measured
             yield self._changed(rows, more, run)
@@ -518,7 +467,7 @@ class Removal:
             was, will = _hooked(*sequence.checkpoints), _hooked(kept)
             last = sequence.run == sequence.runs - 1 and self._is_here(sequence)
             if last and was != will and (kept is not None or self._keep is None):
-                rows = sequence.originals(self._facts)
+                rows = sequence.originals
                 saved = self._around.recordings.of(rows, rows).saved
                 more[sequence.recompute] += saved * (will - was)
         for recompute, saved in more.items():

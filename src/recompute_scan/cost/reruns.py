@@ -36,16 +36,15 @@ import numpy as np
 from msgspec import Struct
 
 from recompute_scan.cost.flops import parse_inputs
-from recompute_scan.cost.phases import Float64
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Recompute
-from recompute_scan.recompute.by_design import find_own_work, first_of_block, is_of_others
+from recompute_scan.recompute.by_design import OwnWork, find_own_work, first_of_block, is_of_others
 from recompute_scan.recompute.roles import OPERATORS, Role, Structure, table
+from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Kind
+from recompute_scan.trace.columns import Bool, Float64, Int8, Int32, Int64, Kind
 
 # How many operators at the end of a block early stop leaves out at most: what follows the last
 # operator with a saved input, such as the addition of a residual.
@@ -65,6 +64,8 @@ class OpSequence(Struct, frozen=True):
         checkpoints: The checkpoints around their block, outermost first; empty where unknown.
         run: Which run again it is, from 0.
         runs: How many runs again these operators have.
+        again: Rows of the operators in this recompute.
+        originals: Rows of the same operators in the forward pass.
     """
 
     recompute: int
@@ -73,14 +74,8 @@ class OpSequence(Struct, frozen=True):
     checkpoints: tuple[Checkpoint, ...]
     run: int
     runs: int
-
-    def again(self, facts: RecomputeFacts) -> Int64:
-        """Rows of the operators in this recompute."""
-        return facts.alignment.recomputes[self.recompute].again[self.first : self.stop]
-
-    def originals(self, facts: RecomputeFacts) -> Int64:
-        """Rows of the same operators in the forward pass."""
-        return facts.alignment.recomputes[self.recompute].original[self.first : self.stop]
+    again: Int64
+    originals: Int64
 
 
 def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
@@ -98,7 +93,7 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     stacks: dict[tuple[Checkpoint, ...], int] = {(): 0}
     stack = np.zeros(len(alignment.forward), np.int64)
     block = np.full(len(alignment.forward), -1, np.int64)
-    parts = (one for whole in facts.blocks for one in (whole, *whole.parts))
+    parts = (one for each in facts.blocks for one in (each, *each.parts))
     for number, one in enumerate(parts):
         stack[one.places] = stacks.setdefault(one.checkpoints, len(stacks))
         block[one.places] = number
@@ -113,14 +108,15 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     runs = runs // alignment.passes
     found = []
     for number, places in chosen.items():
+        whole = alignment.recomputes[number]
         run = seen[places] % np.maximum(runs[places], 1)
         seen[places] += 1
         for first, stop in _pieces(block[places], runs[places] * (run.max() + 1) + run):
             place = places[first]
             checkpoints = kinds[stack[place]]
-            found.append(
-                OpSequence(number, first, stop, checkpoints, int(run[first]), int(runs[place]))
-            )
+            turn = int(run[first]), int(runs[place])
+            again, originals = whole.again[first:stop], whole.original[first:stop]
+            found.append(OpSequence(number, first, stop, checkpoints, *turn, again, originals))
     return found
 
 
@@ -249,10 +245,8 @@ def _limit(saved: Int8, calls: Calls, product: Bool, made: Int64, nodes: Int64) 
     """Let these products save no more tensors than their nodes have products."""
     if not len(nodes):
         return
-    both = np.concatenate((nodes, made))
-    known, number = np.unique(calls.sequence[both].astype(np.int64), return_inverse=True)
-    keys = calls.thread[both].astype(np.int64) * len(known) + number
-    key, wanted = keys[: len(nodes)], keys[len(nodes) :]
+    many = np.int64(calls.sequence.max()) + 1
+    key, wanted = (calls.thread[one] * many + calls.sequence[one] for one in (nodes, made))
     at = np.minimum(key.searchsorted(wanted), len(nodes) - 1)
     ran = key[at] == wanted
     made, node = made[ran], nodes[at[ran]]
@@ -336,9 +330,9 @@ class Recordings:
         # For each operator of the forward pass: the row of its first run again with gradients.
         self._run: Int32 = np.full(len(facts.calls), -1, np.int32)
         for sequence in reversed(sequences):
-            again = sequence.again(facts)
+            again = sequence.again
             if with_gradients(facts, again):
-                self._run[sequence.originals(facts)] = again
+                self._run[sequence.originals] = again
 
     def of(self, rows: Int64, originals: Int64) -> Recording:
         """A run with gradients, whether or not it had them; it may be the first run itself."""
@@ -364,7 +358,10 @@ class Recordings:
         if not len(saving):
             return None
         row, like = int(rows[saving[-1]]), int(recording.like[saving[-1]])
-        graph = _compiled_around(calls, row)
+        # A compiled graph around this call saves tensors at its end.
+        graphs = vocabulary.COMPILED_CALL.match
+        around = (row, *calls.above(row))
+        graph = next((one for one in around if graphs(calls.called(one))), -1)
         ours, theirs = self._operators(row), self._operators(like)
         last = np.flatnonzero(self._saves[theirs] > 0)[-1:]
         same = self._way[row] == self._way[like] and len(ours) == len(theirs)
@@ -392,34 +389,16 @@ class Recordings:
         return row + np.flatnonzero(self._counts[row : row + int(self._facts.calls.size[row]) + 1])
 
 
-def _compiled_around(calls: Calls, row: int) -> int:
-    """Row of the compiled graph around this call, which saves tensors at its end; or -1."""
-    around = itertools.chain((row,), calls.above(row))
-    graph = vocabulary.COMPILED_CALL.match
-    return next((one for one in around if graph(calls.called(one))), -1)
-
-
 _COPY = re.compile(r"aten::(clone|contiguous|to|_to_copy|copy_)$")
 
 
-class OwnRows(Struct, frozen=True):
-    """Calls that go with checkpoint functions and are not of their blocks.
-
-    Attributes:
-        rows: Rows of the calls, those in the forward pass and in all recomputes; ascending.
-        sequence: For each: position, among the pieces of recomputes, of the block that its function
-            ran again.
+def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnWork:
+    """The copies that recomputes begin with, and the functions' work in the forward pass and in all
+    recomputes, by the position of their block's piece among the sequences.
     """
-
-    rows: Int64
-    sequence: Int64
-
-
-def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnRows:
-    """The copies that recomputes begin with, and the functions' work in the forward pass."""
     alignment, structure = facts.alignment, facts.structure
     own = find_own_work(alignment)
-    ran = np.bincount(own.recompute, minlength=len(alignment.recomputes))
+    ran = np.bincount(own.owner, minlength=len(alignment.recomputes))
     copies = structure.rows(Role.OWN_WORK)
     copies = copies[facts.calls.names_where(_COPY.match)[facts.calls.name[copies]]]
     copies = copies[structure.engine[copies].argsort(kind="stable")]
@@ -431,12 +410,12 @@ def find_own_copies(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> O
         if mine.start == mine.stop and not ran[sequence.recompute]:
             continue
         if sequence.first <= middle_of_block(structure, recompute.again) < sequence.stop:
-            work = own.rows[own.recompute == sequence.recompute]
+            work = own.rows[own.owner == sequence.recompute]
             again = alignment.again[np.isin(alignment.original, work)]
             rows += [work, again, _copies(facts, recompute.again, copies[mine])]
             owners.append(np.full(sum(map(len, rows[-3:])), number))
     found, first = np.unique(np.concatenate(rows), return_index=True)
-    return OwnRows(found, np.concatenate(owners)[first])
+    return OwnWork(found, np.concatenate(owners)[first])
 
 
 def middle_of_block(structure: Structure, again: Int64) -> int:
@@ -462,7 +441,7 @@ def _copies(facts: RecomputeFacts, again: Int64, copies: Int64) -> Int64:
 def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:
     """Sizes of a call's first tensor; empty where the trace does not have them."""
     inputs = parse_inputs(facts.trace.signatures[facts.calls.dims[row]])
-    return tuple(inputs.shapes[0] or ()) if inputs is not None and inputs.shapes else ()
+    return inputs.shapes[0] if inputs is not None and inputs.shapes else ()
 
 
 _ADDS = re.compile(re.escape(vocabulary.ENGINE) + r"torch::autograd::AccumulateGrad$")
@@ -472,18 +451,21 @@ _COPIES = frozenset({"aten::new_empty_strided", "aten::empty_like", "aten::clone
 _LEVELS = 2
 
 
-def find_own_passes(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnRows:
-    """Calls that go with checkpoint functions; a call stands for all that it holds."""
+def find_own_passes(facts: RecomputeFacts, sequences: Sequence[OpSequence]) -> OwnWork:
+    """The further backward passes of functions through one run, and their copies of gradients.
+
+    By the position of their block's piece among the sequences; a call stands for all that it holds.
+    """
     others = vocabulary.nodes_of(facts.structure.functions.names - {vocabulary.TORCHS_FUNCTION})
     if others.isdisjoint(facts.calls.names):
-        return OwnRows(*np.empty((2, 0), np.int64))
+        return OwnWork(*np.empty((2, 0), np.int64))
     passes = _Passes(facts)
     found = []
     for number, sequence in enumerate(sequences):
         recompute = facts.alignment.recomputes[sequence.recompute]
         if sequence.first <= middle_of_block(facts.structure, recompute.again) < sequence.stop:
             found += [(row, number) for row in passes.of(recompute)]
-    return OwnRows(*np.array(sorted(found), np.int64).reshape(-1, 2).T)
+    return OwnWork(*np.array(sorted(found), np.int64).reshape(-1, 2).T)
 
 
 class _Passes:
@@ -499,9 +481,9 @@ class _Passes:
     def of(self, recompute: Recompute) -> Iterator[int]:
         """By the engine's range around the function's node, if it is not torch's function."""
         # A recompute that another node ran before belongs to the node that goes through it.
-        table = self._facts.structure.evaluations
-        through = int(table.through[recompute.again[len(recompute.again) // 2]])
-        node = int(table.row[through]) if through >= 0 else recompute.engine
+        nodes = self._facts.structure.evaluations
+        through = int(nodes.through[recompute.again[len(recompute.again) // 2]])
+        node = int(nodes.row[through]) if through >= 0 else recompute.engine
         if node >= 0 and is_of_others(self._facts.structure, node):
             yield from self._evaluated_again(node)
             yield from self._copied(node)

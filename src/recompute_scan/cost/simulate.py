@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
 
 import numpy as np
 from msgspec import Struct, structs
 
-from recompute_scan.cost.phases import Float64
 from recompute_scan.cost.removal import Context, Removal, TimeEdit, annotation_edits
 from recompute_scan.cost.reruns import TYPICAL, Hooks, Keep
 from recompute_scan.cost.timeline import Graph, HostThread, build_graph
 from recompute_scan.numpy_tools import median
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
-from recompute_scan.trace.columns import Bool, Int32, Int64
+from recompute_scan.trace.columns import Bool, Float64, Int32, Int64
 
 
 class Edits(Struct, frozen=True):
@@ -41,12 +41,10 @@ class Edits(Struct, frozen=True):
     def removed(self, thread: Int32, time: Int64) -> Bool:
         """For each (thread, time): does it lie in an interval that goes?"""
         found = np.zeros(len(time), np.bool_)
-        for code in np.unique(self.thread) if self.gone.any() else ():
-            edits = self.of(int(code))
-            mine = np.flatnonzero(thread == code)
+        for code in np.unique(self.thread).tolist():
+            edits, mine = self.of(code), np.flatnonzero(thread == code)
             at = edits.start.searchsorted(time[mine], side="right") - 1
-            inside = (at >= 0) & (time[mine] < edits.end[at]) & edits.gone[at]
-            found[mine[inside]] = True
+            found[mine] = (at >= 0) & (time[mine] < edits.end[at]) & edits.gone[at]
         return found
 
 
@@ -88,12 +86,7 @@ NOTHING = join(())
 
 
 class Clock(Struct, frozen=True):
-    """New time for old on one thread, counted from the thread's first cut.
-
-    Attributes:
-        old: Times in the trace, ascending, ns.
-        new: What each becomes, ns; never decreasing.
-    """
+    """New time for old on one thread, counted from the thread's first cut; ns, never decreasing."""
 
     old: Int64
     new: Float64
@@ -169,8 +162,8 @@ def simulate(
     # Only the place of a removed kernel along its stream or thread is left: the one that stays
     # before says how early the next begins.
     early = np.where(behind, 0.0, edges.early)
+    delay += early - edges.early
     delay[away] = np.where(edges.along[away], early[away], _NEVER)
-    delay[~away] += (early - edges.early)[~away]
     clocks = [change_clock(thread, edits, overhead) for thread in graph.threads]
     return _steps(graph, _with_host_time(graph, delay, clocks))
 
@@ -213,19 +206,15 @@ def _steps(graph: Graph, delay: Float64) -> Float64:
 
 def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
     """For each node: was it launched, or waited for, in an interval that goes?"""
-    calls, known = facts.calls, np.flatnonzero(graph.call >= 0)
-    rows = graph.call[known]
-    gone = np.zeros(len(graph.call), np.bool_)
-    gone[known] = edits.removed(calls.thread[rows], calls.start[rows])
-    return gone
+    rows = graph.call
+    return (rows >= 0) & edits.removed(facts.calls.thread[rows], facts.calls.start[rows])
 
 
 def _settle(graph: Graph, delay: Float64) -> Float64:
     """The time of each node: the latest that its edges ask for."""
     times: list[float] = graph.floor.tolist()
-    for source, target, wait in zip(
-        graph.edges.source.tolist(), graph.edges.target.tolist(), delay.tolist(), strict=True
-    ):
+    columns = (graph.edges.source, graph.edges.target, delay)
+    for source, target, wait in zip(*map(np.ndarray.tolist, columns), strict=True):
         time = times[source] + wait
         if time > times[target]:
             times[target] = time
@@ -265,7 +254,6 @@ class Base(Struct, frozen=True):
     """Steps of a trace, ready to be simulated.
 
     Attributes:
-        facts: What is known of the trace.
         graph: The steps.
         around: The surroundings of the operators that ran again.
         annotations: The run wrapper's own time.
@@ -327,7 +315,8 @@ def prepare(facts: RecomputeFacts, timed: Float64) -> Base | None:
     if not whole.sum() or not graph.measured.sum():
         return None
     annotations = tuple(annotation_edits(facts))
-    short = _short(graph)
+    usual = np.concatenate([thread.usual for thread in graph.threads])
+    short = float(np.percentile(usual, _SHORT))
 
     def simulated(overhead: float) -> Float64:
         return simulate(graph, facts, join(annotations), overhead)
@@ -447,25 +436,14 @@ def _overhead(slow: Float64, fast: Float64, timed: Float64, most: float) -> floa
     return min(most, max(0.0, weight * found + (1 - weight) * _USUAL * most))
 
 
-def _short(graph: Graph) -> float:
-    """Time from one beginning or end of a call to the next at ``_SHORT`` percent, ns."""
-    usual = np.concatenate([thread.usual for thread in graph.threads])
-    return float(np.percentile(usual, _SHORT))
-
-
 def _chosen(facts: RecomputeFacts) -> list[StepSpan]:
     """The longest row of complete steps without a hole, cut where it gets too long."""
-    rows: list[list[StepSpan]] = [[]]
-    for step, whole in zip(facts.steps, facts.complete, strict=True):
-        if whole:
-            rows[-1].append(step)
-        elif rows[-1]:
-            rows.append([])
-    longest = max(rows, key=len)
+    both = zip(facts.steps, facts.complete.tolist(), strict=True)
+    rows = [[step for step, _ in row] for whole, row in groupby(both, lambda one: one[1]) if whole]
     starts = np.sort(facts.calls.start)
     chosen: list[StepSpan] = []
     calls = 0
-    for step in longest[:_MOST_STEPS]:
+    for step in max(rows, key=len, default=[])[:_MOST_STEPS]:
         calls += int(starts.searchsorted(step.end) - starts.searchsorted(step.start))
         if chosen and calls > _MOST_CALLS:
             break

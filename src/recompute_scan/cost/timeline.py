@@ -27,11 +27,10 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from recompute_scan.cost.device import Device, Waits, find_device, find_waits
-from recompute_scan.cost.phases import Float64
-from recompute_scan.numpy_tools import changes, places_of, split
+from recompute_scan.numpy_tools import changes, medians_of, split, turns_of
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
-from recompute_scan.trace.columns import Bool, Int32, Int64, Kind
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
 
 _SYNCHRONIZE = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
 _WHOLE_DEVICE = re.compile(r"(cuda|hip|cu)(Device|Ctx)Synchronize")
@@ -112,34 +111,19 @@ def _usual(length: Float64, pair: Int64, step: Int64) -> Float64:
     """Lengths, with those held down that stand out among the same place in other steps.
 
     The same place is the n-th interval of a step between the same two kinds of cut, which have one
-    number. Steps are ascending.
+    number.
     """
-    if not len(length):
-        return length
-    # Numbers the intervals between the same two cuts anew in each step; steps are in order.
-    different, pair = np.unique(pair, return_inverse=True)
-    # NumPy sorts 16 bits by counting them, four times faster than what is longer.
-    short = pair.astype(np.uint16) if len(different) < 1 << 16 else pair
-    order = short.argsort(kind="stable")
-    kinds = changes(pair[order])
-    begins = np.flatnonzero(kinds | changes(step[order]))
-    turn = np.arange(len(length)) - begins.repeat(np.diff(begins, append=len(length)))
-    place = np.empty(len(length), np.int64)
-    place[order] = pair[order] * (int(turn.max()) + 1) + turn
-    # Between most pairs of cuts nothing ever takes that long.
-    some = np.zeros(len(different), np.bool_)
-    some[pair[length > _HELD_UP_NS]] = True
-    long = order[some[pair[order]]]
-    if not len(long):
-        return length
-    order = long[np.lexsort((length[long], place[long]))]
-    begins = np.flatnonzero(changes(place[order]))
-    size = np.diff(begins, append=len(order))
-    median = np.repeat(length[order[begins + (size - 1) // 2]], size)
-    known = np.repeat(size >= _ENOUGH, size)
-    held_up = known & (length[order] > _HELD_UP * median + _HELD_UP_NS)
     usual: Float64 = length.copy()
-    usual[order[held_up]] = median[held_up]
+    different, pair = np.unique(pair, return_inverse=True)
+    # Between most pairs of cuts nothing ever takes that long.
+    long = np.zeros(len(different), np.bool_)
+    long[pair[length > _HELD_UP_NS]] = True
+    some = np.flatnonzero(long[pair])
+    pair, step, length = pair[some], step[some], length[some]
+    turn = turns_of(pair * (int(step.max(initial=0)) + 1) + step)
+    middle, number = medians_of(length, turn, pair)
+    held_up = (number >= _ENOUGH) & (length > _HELD_UP * middle + _HELD_UP_NS)
+    usual[some[held_up]] = middle[held_up]
     return usual
 
 
@@ -193,7 +177,7 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     if not len(device) or not len(runtime):
         return []
     duration = calls.duration[runtime]
-    typical = _typical(calls.name[runtime], duration, len(calls.names))
+    typical, _ = medians_of(duration, calls.name[runtime])
     synchronizes = calls.names_where(_SYNCHRONIZE.match)[calls.name[runtime]]
     copies = calls.names_where(_COPY.match)[calls.name[runtime]]
     whole = calls.names_where(_WHOLE_DEVICE.match)[calls.name[runtime]]
@@ -221,19 +205,14 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
             own, lag = finish - start, min(lag, _OWN_NS)
         kernels = {kernel}
         if whole[at]:
-            kernels |= {k for k in _last_of_streams(device, start) if device.end[k] <= finish}
+            # The last kernel of each stream that was launched before; they are in order of start.
+            before = np.flatnonzero(device.launched < start)
+            last = dict(zip(device.stream[before].tolist(), before.tolist(), strict=True))
+            kernels |= {kernel for kernel in last.values() if device.end[kernel] <= finish}
         found.append(
             HostWait(int(calls.thread[row]), finish, start, own, row, tuple(kernels), lag=lag)
         )
     return found
-
-
-def _last_of_streams(device: Device, before: int) -> list[int]:
-    """Position of the last kernel of each stream that was launched before a time."""
-    mine = np.flatnonzero(device.launched < before)
-    # In order of start, so that the last one of a stream is found first from behind.
-    streams, last = np.unique(device.stream[mine][::-1], return_index=True)
-    return mine[::-1][last].tolist() if len(streams) else []
 
 
 def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int) -> list[HostWait]:
@@ -261,14 +240,6 @@ def hand_overs(facts: RecomputeFacts, threads: tuple[HostThread, ...], main: int
                     HostWait(main, resumed, -1, other=int(code), at=last, lag=resumed - last)
                 )
     return found
-
-
-def _typical(name: Int32, duration: Int64, names: int) -> Int64:
-    """The median duration of each call's kind."""
-    median = np.zeros(names, np.int64)
-    for code, places in places_of(name).items():
-        median[code] = np.sort(duration[places])[len(places) // 2]
-    return median[name]
 
 
 class Edges(Struct, frozen=True):
@@ -320,8 +291,6 @@ class Graph(Struct, frozen=True):
     of the first step.
 
     Attributes:
-        threads: The host threads, cut at every call.
-        edges: What nodes wait for.
         floor: For each node the earliest time it can have, ns from the beginning: 0, and for
             kernels that were under way at the beginning the end they had.
         call: For each node the row of the call that launches its kernel, or that waits, or -1.

@@ -132,13 +132,12 @@ def _others(evidence: Evidence, others: Repeated) -> Finding:
 
 def _evidence(found: Repeated) -> list[str]:
     said = [f"{name}: {number:g} per step inside recomputes" for name, number in found.names]
-    total = found.communication
-    if total.bytes is not None:
+    if found.bytes is not None:
         said.append(
-            f"{size(total.bytes)} per step: of each collective the larger of input and output"
+            f"{size(found.bytes)} per step: of each collective the larger of input and output"
         )
-    if total.exposed_ms is not None:
-        said.append(f"{ms(total.exposed_ms)} per step with no computation at the same time")
+    if found.exposed_ms is not None:
+        said.append(f"{ms(found.exposed_ms)} per step with no computation at the same time")
     return said
 
 

@@ -1,16 +1,8 @@
-"""Finding the forward pass again inside the backward pass: the proof that a call is a recompute.
+"""Operators that ran again in the backward pass, and how often: the proof of each recompute.
 
-Each node's operators where a recompute can be (candidates) form one sequence. Each sequence is cut
-from its end into the longest runs that the forward pass has too: same names, shapes and types, in
-the same order. Three facts give the place:
-
-* a checkpoint function's node has the sequence number of the call in the forward pass, and
-  the recompute lies within that call;
-* any other node has the sequence number of the operator that it differentiates, and a
-  recompute that it asked for ends there or close by;
-* identical layers are distinguished by these two, never by their order alone.
-
-Operators that fit nowhere in the forward pass are no recompute and are returned as unexplained.
+Each node's operators where a recompute can be (candidates) form one sequence, which
+:mod:`recompute_scan.recompute.sequences` matches. Operators that fit nowhere in the forward pass
+are no recompute and are returned as unexplained.
 
 A checkpoint function may store its input in another form or place before it runs its block, or
 after it. Its node runs the block again, but not that work: the operators directly in the function's
@@ -22,51 +14,20 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.numpy_tools import changes
+from recompute_scan.numpy_tools import changes, medians_of, split, turns_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import AGAIN, MAKES, OperatorCodes, Role, Structure
-from recompute_scan.recompute.sequences import (
-    NEAR,
-    SHORT_RUN,
-    ForwardSequence,
-    Run,
-    Walk,
-    until_jump,
-    walks_of,
-)
-from recompute_scan.recompute.work import Ran, Work
-from recompute_scan.trace.columns import Bool, Int64, Ints
-
-
-class Recompute(Struct, frozen=True):
-    """Forward operators in order, run again.
-
-    Attributes:
-        engine: Row of the engine range in which it ran.
-        original: Rows of the forward operators, in order.
-        again: Rows of the same operators' second run; same length.
-        ran: Whether each really ran. Where early stop cuts a recompute short, its last operator
-            is entered but does no work; selective checkpointing returns saved results.
-        inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
-            re-running a reentrant inner one.
-        by_design: A function or the model did it, for another reason than a checkpoint.
-        piece: It is a further shard of operators that ran whole, and no separate run.
-    """
-
-    engine: int
-    original: Int64
-    again: Int64
-    ran: Bool
-    inner_function: bool
-    by_design: bool = False
-    piece: bool = False
+from recompute_scan.recompute.evaluations import twins_of
+from recompute_scan.recompute.roles import AGAIN, OperatorCodes, Role, Structure, Work
+from recompute_scan.recompute.sequences import Matcher, Recompute, alike
+from recompute_scan.trace.calls import Calls, StepSpan, step_of
+from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
 
 
 class Alignment(Struct, frozen=True, dict=True):
@@ -151,7 +112,7 @@ def align(structure: Structure, work: Work, starts: Int64) -> Alignment:
     heights = _heights(matcher, matches)
     if heights:
         matches, unexplained = _match_all(matcher, heights)
-    recomputes = _with_work(matches, structure, Ran(calls, work, neutral))
+    recomputes = _with_work(matches, structure, _Ran(calls, work, neutral))
     recomputes = _without_looks(recomputes, structure, matcher)
     backwards, passes = matcher.anchors.count_passes(recomputes)
     return Alignment(
@@ -195,21 +156,17 @@ def _without_looks(
 
     Gradient caching runs forward work without gradients first, and again in a gradient hook.
     """
-    hooked = {
-        id(each)
-        for each in recomputes
-        if each.by_design and not structure.checkpoint_node[each.engine]
-    }
-    if not hooked:
+    hooked = [each.by_design and not structure.checkpoint_node[each.engine] for each in recomputes]
+    if not any(hooked):
         return recomputes
     own, _ = matcher.anchors.count_passes(())
-    return tuple(
-        each
-        for each in recomputes
-        if id(each) not in hooked
-        or 2 * np.count_nonzero(own[matcher.forward.searchsorted(each.original)])
-        <= len(each.original)
-    )
+
+    def looks(each: Recompute) -> bool:
+        gone_through = own[matcher.forward.searchsorted(each.original)] > 0
+        return bool(2 * np.count_nonzero(gone_through) > len(each.original))
+
+    both = zip(recomputes, hooked, strict=True)
+    return tuple(each for each, by_hook in both if not (by_hook and looks(each)))
 
 
 def _repeated(found: list[Recompute], matches: list[Recompute]) -> list[Recompute]:
@@ -229,7 +186,7 @@ def _repeated(found: list[Recompute], matches: list[Recompute]) -> list[Recomput
     return [match for match in found if np.isin(match.original, known).any()]
 
 
-def _with_work(found: list[Recompute], structure: Structure, ran: Ran) -> tuple[Recompute, ...]:
+def _with_work(found: list[Recompute], structure: Structure, ran: _Ran) -> tuple[Recompute, ...]:
     """The recomputes, with what of each really ran."""
     if not found:
         return ()
@@ -266,356 +223,315 @@ def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
     return heights
 
 
-class Anchor(Struct, frozen=True):
-    """Where a sequence is expected: places in the forward sequence.
+class _Ran:
+    """Tells whether an operator of a recompute did the work of its first run.
 
-    ``first`` and ``last`` bound the checkpointed call; ``first`` is -1 where only the expected
-    end is known.
+    Early stop interrupts the last operator of a recompute; selective checkpointing returns saved
+    results. ``neutral`` calls are bookkeeping that costs nothing.
     """
 
-    first: int
-    last: int
+    def __init__(self, calls: Calls, work: Work, neutral: Bool) -> None:
+        self._calls = calls
+        self._work = work
+        self._neutral = neutral
 
+    def of(self, original: Int64, again: Int64, ends: Int64, whole: Bool) -> Bool:
+        """For each operator of all recomputes: did it?
 
-class Anchors:
-    """Finds the anchor of an engine range, and knows what has been matched so far."""
-
-    def __init__(self, structure: Structure, forward: Int64, engines: Int64) -> None:
-        self._calls = calls = structure.calls
-        self._structure = structure
-        self._forward = forward
-        self._origin = np.full(len(calls), -1, np.int32)
-        self._origin[forward] = forward
-        self._made = self._find_made()
-        table = structure.evaluations
-        asked = self._made[table.row.searchsorted(engines)]
-        self._askers = dict(zip(engines.tolist(), asked.tolist(), strict=True))
-
-    def remember(self, again: Int64, original: Int64) -> None:
-        """Keep which forward operator each recomputed one repeats, for sequences inside it."""
-        self._origin[again] = original
-
-    def find(self, engine: int) -> Anchor | None:
-        """Where the recomputes of an engine range are expected to end, and to begin if known."""
-        row = self._askers[engine]
-        return None if row < 0 else self._place(row, engine)
-
-    def _find_made(self) -> Int64:
-        """Row of the operator, or of the checkpoint function, that made each evaluation's node.
-
-        -1 where none is known. A node in a nested backward pass was made by the recompute that
-        started the pass, and by no other.
+        Args:
+            original: Rows of first runs.
+            again: Rows of the same operators' second runs.
+            ends: For each recompute, where its last operator is in these.
+            whole: For each recompute: early stop cannot have cut it.
         """
-        structure, table = self._structure, self._structure.evaluations
-        maker = table.maker.copy()
-        # Before torch 2.4, operators under a dispatch mode have their numbers from their nodes.
-        filled = structure.filled[structure.number[structure.filled].argsort(kind="stable")]
-        numbers = structure.number[filled]
-        at = numbers.searchsorted(table.number)
-        same = (maker < 0) & (np.append(numbers, -1)[at] == table.number) & (table.number >= 0)
-        maker[same] = np.append(filled, -1)[at[same]]
-        around = np.append(table.made_in, -1)[table.parent]
-        mine = (maker >= 0) & (table.of[maker] == around)
-        made = np.where(structure.top[maker] >= 0, structure.top[maker], maker)
-        return np.where(mine & MAKES[structure.role[made]], made, -1).astype(np.int64)
+        both = np.concatenate((original, again))
+        twin = twins_of(self._calls)
+        first_twins, twins = np.split(self._calls.holding(twin & ~self._neutral, both), 2)
+        ran = np.asarray(twins >= first_twins)
+        if not ran.all():  # selective checkpoints alone have twins
+            ran |= self._without_mode(twin, both, ends)
+        if self._work.on_gpu:
+            kernels = self._work.kernels
+            return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
+        name = self._calls.name
+        last, first_run = again[ends], original[ends]
+        for at in np.flatnonzero(~whole & (name[last] == name[first_run])):
+            ran[ends[at]] &= self._ended(int(last[at]), int(first_run[at]))
+        return ran
 
-    def _place(self, row: int, engine: int) -> Anchor | None:
-        """Where the forward run of ``row`` stands: an operator, or a checkpoint function."""
-        if self._structure.function[row] == row:
-            origins = self._origin[row + 1 : row + 1 + int(self._calls.size[row])]
-            origins = origins[origins >= 0]
-            if not len(origins):
-                return None
-            whole = bool(self._structure.checkpoint_node[engine])
-            first = int(self._forward.searchsorted(origins.min())) if whole else -1
-            return Anchor(first, int(self._forward.searchsorted(origins.max())))
-        origin = int(self._origin[row])
-        return None if origin < 0 else Anchor(-1, int(self._forward.searchsorted(origin)))
+    def _without_mode(self, twin: Bool, both: Int64, ends: Int64) -> Bool:
+        """For each operator: does its recompute run all that the first run did, and no mode?
 
-    def count_passes(self, recomputes: Sequence[Recompute]) -> tuple[Int64, Int64]:
-        """For each forward operator: how many backward passes went through its node; and how many
-        did or ran it again, at least 1.
-
-        A checkpoint function's node stands for all its operators, and what a function or a model
-        ran again by design went backward where that did.
+        A reentrant checkpoint inside a selective one goes through its block once more by itself.
+        Some operator has to show it: a saved one without operators inside looks the same.
         """
-        pairs, table = self._pairs, self._structure.evaluations
-        if pairs is None:
-            # No sequence numbers in this trace: all that ran before a backward has one.
-            start = self._calls.start
-            last = start[table.row].max(initial=-1)
-            backwards = np.asarray(start[self._forward] < last, np.int64)
-            return backwards, np.maximum(backwards, 1)
-        owner, many = self._owners, len(table.row)
-        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
-        extra = []
-        for each in recomputes:
-            place = self._forward.searchsorted(each.original)
-            one = int(table.root_pass[table.row.searchsorted(each.engine)])
-            extra.append(2 * (place * many + one) + each.by_design)
-        if not extra:
-            return backwards, np.maximum(backwards, 1)
-        found = np.unique(np.concatenate(extra))
-        place, by_design = found // 2 // many, found % 2 > 0
-        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
-        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
-        passes = backwards + np.bincount(ran, minlength=len(backwards))
-        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
-        backwards[designed[0]] = designed[1]
-        return backwards, np.maximum(passes, 1)
+        calls = self._calls
+        first_twins, twins = np.split(calls.holding(twin, both), 2)
+        # The mode detaches what it keeps, and so do the hooks of saved tensors.
+        operator = (calls.kind == Kind.OP) & ~calls.where(vocabulary.DISPATCH_MODE.__eq__)
+        operator &= ~self._neutral
+        first, again = np.split(calls.holding(operator, both), 2)
+        lengths = np.diff(ends, prepend=-1)
+        whole = again >= first - first_twins
+        whole[ends[lengths > 1]] = True  # early stop may have cut it
+        number = np.arange(len(ends)).repeat(lengths)
+        lacking = np.bincount(number, weights=twins + ~whole, minlength=len(ends))
+        shown = np.bincount(number, (first > first_twins) & (again > 0), minlength=len(ends))
+        return np.asarray(((lacking == 0) & (shown > 0))[number])
 
-    def find_passes(self) -> Int64:
-        """``Alignment.through``."""
-        through = np.full(len(self._forward), -1, np.int64)
-        if self._pairs is None:
-            return through
-        many = len(self._structure.evaluations.row)
-        owner, one = self._pairs // many, self._pairs % many
-        linked = np.flatnonzero(owner[1:] == owner[:-1])
-        first = np.arange(int(one.max(initial=-1)) + 1)
-        for link in np.unique(np.stack((one[linked], one[linked + 1]), 1), axis=0):
-            first[np.isin(first, first[link])] = first[link].min()
-        at = owner.searchsorted(self._owners)
-        mine = np.append(owner, -1)[at] == self._owners
-        through[mine] = first[one[at[mine]]]
-        return through
+    def _ended(self, last: int, first_run: int) -> bool:
+        """Did the last operator of a recompute do half the work of its first run, or more?
 
-    @cached_property
-    def _pairs(self) -> Int64 | None:
-        """An owner's row and a backward pass, as one number each, ascending."""
-        structure, table = self._structure, self._structure.evaluations
-        root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
-        if not len(root) or not (structure.number[self._forward] >= 0).any():
-            return None
-        root = root[self._made[root] >= 0]
-        return np.unique(self._made[root] * np.int64(len(table.row)) + table.root_pass[root])
+        Early stop interrupts the last operator inside it. ``aten::gru`` has hundreds.
+        """
+        done, whole = self._innermost(last), self._innermost(first_run)
+        return done >= whole or 2 * (done - 1) >= whole
 
-    @cached_property
-    def _owners(self) -> Int64:
-        """For each forward operator: its row, or the row of the outermost function around it."""
-        outer = self._structure.outer_function[self._forward]
-        return np.where(outer >= 0, outer, self._forward).astype(np.int64)
+    def _innermost(self, row: int) -> int:
+        """Operators inside this call with none in them.
+
+        A recompute detaches, inside its operators, what it recomputed: that does not count.
+        """
+        stop = row + 1 + self._calls.size[row]
+        counted = row + 1 + np.flatnonzero(~self._neutral[row + 1 : stop])
+        following = np.append(counted[1:], stop)
+        return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
 
-class NodeSequence(Struct, frozen=True):
-    """Operators that one node's engine range ran and that can be a recompute.
+# A multiplicity matters when at least this share of forward time, or of a block's, has it.
+MATTERS = 0.01
+
+
+class Counts(Struct, frozen=True):
+    """One entry per forward operator, in the order of ``Alignment.forward``.
 
     Attributes:
-        engine: Row of the engine range.
-        rows: Rows of the operators.
-        codes: Their codes.
-        function: For each: the innermost checkpoint function in which it ran, -1 for none.
-        lowest: First place of the forward pass that they may repeat.
-        highest: Place behind the last.
-        role: The :class:`Role` of all of them.
+        rows: Row of the operator in the calls.
+        multiplicity: How often checkpoints ran it again per backward pass: m.
+        runs: How often checkpoints ran it again, in all.
+        by_design: How often functions or the model did, without a checkpoint.
+        weight: Time that it typically takes, ns (on the device; see ``Work.time``): the median
+            over forward operators of the same name, shapes and types. A single run can be
+            slow for unrelated reasons: a page fault, a lazy start, another process.
+        again: Time of all its recomputes, ns, gaps between recomputed operators included on a CPU.
+        redundant: The part of ``again`` beyond the first recompute per backward pass, ns.
+        counted: Whether it has a backward, in a complete step.
+        step: Position of its step in the list of steps, -1 outside any.
+        batch: Number of its forward pass.
+        flight: Number of the forward passes that are held at once, as a pipeline schedule does:
+            one more after each backward pass.
+        redundant_rows: Rows of the recomputed operators beyond the first per backward pass.
+        operators: Names of the operators, where they differ from the calls': several entries
+            can be of one call, which compiled code makes of several operators.
     """
 
-    engine: int
     rows: Int64
-    codes: Int64
-    function: Ints
-    lowest: int
-    highest: int
-    role: int
+    multiplicity: Float64
+    runs: Int64
+    weight: Float64
+    again: Float64
+    redundant: Float64
+    counted: Bool
+    step: Int64
+    batch: Int64
+    flight: Int64
+    redundant_rows: Int64
+    operators: tuple[str, ...] | None = None
+    by_design: Int64 | None = None
+
+    @property
+    def designed(self) -> Int64:
+        """``by_design``, or none."""
+        return np.zeros(len(self.rows), np.int64) if self.by_design is None else self.by_design
+
+    def names(self, calls: Calls, places: slice) -> list[str]:
+        """Names of the operators at these places."""
+        if self.operators is not None:
+            return list(self.operators[places])
+        return [calls.names[code] for code in calls.name[self.rows[places]].tolist()]
+
+    def highest(self, among: Bool | Int64 | slice) -> float:
+        """The highest m that at least the share ``MATTERS`` of these operators' time has."""
+        multiplicity, weight = self.multiplicity[among], self.weight[among]
+        enough = MATTERS * weight.sum()
+        for value in np.unique(multiplicity)[::-1].tolist():
+            if weight[multiplicity >= value].sum() >= enough:
+                return float(value)
+        return 0.0
+
+    def passes(self, among: slice) -> float:
+        """Most backward passes that recomputed one of these operators, at least 1."""
+        most = self.multiplicity[among].max(initial=0.0)
+        return max(1.0, float(self.runs[among].max(initial=0) / most)) if most else 1.0
+
+    def mean(self, among: Bool | Int64) -> float:
+        """Time-weighted mean m of these operators."""
+        weight, multiplicity = self.weight[among], self.multiplicity[among]
+        if not weight.sum():
+            return float(multiplicity.mean()) if len(weight) else 0.0
+        return float((multiplicity * weight).sum() / weight.sum())
 
 
-class Matcher:
-    """Matches the sequences of one trace with its forward pass.
+def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Bool) -> Counts:
+    """Count the recomputes of each forward operator."""
+    calls = alignment.structure.calls
+    rows = alignment.forward
+    passes = alignment.passes
+    places, shares = alignment.places, _shares(work, alignment)
+    checkpoints = np.flatnonzero(~alignment.by_design)
+    asked = places[checkpoints]
+    beyond = checkpoints[turns_of(asked) >= passes[asked]]
+    runs, by_design = (
+        np.bincount(places[alignment.ran & ~alignment.piece & which], minlength=len(rows))
+        for which in (~alignment.by_design, alignment.by_design)
+    )
+    again, redundant = np.zeros((2, len(rows)))
+    np.add.at(again, places, shares)
+    np.add.at(redundant, places[beyond], shares[beyond])
+    step = step_of(steps, calls.start[rows])
+    landed = _backwards_ends(alignment)
+    flight = landed.searchsorted(calls.start[rows], side="right")
+    begun = np.sort(np.concatenate([landed, _between_micro_batches(alignment, flight)]))
+    inside = step >= 0
+    inside[inside] = complete[step[inside]]
+    return Counts(
+        rows=rows,
+        multiplicity=runs / passes,
+        runs=runs,
+        by_design=by_design,
+        weight=medians_of(work.time[rows], calls.dims[rows], calls.name[rows])[0],
+        again=again,
+        redundant=redundant,
+        counted=(alignment.backwards > 0) & inside,
+        step=step,
+        batch=begun.searchsorted(calls.start[rows], side="right"),
+        flight=flight,
+        redundant_rows=np.sort(alignment.again[beyond]),
+    )
 
-    Attributes:
-        structure: The roles of all calls.
-        forward: Rows of the operators of the forward pass.
-        sequences: The operators that could be recomputes of each node, in order of time.
-        anchors: Where each of them is expected.
+
+def join_steps(structure: Structure, steps: list[StepSpan]) -> list[StepSpan]:
+    """The steps, with those joined that several optimizers cut out of one training step.
+
+    Where optimizer steps alone mark the steps, several may belong to one: they follow each
+    other without a backward pass between them, or are inside one backward pass, as gradient
+    hooks run them.
     """
-
-    def __init__(
-        self, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
-    ) -> None:
-        self.forward = forward
-        self._calls = calls = structure.calls
-        self.structure = structure
-        self._code = OperatorCodes(calls)
-        self._sequence = ForwardSequence(self._code[forward])
-        self._one_thread = len(np.unique(calls.thread[forward])) <= 1
-        numbers = structure.number[forward]
-        # A node with a lower number was made before the trace begins.
-        self._first_number = int(numbers[numbers >= 0].min(initial=2**31 - 1))
-        self.sequences = self._list_sequences(candidates, starts)
-        engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
-        self.anchors = Anchors(structure, forward, engines)
-        self._following = self._find_following(engines)
-
-    def _find_following(self, engines: Int64) -> Int64:
-        """For each sequence: the next that a node of the same pass asked for, or -1."""
-        table = self.structure.evaluations
-        passes = table.engine_pass[table.row.searchsorted(engines)]
-        following = np.full(len(engines), -1, np.int64)
-        asked = np.flatnonzero(~self.structure.checkpoint_node[engines])
-        asked = asked[passes[asked].argsort(kind="stable")]
-        same = passes[asked[1:]] == passes[asked[:-1]]
-        following[asked[:-1][same]] = asked[1:][same]
-        return following
-
-    def _list_sequences(self, candidates: Int64, starts: Int64) -> list[NodeSequence]:
-        """Candidates by the engine range they ran in, in order of time."""
-        if not len(candidates):
-            return []
-        calls, structure = self._calls, self.structure
-        role = structure.role[candidates]
-        order = np.lexsort((candidates, role, calls.start[structure.engine[candidates]]))
-        rows, role = candidates[order], role[order]
-        engine: Int64 = structure.engine[rows].astype(np.int64)
-        begins = np.flatnonzero(changes(engine, role))
-        engines = engine[begins]
-        lowest, highest = self._bounds(engines, starts)
-        codes, function = self._code[rows], structure.function[rows]
-        ends = np.append(begins[1:], len(rows))
-        return [
-            NodeSequence(
-                engine=node,
-                rows=rows[begin:end],
-                codes=codes[begin:end],
-                function=function[begin:end],
-                lowest=low,
-                highest=high,
-                role=what,
-            )
-            for node, begin, end, low, high, what in zip(
-                *(a.tolist() for a in (engines, begins, ends, lowest, highest, role[begins])),
-                strict=True,
-            )
-        ]
-
-    def _bounds(self, engines: Int64, starts: Int64) -> tuple[Int64, Int64]:
-        """Places of the forward pass between the start of each engine range's step and its own."""
-        lowest = np.zeros(len(engines), np.int64)
-        if not self._one_thread:
-            return lowest, lowest + len(self.forward)
-        # Forward operators are in order of time.
-        times = self._calls.start[self.forward]
-        own = self._calls.start[engines]
-        begin = np.concatenate(([0], starts))[starts.searchsorted(own, side="right")]
-        return times.searchsorted(begin), times.searchsorted(own)
-
-    def match(self, place: int, heights: Mapping[bytes, int]) -> list[Recompute]:
-        """The recomputes that the sequence at a place consists of, in order of time.
-
-        ``heights`` has, by the operators of a sequence, how far below its end it may begin.
-        """
-        node = self.sequences[place]
-        engine, lowest = node.engine, node.lowest
-        anchor = self.anchors.find(engine)
-        checkpoint_node = bool(self.structure.checkpoint_node[engine])
-        before = 0 <= self.structure.number[engine] < self._first_number
-        function = vocabulary.function_of(self._calls.called(engine))
-        if anchor is None and before and self._one_thread and not checkpoint_node:
-            return []
-        if checkpoint_node and function in self.structure.functions.in_parts:
-            if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
-                whole = self._once_each(node, anchor)
-                if whole:
-                    return whole
-            elif node.role == Role.RECOMPUTE and anchor is not None:
-                # An outer checkpoint's, asked for by the function's node.
-                checkpoint_node, anchor = False, Anchor(-1, anchor.last)
-        if anchor is not None and not checkpoint_node:
-            anchor = Anchor(self._behind_next(place, anchor.last), anchor.last)
-            if heights:
-                height = heights.get(node.codes.tobytes(), anchor.last)
-                lowest = max(lowest, anchor.last - height)
-        walks = self._walks(node, anchor, lowest, within=checkpoint_node)
-        own = walks[-1:] if checkpoint_node else []
-        # The node's recompute of its function comes last. Before it, an outer checkpoint can
-        # have run the function, and a few operators the unpacking of the node's inputs.
-        others = [
-            walk
-            for walk in (walks[:-1] if own else walks)
-            if not own or len(walk.at) >= SHORT_RUN or node.function[walk.at[0]] >= 0
-        ]
-        walks = [*self._sequence.in_order(node.codes, others), *own]
-        return [self._matched(node, walk) for walk in walks]
-
-    def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[Recompute]:
-        """The operators that a function ran again part by part, in any order, each once.
-
-        Empty where its node ran more operators of a kind than its call, except a whole number of
-        shards of each. Operators of other kinds are its own work between the parts.
-        """
-        codes = self._sequence.codes[anchor.first : anchor.last + 1]
-        wanted = node.codes
-        places = _turn_by_turn(wanted, codes)
-        if places is None:
-            # Its gradient may go through other parts than its call, of other shapes.
-            names = self._code.names(wanted), self._code.names(codes)
-            places = _turn_by_turn(*names, shards=True)
-        if places is None:
-            return []
-        rows, places = node.rows[places >= 0], places[places >= 0] + anchor.first
-        cuts = [0, *(np.flatnonzero(places[1:] < places[:-1]) + 1).tolist(), len(places)]
-        return [
-            Recompute(
-                engine=node.engine,
-                original=self.forward[places[begin:end]],
-                again=rows[begin:end],
-                ran=places[begin:end] >= 0,
-                inner_function=False,
-                by_design=node.role != Role.RECOMPUTE,
-                piece=2 * np.isin(places[begin:end], places[:begin]).sum() > end - begin,
-            )
-            for begin, end in itertools.pairwise(cuts)
-        ]
-
-    def _behind_next(self, place: int, last: int) -> int:
-        """Place behind the operator of the node that asks next in the same pass; -1 if unknown."""
-        following = int(self._following[place])
-        anchor = self.anchors.find(self.sequences[following].engine) if following >= 0 else None
-        return anchor.last + 1 if anchor is not None and anchor.last < last else -1
-
-    def _walks(
-        self, node: NodeSequence, anchor: Anchor | None, lowest: int, *, within: bool
-    ) -> list[Walk]:
-        """The recomputes of a sequence, in order of time; the last is expected at the anchor.
-
-        ``within``: the last one lies within the anchor, and others go to its end.
-        """
-        wanted, end = node.codes, len(node.codes)
-        last = anchor.last if anchor is not None else node.highest - 1
-        ceiling = min(node.highest, last + end + NEAR)
-        own: list[Run] = []
-        if anchor is not None and anchor.first >= 0:
-            most = last + 1 if within else ceiling
-            first = max(anchor.first, lowest)
-            own = until_jump(self._sequence.cut(wanted, end, first, most, last))
-            end = min((run.start for run in own), default=end)
-        before = [] if within else own
-        rest = self._sequence.cut(wanted, end, lowest, ceiling, last, before)
-        return walks_of([*own, *rest] if within else rest)
-
-    def _matched(self, node: NodeSequence, walk: Walk) -> Recompute:
-        functions = node.function[walk.at]
-        return Recompute(
-            engine=node.engine,
-            original=self.forward[walk.places],
-            again=node.rows[walk.at],
-            ran=walk.places >= 0,
-            by_design=node.role != Role.RECOMPUTE,
-            inner_function=bool(np.count_nonzero(functions >= 0) * 2 > len(functions)),
-        )
+    calls = structure.calls
+    backward = structure.rows(Role.BACKWARD)
+    if not len(backward):
+        return steps
+    backward = backward[calls.start[backward].argsort(kind="stable")]
+    begins, ends = calls.start[backward], np.maximum.accumulate(calls.end[backward])
+    forward = np.sort(calls.start[(structure.role == Role.FORWARD) & (structure.number >= 0)])
+    optimizer = set(calls.end[structure.rows(Role.OPTIMIZER)].tolist())
+    joined = steps[:1]
+    for step in steps[1:]:
+        last = joined[-1]
+        at = int(begins.searchsorted(last.end)) - 1
+        times = forward if at >= 0 and ends[at] >= last.end else begins
+        apart = times.searchsorted(last.end) < times.searchsorted(step.end)
+        if last.end not in optimizer:
+            joined.append(step)
+        elif apart:
+            joined.append(StepSpan(last.index + 1, step.start, step.end))
+        else:
+            joined[-1] = StepSpan(last.index, last.start, step.end)
+    return joined
 
 
-def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64 | None:
-    """Place of each of ``wanted`` in ``codes``, the n-th of a kind as the n-th; or ``None``.
+def complete_steps(alignment: Alignment, steps: list[StepSpan], cut_at: int | None = None) -> Bool:
+    """For each step: does it hold a forward pass with its backward, and was it read to its end?
 
-    With ``shards`` the same again for each further shard. A kind that ``codes`` lack has -1, and
-    those are the fewer.
+    A trace that was cut short ends at ``cut_at``, ns. A step's own range can be in the file before
+    all that ran in it.
     """
-    places = np.full(len(wanted), -1, np.int64)
-    for code in np.unique(wanted).tolist():
-        here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
-        if not len(there):
-            continue
-        if len(here) > len(there) and (not shards or len(here) % len(there)):
-            return None
-        places[here] = np.resize(there, len(here))
-    return places if 2 * np.count_nonzero(places < 0) < len(places) else None
+    step = step_of(
+        steps, alignment.structure.calls.start[alignment.forward[alignment.backwards > 0]]
+    )
+    trained = np.bincount(step[step >= 0], minlength=len(steps)) > 0
+    return trained & np.array([cut_at is None or span.end <= cut_at for span in steps], np.bool_)
+
+
+def _shares(work: Work, alignment: Alignment) -> Float64:
+    """Time of each operator of all recomputes; on a CPU the gaps between them are shared out."""
+    again, begins = alignment.again, alignment.begins
+    time: Float64 = work.time[again].astype(np.float64)
+    if work.on_gpu or not len(again):
+        return time
+    total = np.add.reduceat(time, begins)
+    factor = np.ones(len(begins))
+    np.divide(host_times(alignment), total, out=factor, where=total > 0)
+    time *= np.repeat(np.maximum(factor, 1.0), np.diff(begins, append=len(again)))
+    return time
+
+
+def host_times(alignment: Alignment) -> Int64:
+    """Time from the first to the last operator of each recompute on the host, ns, without the
+    backward passes between: a function that runs its block in pieces runs backward through each.
+    """
+    calls, table = alignment.structure.calls, alignment.structure.evaluations
+    again, begins = alignment.again, alignment.begins
+    if not len(again):
+        return begins
+    first = np.minimum.reduceat(calls.start[again], begins)
+    last = np.maximum.reduceat(calls.end[again], begins)
+    nested = np.flatnonzero(table.parent >= 0)
+    rows, around = table.row[nested], table.row[table.parent[nested]]
+    moments = np.sort(calls.start[rows])
+
+    def key(engine: Int64, moment: Int64) -> Int64:
+        found: Int64 = engine * (len(rows) + 1) + moments.searchsorted(moment)
+        return found
+
+    keys = key(around, calls.start[rows])
+    order = keys.argsort(kind="stable")
+    passed = np.concatenate(([0], calls.duration[rows[order]].cumsum()))
+    engine = np.array([each.engine for each in alignment.recomputes], np.int64)
+    from_, until = keys[order].searchsorted((key(engine, first), key(engine, last)))
+    times: Int64 = np.maximum(0, last - first - (passed[until] - passed[from_]))
+    return times
+
+
+def _backwards_ends(alignment: Alignment) -> Int64:
+    """When each row of backward passes had ended, and a forward pass began, ns."""
+    calls, roots = alignment.structure.calls, alignment.structure.roots
+    trained = alignment.forward[alignment.backwards > 0]
+    rows = np.concatenate([trained, roots])
+    order = calls.start[rows].argsort(kind="stable")
+    is_backward = order >= len(trained)
+    begins = ~is_backward[1:] & is_backward[:-1]
+    # From the end of that pass: what a forward pass does first may have no gradient.
+    return np.asarray(calls.end[rows[order]][:-1][begins])
+
+
+def _between_micro_batches(alignment: Alignment, flight: Int64) -> Int64:
+    """When a forward pass had ended and another began with no backward pass between, ns.
+
+    The other runs alike operators, and its own backward pass goes through them.
+    """
+    calls, forward, through = alignment.structure.calls, alignment.forward, alignment.through
+    code = OperatorCodes(calls)[forward]
+    trained = np.flatnonzero(through >= 0)
+    trained = trained[calls.start[forward[trained]].argsort(kind="stable")]
+    begins = np.flatnonzero(changes(flight[trained], through[trained]))
+    times = []
+    held: dict[int, Int64] = {}
+    last = trained[:1]
+    pieces = split(trained, begins) if len(trained) else []
+    # A pass that goes on after this piece has not ended before it.
+    ends = {(int(flight[one[0]]), int(through[one[0]])): at for at, one in enumerate(pieces)}
+    for at, piece in enumerate(pieces):
+        own, kinds = int(through[piece[0]]), code[piece]
+        if flight[piece[0]] != flight[last[-1]]:
+            held = {}
+        elif (
+            own not in held
+            and all(ends[int(flight[piece[0]]), one] < at for one in held)
+            and any(alike(kinds, other) for other in held.values())
+        ):
+            times.append(int(calls.end[forward[last[-1]]]))
+            held = {}
+        held.setdefault(own, kinds)
+        last = piece
+    return np.array(times, np.int64)

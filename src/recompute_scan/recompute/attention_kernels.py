@@ -37,7 +37,7 @@ from recompute_scan.recompute.roles import Structure
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.result import Family
 from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
-from recompute_scan.trace.columns import Bool, Int32, Int64, Kind, Trace
+from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
 Direction = Literal["forward", "backward"]
 
@@ -188,7 +188,6 @@ class KernelStep(Struct, frozen=True):
     """Attention in one step, or in the whole recording where nothing marks steps.
 
     Attributes:
-        span: The step.
         passes: Its backward passes; ``None`` where their order cannot be read.
         idle: Attention forwards of its forward passes without a backward: evaluation, another
             model, or a pass that was cut.
@@ -274,18 +273,23 @@ def read_kernels(trace: Trace, calls: Calls, kernels: Kernels) -> KernelEvidence
     roles = _roles(trace, kernels.event)
     code = trace.name[kernels.event]
     main = np.isin(code, np.array(sorted(roles), np.int64))
-    beside = np.flatnonzero(_named_backward(trace, code) & ~main)
+    named = np.array([bool(NAMED_BACKWARD.search(name)) for name in trace.names], np.bool_)
+    beside = np.flatnonzero(named[code] & ~main)
     rows = np.flatnonzero(main)
     launched = bool((kernels.launch >= 0).any())
     if launched:
         rows, beside = (each[kernels.launch[each] >= 0] for each in (rows, beside))
-    rows, when = _in_order(rows, calls, kernels, launched)
+    # In the order in which they were launched, or ran.
+    when = calls.start[kernels.launch[rows]] if launched else kernels.start[rows]
+    order = np.lexsort((kernels.start[rows], when))
+    rows, when = rows[order], when[order]
     mine = [roles[code] for code in trace.name[kernels.event[rows]].tolist()]
     backward = np.array([direction == "backward" for _, direction in mine], np.bool_)
     if not backward.any():
         return None
     forward_pass = _of_forward_pass(calls, kernels.launch[rows], backward) if launched else None
-    events = _spelled(backward, forward_pass)
+    first = True if forward_pass is None else forward_pass
+    events = np.where(backward, BACKWARD, np.where(first, FORWARD, RECOMPUTE)).tolist()
     find = find_steps if marks_steps(calls) else _named_steps
     marked = find(calls) if launched else []
     steps = marked or [StepSpan(0, int(when[0]), int(when[-1]) + 1)]
@@ -342,27 +346,12 @@ def _roles(trace: Trace, events: Int64) -> Roles:
     return {name: role for name, role in roles if role is not None}
 
 
-def _in_order(rows: Int64, calls: Calls, kernels: Kernels, launched: bool) -> tuple[Int64, Int64]:
-    """The kernels in the order in which they were launched, or ran, and when that was."""
-    when = calls.start[kernels.launch[rows]] if launched else kernels.start[rows]
-    order = np.lexsort((kernels.start[rows], when))
-    return rows[order], when[order]
-
-
-def _named_backward(trace: Trace, code: Int32) -> Bool:
-    """Which kernels have a name that says that they are of the backward pass?"""
-    said = [name for name in np.unique(code).tolist() if NAMED_BACKWARD.search(trace.names[name])]
-    return np.isin(code, np.array(said, np.int64))
-
-
 def _parted(trace: Trace, kernels: Kernels, rows: Int64, named: Int64) -> list[frozenset[int]]:
     """For each kernel: names in ``named`` that begin between it and the kernel before."""
     named = named[kernels.start[named].argsort(kind="stable")]
     name = trace.name[kernels.event[named]]
     number = kernels.start[named].searchsorted(kernels.start[rows])
-    first = np.roll(number, 1)
-    first[:1] = number[:1]
-    both = zip(first.tolist(), number.tolist(), strict=True)
+    both = pairwise([*number[:1].tolist(), *number.tolist()])
     return [frozenset(name[start:stop].tolist()) for start, stop in both]
 
 
@@ -391,26 +380,19 @@ def _of_forward_pass(calls: Calls, launch: Int64, backward: Bool) -> Bool | None
     return found if 2 * found.sum() >= backward.sum() else None
 
 
-def _spelled(backward: Bool, forward_pass: Bool | None) -> list[str]:
-    if forward_pass is None:
-        return [BACKWARD if one else FORWARD for one in backward]
-    both = zip(backward, forward_pass, strict=True)
-    return [BACKWARD if b else FORWARD if f else RECOMPUTE for b, f in both]
-
-
 def _read_step(
     span: StepSpan, events: list[str], by_thread: bool, marked: bool, parted: list[frozenset[int]]
 ) -> KernelStep:
-    if not by_thread:
+    idle = 0
+    if by_thread:
+        # A backward without its forward in the recording is no separate pass.
+        events = events[events.index(FORWARD) if FORWARD in events else len(events) :]
+        passes = passes_by_thread(events, not marked)
+        if passes is not None:
+            idle = events.count(FORWARD) - sum(each.layers for each in passes)
+    else:
         passes = passes_by_order(events, not marked, parted)
-        return KernelStep(span, None if passes is None else tuple(passes), 0)
-    # A backward without its forward in the recording is no separate pass.
-    first = events.index(FORWARD) if FORWARD in events else len(events)
-    passes = passes_by_thread(events[first:], not marked)
-    if passes is None:
-        return KernelStep(span, None, 0)
-    idle = events[first:].count(FORWARD) - sum(each.layers for each in passes)
-    return KernelStep(span, tuple(passes), max(0, idle))
+    return KernelStep(span, None if passes is None else tuple(passes), max(0, idle))
 
 
 def _count_families(
@@ -476,12 +458,9 @@ def _settled(trace: Trace, kernels: Kernels, found: KernelEvidence) -> KernelEvi
             "recomputes."
         )
     elif found.judgement.verdict == "full":
-        is_forward, is_again = (
-            np.array([one == event for one in sequence.events], np.bool_)
-            for event in (FORWARD, RECOMPUTE)
-        )
-        between = np.diff(sequence.at[is_forward])
-        if len(between) and sequence.again.sum() < _WHOLE * median(between) * is_again.sum():
+        events = np.array(sequence.events)
+        between, again = np.diff(sequence.at[events == FORWARD]), (events == RECOMPUTE).sum()
+        if len(between) and sequence.again.sum() < _WHOLE * median(between) * again:
             reason = (
                 "Attention runs again, and most of the kernels around do not: a checkpoint that "
                 "keeps results looks like one with kernels in another order."

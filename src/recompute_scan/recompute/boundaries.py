@@ -24,9 +24,10 @@ from recompute_scan.annotations import (
     parse_region,
 )
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, Recompute
+from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.by_design import find_own_work, functions_around
 from recompute_scan.recompute.roles import Role, Structure
+from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int32, Int64
@@ -39,7 +40,6 @@ class AnnotatedCall(Struct, frozen=True):
     """One checkpointed call of work of the forward pass.
 
     Attributes:
-        annotation: What the wrapper wrote.
         row: Row of the annotation.
         first: Position of its first operator in ``Alignment.forward``.
         last: Position of its last operator.
@@ -86,7 +86,7 @@ def read_annotations(alignment: Alignment) -> Annotations | None:
     # The script's own functions without a marked recompute.
     unmarked = [row for row, one in known.items() if one and one.function and not times[one.call]]
     matched, original = alignment.again, alignment.original
-    inside, around = calls.inside(recomputes), _innermost(calls, regions)[original]
+    inside, around = calls.inside(recomputes), innermost(calls, regions)[original]
     # A hook, say, ran the block of a function again, and not the function's node.
     elsewhere = ~inside[matched] & np.isin(around, unmarked)
     regions = regions[~np.isin(regions, around[elsewhere])]
@@ -136,18 +136,16 @@ def _switched_on_later(
     there: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for each in marked:
         there[each.annotation.site, each.annotation.module].append((each.first, each.last))
-    order = alignment.again.argsort(kind="stable")
-    again, found = alignment.again[order], []
+    found = []
     for row, one in regions.items():
-        begin, end = again.searchsorted((row, row + int(calls.size[row]) + 1)).tolist()
-        rows = alignment.original[order[begin:end]]
-        if not len(rows):
+        inside = (alignment.again >= row) & (alignment.again <= row + calls.size[row])
+        places, same = alignment.places[inside], there[one.site, one.module]
+        if not len(places):
             continue
-        first, last = alignment.forward.searchsorted((rows.min(), rows.max())).tolist()
-        same = there[one.site, one.module]
-        if not any(same_boundary((first, last), other) for other in same):
-            same.append((first, last))
-            found.append(AnnotatedCall(one, row, first, last, times[one.call]))
+        bounds = int(places.min()), int(places.max())
+        if not any(same_boundary(bounds, other) for other in same):
+            same.append(bounds)
+            found.append(AnnotatedCall(one, row, *bounds, times[one.call]))
     return found
 
 
@@ -159,23 +157,21 @@ def recomputed_calls(
     by_number = {call.annotation.call: call.annotation for call in known}
     found = []
     for row in rows:
-        numbers = (parse_recompute(calls.called(above)) for above in calls.above(row))
-        found.append(by_number.get(next((number for number in numbers if number is not None), 0)))
+        numbers = filter(None, (parse_recompute(calls.called(above)) for above in calls.above(row)))
+        found.append(by_number.get(next(numbers, 0)))
     return found
 
 
 def unmarked_functions(structure: Structure, annotations: Annotations) -> list[int]:
-    """Rows of the calls of checkpoint functions in the forward pass that bear no annotation of
-    their own.
+    """Rows of the calls of checkpoint functions in the forward pass that bear no annotation.
 
     A function's annotation stands directly in its call.
     """
     calls = structure.calls
     own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
     own &= ~calls.where(vocabulary.TORCHS_FUNCTION.__eq__)
-    marked = {
-        int(calls.parent[c.row]) for c in annotations.calls if c.annotation.variant == "reentrant"
-    }
+    known = (c.row for c in annotations.calls if c.annotation.variant == "reentrant")
+    marked = {*calls.parent[[*known]].tolist()}
     return [row for row in np.flatnonzero(own).tolist() if row not in marked]
 
 
@@ -240,7 +236,7 @@ def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
     return np.asarray((function < recomputed) & same)
 
 
-def _innermost(calls: Calls, rows: Int64) -> Int32:
+def innermost(calls: Calls, rows: Int64) -> Int32:
     """For each call: the innermost of ``rows`` that holds it, -1 for none."""
     found = np.full(len(calls), -1, np.int32)
     for row in rows.tolist():  # in order: what is in another comes after it
@@ -308,14 +304,11 @@ def _variants(count: int, inside: Counter[int]) -> list[Variant | None]:
     """Variants of the checkpoints of one boundary, outermost first; ``None`` where unknown.
 
     A reentrant one calls its function wherever what it checkpoints runs, but in its own recompute.
-    So the forward pass holds as many calls around these operators as there are reentrant ones, and
-    a recompute as many as there are further inside than the checkpoint that asked for it. Of
-    recomputes with equally many, one is a reentrant checkpoint's, if there are more calls in
-    the forward pass; the others are of non-reentrant ones right inside it.
-
-    Args:
-        count: How many calls the forward pass holds around these operators.
-        inside: How many recomputes hold so many of them.
+    So the forward pass holds as many calls around these operators (``count``) as there are
+    reentrant ones, and a recompute as many (``inside``, with their number) as there are further
+    inside than the checkpoint that asked for it. Of recomputes with equally many, one is a
+    reentrant checkpoint's, if there are more calls in the forward pass; the others are of
+    non-reentrant ones right inside it.
     """
     if any(not inside[number] for number in range(count)) or max(inside) > count:
         return [None] * inside.total()
@@ -375,17 +368,12 @@ class Span(Struct, frozen=True):
     module: str | None = None
     module_class: str | None = None
 
-    @property
-    def length(self) -> int:
-        """Number of forward operators."""
-        return self.last - self.first + 1
-
 
 class Node(Struct, frozen=True):
-    """A span with the spans inside it."""
+    """A span with the spans inside it, in forward order."""
 
     span: Span
-    children: tuple[Node, ...]
+    children: list[Node]
 
 
 def spans_from_annotations(alignment: Alignment, annotations: Annotations) -> list[Span]:
@@ -404,25 +392,18 @@ def spans_from_annotations(alignment: Alignment, annotations: Annotations) -> li
 
 
 def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
-    options = [one for one in call.annotation.options.split(",") if one]
-    variant = call.annotation.variant
-    if call.annotation.function in in_parts:
-        options.append(IN_PARTS)
+    one = call.annotation
+    options = [*filter(None, one.options.split(",")), *[IN_PARTS] * (one.function in in_parts)]
     checkpoint = Checkpoint(
-        depth=call.annotation.depth,
-        variant=cast("Variant", variant) if variant in get_args(Variant) else None,
-        mechanism=call.annotation.mechanism or None,
-        call_site=call.annotation.site or None,
+        depth=one.depth,
+        variant=cast("Variant", one.variant) if one.variant in get_args(Variant) else None,
+        mechanism=one.mechanism or None,
+        call_site=one.site or None,
         options=tuple(options),
-        function=call.annotation.function or None,
+        function=one.function or None,
     )
-    return Span(
-        first=call.first,
-        last=call.last,
-        checkpoints=(checkpoint,),
-        module=call.annotation.module or None,
-        module_class=call.annotation.module_class or None,
-    )
+    names = one.module or None, one.module_class or None
+    return Span(call.first, call.last, (checkpoint,), *names)
 
 
 def spans_from_recomputes(alignment: Alignment) -> list[Span]:
@@ -439,41 +420,32 @@ def spans_from_recomputes(alignment: Alignment) -> list[Span]:
     intervals.sort(key=lambda item: (item[0], -item[1]))
     groups: list[list[tuple[int, int, Recompute]]] = []
     for interval in intervals:
-        for group in reversed(groups[-8:]):
-            if same_boundary(group[0][:2], interval[:2]):
-                group.append(interval)
-                break
+        recent = reversed(groups[-8:])
+        same = (group for group in recent if same_boundary(group[0][:2], interval[:2]))
+        if (group := next(same, None)) is not None:
+            group.append(interval)
         else:
             groups.append([interval])
     spans = []
     for group in groups:
-        recomputes = of_one_backward([recompute for _, _, recompute in group], alignment)
-        spans.append(
-            Span(
-                first=min(first for first, _, _ in group),
-                last=max(last for _, last, _ in group),
-                checkpoints=tuple(told_apart(recomputes, around, structure.functions.in_parts)),
-            )
-        )
+        firsts, lasts, mine = zip(*group, strict=True)
+        one = of_one_backward(list(mine), alignment)
+        checkpoints = tuple(told_apart(one, around, structure.functions.in_parts))
+        spans.append(Span(min(firsts), max(lasts), checkpoints))
     return spans
 
 
 def forest(spans: Sequence[Span]) -> list[Node]:
     """The spans nested by containment, in forward order."""
     roots: list[Node] = []
-    stack: list[tuple[Span, list[Node]]] = []
-
-    def close() -> None:
-        span, children = stack.pop()
-        (stack[-1][1] if stack else roots).append(Node(span, tuple(children)))
-
+    around: list[Node] = []
     for span in sorted(spans, key=lambda span: (span.first, -span.last)):
-        while stack and span.last > stack[-1][0].last:
-            close()
-        stack.append((span, []))
-    while stack:
-        close()
-    return sorted(roots, key=lambda node: node.span.first)
+        while around and span.last > around[-1].span.last:
+            around.pop()
+        node = Node(span, [])
+        (around[-1].children if around else roots).append(node)
+        around.append(node)
+    return roots
 
 
 def merge(spans: list[Span]) -> list[Span]:
@@ -496,8 +468,6 @@ def merge(spans: list[Span]) -> list[Span]:
 def _of_blocks(alignment: Alignment) -> list[Recompute]:
     """The recomputes without the own work of the functions inside them."""
     own = find_own_work(alignment).rows
-    if not len(own):
-        return list(alignment.recomputes)
     found = []
     for one in alignment.recomputes:
         block = ~np.isin(one.original, own)

@@ -2,7 +2,7 @@
 
 An autograd function may save less than its gradient needs and run *another* function's forward
 again in its own backward: DeepSeek's attention function runs the norms before it again, which saves
-their outputs. Nobody left a switch on, so it is no finding; but it is forward work that runs again.
+their outputs. No switch was left on, so it is no finding; but it is forward work that runs again.
 
 A function's *own* operators in its backward are its formula (chunked losses, fused activations,
 ring exchanges) and are not listed. Nor is a function that is merely part of another one's gradient,
@@ -12,10 +12,9 @@ as scattering is of gathering:
   launches none, are in its own gradient too (a rotation, turned back by the same kernel);
 * both call each other.
 
-A function that is a checkpoint by behavior may run its block twice in its node: once without
-gradients, and again with them for the gradient. A reversible layer does, to get back the input
-that it did not keep from its output. Only the second run is the checkpoint's; the first is what
-makes the layer reversible, and no switch can take it out.
+A function that is a checkpoint by behavior may run its block twice in its node: first without
+gradients, to get back from its output the input that it did not keep, as a reversible layer does.
+Only the second run, with gradients, is the checkpoint's.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, Recompute
-from recompute_scan.recompute.roles import Role, Structure
-from recompute_scan.recompute.work import Work
+from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.roles import Role, Structure, Work
+from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.trace.calls import Calls, Kernels, StepSpan, step_of
 from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
 
@@ -49,7 +48,6 @@ class DesignedRun(Struct, frozen=True):
     """One function that other functions' gradients run again, over the whole trace.
 
     Attributes:
-        function: Its name.
         inside: The functions with gradients that run it again, most calls first.
         forward: Calls outside any backward pass.
         again: Calls within the gradients of others.
@@ -180,14 +178,12 @@ def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[De
 
 def _functions(structure: Structure) -> frozenset[str]:
     """Names of autograd functions that somebody wrote: their nodes are called after them."""
-    calls = structure.calls
-    names = (calls.names[code] for code in structure.functions.written.tolist())
+    names = (structure.calls.names[code] for code in structure.functions.written.tolist())
+    left_out = (vocabulary.PLUMBING, vocabulary.NEUTRAL)
     return frozenset(
         name
         for name in names
-        if _WRITTEN.fullmatch(name)
-        and not vocabulary.PLUMBING.match(name)
-        and not vocabulary.NEUTRAL.match(name)
+        if _WRITTEN.fullmatch(name) and not any(one.match(name) for one in left_out)
     )
 
 
@@ -204,19 +200,18 @@ def _work(calls: Calls, rows: Int64) -> set[str]:
 
 
 class OwnWork(Struct, frozen=True):
-    """Work of checkpoint functions outside their blocks, in the forward pass.
-
-    Attributes:
-        rows: Rows of its operators, in order.
-        recompute: For each: position in ``Alignment.recomputes`` of its function's recompute.
+    """Work of checkpoint functions outside their blocks: ascending rows of calls, and for each
+    the number of the recompute, or of its piece, that its function makes.
     """
 
     rows: Int64
-    recompute: Int64
+    owner: Int64
 
 
 def find_own_work(alignment: Alignment) -> OwnWork:
-    """The own work of all checkpoint functions in a trace."""
+    """The own work of all checkpoint functions in the forward pass of a trace, by the position in
+    ``Alignment.recomputes`` of its function's recompute.
+    """
     calls, structure = alignment.structure.calls, alignment.structure
     blocks: dict[int, tuple[int, int, int]] = {}
     for number, recompute in enumerate(alignment.recomputes):
@@ -233,17 +228,14 @@ def find_own_work(alignment: Alignment) -> OwnWork:
             first, last, _ = blocks.get(around[inside], (len(calls), -1, number))
             bounds = min(first, int(rows.min())), max(last, int(rows.max()))
             blocks[around[inside]] = *bounds, number
-    found, owners = [alignment.forward[:0]], [alignment.forward[:0]]
+    owner = np.full(len(calls), -1, np.int64)
     for call, (first, last, number) in blocks.items():
-        stop = call + 1 + int(calls.size[call])
-        begin, end = alignment.forward.searchsorted((call, stop)).tolist()
-        rows = alignment.forward[begin:end]
-        outside = (rows < first) | (rows > last)
-        found.append(rows[outside & (structure.function[rows] == call)])
-        owners.append(np.full(len(found[-1]), number))
-    rows, owner = np.concatenate(found), np.concatenate(owners)
-    order = rows.argsort()
-    return OwnWork(rows[order], owner[order])
+        mine = slice(call + 1, call + 1 + int(calls.size[call]))
+        outside = structure.function[mine] == call
+        outside[max(0, first - mine.start) : max(0, last + 1 - mine.start)] = False
+        owner[mine][outside] = number
+    rows = alignment.forward[owner[alignment.forward] >= 0]
+    return OwnWork(rows, owner[rows])
 
 
 def is_of_others(structure: Structure, engine: int) -> bool:
@@ -275,12 +267,8 @@ def functions_around(structure: Structure, row: int) -> list[int]:
 
     In a recompute, those inside the node that runs it.
     """
-    found, call = [], int(structure.function[row])
-    while call >= 0:
-        found.append(call)
-        above = int(structure.calls.parent[call])
-        call = int(structure.function[above]) if above >= 0 else -1
-    return found
+    around = (one for one in (row, *structure.calls.above(row)) if structure.function[one] == one)
+    return [one for one in around if structure.engine[one] == structure.engine[row]]
 
 
 class Collectives(Struct, frozen=True):
@@ -314,21 +302,14 @@ def find_collectives(
     rows = rows[(parent < 0) | ~is_one[np.maximum(parent, 0)]]
     counted = np.append(complete, False)[step_of(steps, calls.start[rows])]
     rows = rows[counted & ~_only_waits(calls, kernels, rows)]
+    gather = calls.where(vocabulary.GATHER.match)
     recomputes = alignment.recomputes if len(rows) else ()
     inside = [_inside(structure, recompute, rows) for recompute in recomputes]
     return Collectives(
         rows=rows,
         repeated=np.unique(np.concatenate([rows[:0], *inside])),
-        gathers=rows[_gathers_parameters(calls, rows)],
+        gathers=rows[gather[rows] & calls.inside(calls.named(vocabulary.SHARDING))[rows]],
     )
-
-
-def time_of(calls: Calls, kernels: Kernels, rows: Int64) -> float:
-    """Time of these calls in ns: of the kernels they launched, or on the host without any."""
-    held = kernels_of(calls, kernels, rows)
-    if held.any():
-        return float(kernels.time[held].sum())
-    return float(calls.duration[rows].sum())
 
 
 def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
@@ -359,12 +340,6 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     for work in (ranges, launches):
         bare &= work.searchsorted(rows) == work.searchsorted(last, side="right")
     return bare
-
-
-def _gathers_parameters(calls: Calls, rows: Int64) -> Bool:
-    """For each collective: is it a gather that FSDP started?"""
-    gather, sharding = (calls.where(one.match) for one in (vocabulary.GATHER, vocabulary.SHARDING))
-    return gather[rows] & calls.inside(np.flatnonzero(sharding))[rows]
 
 
 def _inside(structure: Structure, recompute: Recompute, rows: Int64) -> Int64:

@@ -10,11 +10,9 @@ An operator that runs with gradients on makes a node, and has its number. The op
   (``unpack_hook`` there);
 * what a forward pass makes, or the gradient of a gradient, is evaluated *later*.
 
-Each thread that makes nodes counts them separately (``torch/csrc/autograd/function.h``).
-
-Every operator that runs with gradients on has the number of the node that it makes, with one
-exception: before torch 2.4 none has under a Python dispatch mode (a selective checkpoint's, a
-FLOP counter's), where the key that it is first called with is no key of autograd's
+Each thread that makes nodes counts them separately (``torch/csrc/autograd/function.h``). Before
+torch 2.4 no operator has a number under a Python dispatch mode (a selective checkpoint's, a FLOP
+counter's), where the key that it is first called with is no key of autograd's
 (``Dispatcher::callWithDispatchKeySlowPath``). The nodes have their numbers all the same, and in
 the order of their operators; so a node with a number that no operator has belongs to an operator of
 its name between the operators of the numbers before and after it.
@@ -23,6 +21,8 @@ its name between the operators of the numbers before and after it.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -144,9 +144,8 @@ def find_evaluations(calls: Calls) -> Evaluations:
 
 def nodes_of_ranges(calls: Calls) -> Int64:
     """By the code of an engine range's name: its node's, or -1; -1 for all other names."""
-    codes, engine = {name: code for code, name in enumerate(calls.names)}, vocabulary.ENGINE
-    nodes = (name[len(engine) :] if name.startswith(engine) else "" for name in calls.names)
-    return np.array([codes.get(node, -1) if node else -1 for node in nodes], np.int64)
+    codes = {vocabulary.ENGINE + name: code for code, name in enumerate(calls.names)}
+    return np.array([codes.get(name, -1) for name in calls.names], np.int64)
 
 
 def _find_places(
@@ -318,43 +317,42 @@ def numbers_of(calls: Calls, operators: Bool, evaluations: Evaluations) -> tuple
 
 
 def under_a_mode(calls: Calls, rows: Int64) -> Bool:
-    """For each of these operators: does it, or one inside it, hold a call of the same name?
+    """For each of these operators: does it hold a twin?"""
+    return calls.holding(twins_of(calls), rows) > 0
 
-    A dispatch mode sees an operator, and calls it again.
+
+def twins_of(calls: Calls) -> Bool:
+    """For each call: is it an operator that stands directly in one of the same name?
+
+    A dispatch mode, which selective checkpointing uses, records each operator twice, one in
+    the other (since torch 2.13 with a range between); one that returns a saved result has
+    no inner one.
     """
-    echo = (calls.parent >= 0) & (calls.kind == Kind.OP) & (calls.name == calls.name[calls.parent])
-    return calls.holding(echo, rows) > 0
+    mode = calls.where(vocabulary.DISPATCH_MODE.__eq__)
+    above = np.maximum(calls.parent, 0)
+    beyond = np.flatnonzero(mode[above] & (calls.parent[above] >= 0))
+    above[beyond] = calls.parent[above[beyond]]
+    twin = (calls.parent >= 0) & (calls.name == calls.name[above]) & (calls.kind == Kind.OP)
+    return np.asarray(twin)
 
 
 def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64) -> Int64:
     """Give operators of the forward pass the numbers of the nodes that they made, in place."""
     numbered = np.flatnonzero((of < 0) & (number >= 0) & (calls.kind == Kind.OP))
     unnumbered = np.flatnonzero(forward & (number < 0))
-    if not len(unnumbered) or not len(numbered):
-        return _NO_ROWS
     orphans = nodes[~np.isin(number[nodes], number[numbered])]
-    if not len(orphans):
+    if not len(unnumbered) or not len(numbered) or not len(orphans):
         return _NO_ROWS
-    unnumbered = unnumbered[under_a_mode(calls, unnumbered)]
-    if not len(unnumbered):
-        return _NO_ROWS
+    makers = _by_operator(calls, unnumbered[under_a_mode(calls, unnumbered)])
     orphans = orphans[np.unique(number[orphans], return_index=True)[1]]
     numbered = numbered[number[numbered].argsort(kind="stable")]
     at = np.searchsorted(number[numbered], number[orphans])
     first = np.where(at > 0, numbered[at - 1], -1)
     until = np.append(numbered, len(calls))[at]
-    makers = _by_operator(calls, unnumbered)
-    codes = calls.name[orphans]
-    rows_of = {
-        code: makers.get(
-            vocabulary.plain(calls.names[code].partition("Backward")[0]), _NO_ROWS
-        ).tolist()
-        for code in np.unique(codes).tolist()
-    }
     filled, place = [], 0
-    found = zip(orphans.tolist(), codes.tolist(), first.tolist(), until.tolist(), strict=True)
-    for node, code, begin, end in found:
-        rows, place = rows_of[code], max(place, begin + 1)
+    for node, begin, end in zip(orphans.tolist(), first.tolist(), until.tolist(), strict=True):
+        rows = makers.get(vocabulary.plain(calls.called(node).partition("Backward")[0]), [])
+        place = max(place, begin + 1)
         here = bisect_left(rows, place)
         if here < len(rows) and rows[here] < end:
             maker = rows[here]
@@ -364,19 +362,15 @@ def _fill_in(calls: Calls, number: Ints, forward: Bool, of: Int32, nodes: Int64)
     return np.array(filled, np.int64)
 
 
-def _by_operator(calls: Calls, rows: Int64) -> dict[str, Int64]:
+def _by_operator(calls: Calls, rows: Int64) -> dict[str, list[int]]:
     """Rows of these calls and of all inside them, in order, by what their nodes are called."""
-    inside = np.flatnonzero(calls.within(rows))
-    codes = calls.name[inside]
-    found: dict[str, Int64] = {}
-    for code in np.unique(codes).tolist():
-        operator = vocabulary.plain(calls.names[code])
-        same = np.concatenate([found.get(operator, _NO_ROWS), inside[codes == code]])
-        found[operator] = np.sort(same)
+    plain = [vocabulary.plain(name) for name in calls.names]
+    found: dict[str, list[int]] = defaultdict(list)
+    for row in np.flatnonzero(calls.within(rows)).tolist():
+        found[plain[calls.name[row]]].append(row)
     return found
 
 
-_NODE = "Backward"
 # Calls looked at for each name: one function does the same in every call.
 _ENOUGH = 8
 _PRODUCTS = frozenset({"aten::matmul", "aten::mm", "aten::bmm"})
@@ -419,28 +413,18 @@ def find_checkpoint_functions(calls: Calls, evaluations: Evaluations) -> Checkpo
     rows = np.flatnonzero(evaluations.through >= 0)
     goes = evaluations.through[rows]
     rows, goes = rows[going[goes] >= 0], goes[going[goes] >= 0]
-    found = np.array(
-        [
-            function
-            for function in np.unique(going[goes]).tolist()
-            if _go_through_all(calls, evaluations, rows, goes, going == function)
-        ],
-        np.int64,
-    )
+    every = np.unique(going[goes]).tolist()
+    found = [f for f in every if _go_through_all(calls, evaluations, rows, goes, going == f)]
     again = (evaluations.of[rows] == goes) & (calls.start[rows] >= evaluations.nested_at[goes])
     in_parts = np.unique(going[goes[again & np.isin(going[goes], found)]])
-    losses = [
-        function
-        for function in in_parts.tolist()
-        if _are_losses(calls, evaluations, np.flatnonzero(going == function))
-    ]
-    names = {calls.names[code] for code in found.tolist() if code not in losses}
-    return CheckpointFunctions(
-        names=known | names,
-        in_parts=frozenset(calls.names[code] for code in in_parts.tolist() if code not in losses),
-        losses=frozenset(calls.names[code] for code in losses),
-        called=functions,
-    )
+    parts = frozenset(in_parts.tolist())
+    losses = {f for f in parts if _are_losses(calls, evaluations, np.flatnonzero(going == f))}
+
+    def named(codes: Iterable[int]) -> frozenset[str]:
+        return frozenset(calls.names[code] for code in codes)
+
+    names = known | named({*found} - losses)
+    return CheckpointFunctions(names, named(parts - losses), named(losses), functions)
 
 
 def _go_through_all(
@@ -451,35 +435,23 @@ def _go_through_all(
     A backward pass begins where the call's result was made; a function may run less than that for
     its formula.
     """
-    order = goes.argsort(kind="stable")
     judged = []
     for one in np.unique(goes[mine[goes]])[:_ENOUGH].tolist():
-        first, stop = goes[order].searchsorted([one, one + 1])
         last = _last_work(calls, int(evaluations.maker[one]))
-        judged.append(last is None or _hold(calls, rows[order[first:stop]], last))
+        judged.append(last < 0 or bool(calls.sums(calls.name == last, rows[goes == one]).any()))
     return 2 * sum(judged) > len(judged)
 
 
-def _hold(calls: Calls, rows: Int64, name: int) -> bool:
-    """Is one of these calls, in order, or one inside them, of this name?"""
-    end = -1
-    for row in rows.tolist():
-        if row < end:
-            continue
-        end = row + 1 + int(calls.size[row])
-        if (calls.name[row:end] == name).any():
-            return True
-    return False
-
-
-def _last_work(calls: Calls, own: int) -> int | None:
-    """Name of the last operator in a call that is heavy work of a forward pass, if any is."""
+def _last_work(calls: Calls, own: int) -> int:
+    """Code of the last operator in a call that is heavy work of a forward pass; -1 for none."""
     inside = np.arange(own + 1, own + 1 + calls.size[own])
-    for row in inside[calls.kind[inside] == Kind.OP][::-1].tolist():
-        name = calls.called(row)
-        if vocabulary.forward_only(name) or name in _PRODUCTS:
-            return int(calls.name[row])
-    return None
+    codes = calls.name[inside[calls.kind[inside] == Kind.OP]][::-1]
+    heavy = (
+        code
+        for code in codes.tolist()
+        if vocabulary.forward_only(calls.names[code]) or calls.names[code] in _PRODUCTS
+    )
+    return next(heavy, -1)
 
 
 def _called_functions(calls: Calls) -> Int64:
@@ -487,11 +459,10 @@ def _called_functions(calls: Calls) -> Int64:
     codes = {name: code for code, name in enumerate(calls.names)}
     found = np.full(len(codes), -1, np.int64)
     for name, code in codes.items():
-        node = f"{name}{_NODE}"
+        node = codes.get(f"{name}Backward", -1)
         known = name in vocabulary.CHECKPOINT_FUNCTIONS or vocabulary.COMPILED_CALL.match(name)
-        if node in codes and not known:
-            found[codes[node]] = code
-            found[codes.get(f"{vocabulary.ENGINE}{node}", codes[node])] = code
+        if node >= 0 and not known:
+            found[[node, codes.get(f"{vocabulary.ENGINE}{name}Backward", node)]] = code
     return found
 
 
@@ -501,12 +472,11 @@ def _are_losses(calls: Calls, evaluations: Evaluations, nodes: Int64) -> bool:
     A backward pass begins at one number, so either the call made it, or something after it did.
     """
     roots = nodes[evaluations.of[evaluations.maker[nodes]] < 0][:_ENOUGH]
+    ends = [vocabulary.forward_only(n) or bool(vocabulary.REDUCES.match(n)) for n in calls.names]
+    ends_pass = np.array(ends, np.bool_)[calls.name] & (calls.kind == Kind.OP)
     for one in roots.tolist():
         own, node = evaluations.maker[one], evaluations.row[one]
-        after: Bool = calls.start >= calls.end[own]
-        after &= (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])
-        rows = np.flatnonzero(after & (calls.kind == Kind.OP) & (calls.sequence >= 0))
-        names = [calls.names[name] for name in np.unique(calls.name[rows]).tolist()]
-        if any(vocabulary.forward_only(name) or vocabulary.REDUCES.match(name) for name in names):
+        after: Bool = ends_pass & (calls.start >= calls.end[own]) & (calls.sequence >= 0)
+        if (after & (calls.start < calls.start[node]) & (calls.thread == calls.thread[own])).any():
             return False
     return len(roots) > 0

@@ -9,7 +9,8 @@ first run; the frames around it show the call site.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -17,9 +18,8 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.alignment import Alignment, Counts
 from recompute_scan.recompute.boundaries import Span, merge, same_boundary
-from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.layers import Block
 from recompute_scan.result import Checkpoint, Variant
 from recompute_scan.trace.calls import Calls, nest
@@ -45,32 +45,27 @@ def name_blocks(
     Of several such modules, one inside the other, the innermost names it. Blocks that have a
     name keep it; where the trace has no module frames, all stay as they are.
     """
-    names = [bool(_NUMBERED.match(name)) for name in trace.names]
-    frames = np.flatnonzero((trace.kind == Kind.PYTHON) & np.array(names, np.bool_)[trace.name])
+    names = np.array([bool(_NUMBERED.match(name)) for name in trace.names], np.bool_)
+    frames = np.flatnonzero((trace.kind == Kind.PYTHON) & names[trace.name])
     if not len(frames):
         return tuple(blocks)
-    first = calls.start[counts.rows[[block.span.first for block in blocks]]]
+    frames = frames[trace.dur[frames].argsort(kind="stable")]
+    begin = trace.ts[frames] - _SLACK_NS
+    end = trace.ts[frames] + trace.dur[frames] + _SLACK_NS
+    rows = counts.rows[[block.span.first for block in blocks]]
+    first, thread = calls.start[rows], calls.thread[rows]
     last = calls.end[counts.rows[[block.span.last for block in blocks]]]
-    thread = calls.thread[counts.rows[[block.span.first for block in blocks]]]
-    named = []
+    named = list(blocks)
     for place, block in enumerate(blocks):
-        mine = frames[
-            (trace.thread[frames] == thread[place])
-            & (trace.ts[frames] <= first[place] + _SLACK_NS)
-            & (trace.ts[frames] + trace.dur[frames] >= last[place] - _SLACK_NS)
-        ]
-        if block.span.module is not None or not len(mine):
-            named.append(block)
-            continue
-        frame = mine[np.argmin(trace.dur[mine])]
-        begin, end = trace.ts[frame], trace.ts[frame] + trace.dur[frame]
-        held = (thread == thread[place]) & (first >= begin - _SLACK_NS) & (last <= end + _SLACK_NS)
-        found = _NUMBERED.match(trace.names[trace.name[frame]])
-        if found is None or np.count_nonzero(held) > 1:
-            named.append(block)
-            continue
-        span = replace(block.span, module=found[1], module_class=found[2])
-        named.append(replace(block, span=span))
+        mine = (begin <= first[place]) & (end >= last[place])
+        mine &= trace.thread[frames] == thread[place]
+        if block.span.module is None and mine.any():
+            at = int(mine.argmax())
+            held = (thread == thread[place]) & (first >= begin[at]) & (last <= end[at])
+            found = _NUMBERED.match(trace.names[trace.name[frames[at]]])
+            if found is not None and np.count_nonzero(held) == 1:
+                span = replace(block.span, module=found[1], module_class=found[2])
+                named[place] = replace(block, span=span)
     return tuple(named)
 
 
@@ -123,20 +118,21 @@ def with_frames(recomputed: list[Span], framed: list[Span]) -> list[Span]:
     A frame also holds what the checkpoint itself does before the module runs; where a recompute
     shows where the module begins, the span begins there.
     """
-    ends: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = defaultdict(list)
     for span in recomputed:
-        ends.setdefault(span.last, []).append(span.first)
-    framed = [_without_preparation(span, ends.get(span.last, [])) for span in framed]
+        ends[span.last].append(span.first)
+    framed = [_without_preparation(span, ends[span.last]) for span in framed]
     known = {span.first: span for span in framed}
-    left = [
-        span
-        for span in recomputed
-        if not any(
+
+    def has_frame(span: Span) -> bool:
+        near = range(span.first - _CLOSE_BY, span.first + _CLOSE_BY + 1)
+        return any(
             same_boundary((span.first, span.last), (other.first, other.last))
             or (other.first == span.first and span.last <= other.last)
-            for other in (known[at] for at in _near(known, span.first))
+            for other in (known[at] for at in near if at in known)
         )
-    ]
+
+    left = [span for span in recomputed if not has_frame(span)]
     return sorted([*framed, *left], key=lambda span: (span.first, -span.last))
 
 
@@ -208,15 +204,10 @@ class _Frames:
         place = self._place(row)
         if place is None or place.path != vocabulary.CHECKPOINT_FILE:
             return "non-reentrant" if self._is_hook(row) else "reentrant"
-        for inside in range(row + 1, row + 1 + int(self.calls.size[row])):
-            function = self._place(inside)
-            if function is not None and function.path == vocabulary.CHECKPOINT_FILE:
-                if function.function == "_checkpoint_without_reentrant_generator":
-                    return "non-reentrant"
-                if function.function == "forward":
-                    return "reentrant"
-        return None
-
-
-def _near(known: dict[int, Span], first: int) -> Iterator[int]:
-    return (at for at in range(first - _CLOSE_BY, first + _CLOSE_BY + 1) if at in known)
+        shows: dict[str, Variant] = {
+            "_checkpoint_without_reentrant_generator": "non-reentrant",
+            "forward": "reentrant",
+        }
+        inside = map(self._place, range(row + 1, row + 1 + int(self.calls.size[row])))
+        own = (one for one in inside if one is not None and one.path == vocabulary.CHECKPOINT_FILE)
+        return next((shows[one.function] for one in own if one.function in shows), None)

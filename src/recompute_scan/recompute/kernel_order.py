@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 from msgspec import Struct
@@ -67,17 +67,10 @@ class Pass(Struct, frozen=True):
         model; two checkpoints nest or are disjoint. As many as fit between two such places are
         read as one recompute of a group of layers.
         """
-        if not self.again:
-            return 0
-        if self._once():
-            return 1
-        behind, densest = 0, 0.0
-        for number, layers in zip(
-            reversed(self.recomputes), range(1, self.layers + 1), strict=False
-        ):
-            behind += number
-            densest = max(densest, behind / layers)
-        return max(2, math.ceil(densest))
+        if not self.again or self._once():
+            return int(self.again > 0)
+        behind = accumulate(reversed(self.recomputes))
+        return max(2, *(math.ceil(number / layers) for layers, number in enumerate(behind, 1)))
 
     @property
     def whole(self) -> bool:
@@ -215,19 +208,17 @@ def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] 
     first backward, and all between backwards, are recomputes. ``None`` where passes differ in
     length.
     """
-    layers = {each.layers for each in passes}
+    found, layers = list(events), {each.layers for each in passes}
     if RECOMPUTE in events or not layers:
-        return list(events)
+        return found
     if len(layers) > 1:
         return None
     (each,) = layers
-    found: list[str] = []
     waiting: list[int] = []
     backwards = each
-    for event in events:
-        found.append(event)
+    for place, event in enumerate(events):
         if event != BACKWARD:
-            waiting.append(len(found) - 1)
+            waiting.append(place)
             continue
         begins = len(waiting) >= each and backwards >= each
         for row in waiting[each:] if begins else waiting:
@@ -372,15 +363,14 @@ def _layers(events: Sequence[str], highest: int) -> Iterator[tuple[int, int, lis
             group += 1
         found, size = range(place, stop), group - stop
         if originals and found:
-            yield from _assigned(list(found), layer, max(1, size), highest, originals)
+            for number, again in _assigned(list(found), layer, max(1, size), highest):
+                yield number, again, originals
         # A second loss, or a micro-batch that waited, goes through the layers again.
         layer = layer - size if layer >= size else len(originals) - 1
         place = max(group, place + 1)
 
 
-def _assigned(
-    found: list[int], layer: int, size: int, highest: int, originals: list[int]
-) -> Iterator[tuple[int, int, list[int]]]:
+def _assigned(found: list[int], layer: int, size: int, highest: int) -> Iterator[tuple[int, int]]:
     if highest and len(found) % highest == 0:
         size = min(size, len(found) // highest)  # what has not run again has backwards here, too
     size = min(size, len(found))
@@ -388,4 +378,4 @@ def _assigned(
     chunk = size if rest == (highest - 1) * size else max(1, min(rest, layer + 1))
     for back, number in enumerate(reversed(found)):
         step = back if back < size else (back - size) % chunk
-        yield number, max(0, layer - step), originals
+        yield number, max(0, layer - step)

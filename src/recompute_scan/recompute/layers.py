@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import median, places_of
 from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.boundaries import Node, Span, forest
-from recompute_scan.recompute.counts import Counts
 from recompute_scan.recompute.roles import OperatorCodes
 from recompute_scan.recompute.sequences import alike
 from recompute_scan.result import Checkpoint
@@ -68,13 +68,12 @@ def lookalikes(
         starts = np.flatnonzero(code[first : last + 1] == pattern[0]) + first
         if len(pattern) < SHORTEST_LOOKALIKE:
             starts = _in_row(starts, pattern, known, code)
-        for start in starts:
-            stop = int(start) + len(pattern)
-            if stop - 1 > last or taken[start:stop].any() or not counted[start:stop].any():
-                continue
-            if np.array_equal(code[start:stop], pattern):
-                taken[start:stop] = True
-                found.append(Span(int(start), stop - 1, ()))
+        for start in starts[starts + len(pattern) - 1 <= last].tolist():
+            mine = slice(start, start + len(pattern))
+            free = not taken[mine].any() and counted[mine].any()
+            if free and np.array_equal(code[mine], pattern):
+                taken[mine] = True
+                found.append(Span(start, mine.stop - 1, ()))
     return found
 
 
@@ -121,11 +120,9 @@ def repeats(code: Int64, here: Int64) -> list[Span]:
 def _likely_periods(part: Int64) -> list[int]:
     """Distances at which operators of the rarest repeated kinds return, commonest first."""
     order = part.argsort(kind="stable")
-    same = part[order][1:] == part[order][:-1]
-    distances = np.diff(order)[same]
-    distances = distances[distances >= SHORTEST_LOOKALIKE]
-    values, times = np.unique(distances, return_counts=True)
-    return [int(value) for value in values[np.argsort(-times, kind="stable")][:12]]
+    distances = np.diff(order)[part[order][1:] == part[order][:-1]]
+    times = Counter(sorted(distances[distances >= SHORTEST_LOOKALIKE].tolist()))
+    return [distance for distance, _ in times.most_common(12)]
 
 
 _Key = tuple[str, int]
@@ -178,7 +175,7 @@ def with_lookalikes(
     """
     patterns = patterns_of([block.span for block in checkpointed], code)
     alike: list[Block] = []
-    blocks_of = by_pass(checkpointed)
+    blocks_of = _by_pass(checkpointed)
     for batch, here in forward_passes(counts).items():
         if checkpointed:
             mine = [block.span for block in blocks_of[batch]]
@@ -189,8 +186,7 @@ def with_lookalikes(
     return sorted((*checkpointed, *_enclosed(alike, around)), key=lambda block: block.span.first)
 
 
-def by_pass(blocks: Sequence[Block]) -> dict[int, list[Block]]:
-    """The blocks of each forward pass, by its number; a pass without any has an empty list."""
+def _by_pass(blocks: Sequence[Block]) -> dict[int, list[Block]]:
     found: dict[int, list[Block]] = defaultdict(list)
     for block in blocks:
         found[block.batch].append(block)
@@ -206,32 +202,22 @@ def forward_passes(counts: Counts) -> dict[int, Int64]:
 
 def _enclosed(blocks: Sequence[Block], around: Sequence[Block]) -> Iterator[Block]:
     """The blocks, with the checkpoints in ``around`` that hold them; no two overlap."""
-    waiting = sorted(around, key=lambda wide: (-wide.span.first, wide.span.last))
-    holding: list[Block] = []
-    for block in sorted(blocks, key=lambda block: block.span.first):
+    outer = sorted(around, key=lambda wide: (wide.span.first, -wide.span.last))
+    for block in blocks:
         first, last = block.span.first, block.span.last
-        while waiting and waiting[-1].span.first <= first:
-            wide = waiting.pop()
-            while holding and holding[-1].span.last < wide.span.last:
-                holding.pop()
-            holding.append(wide)
-        while holding and holding[-1].span.last < last:
-            holding.pop()
-        checkpoints = [one for wide in holding for one in wide.checkpoints]
-        yield replace(block, checkpoints=numbered(checkpoints))
+        holding = (w for w in outer if w.span.first <= first and last <= w.span.last)
+        yield replace(block, checkpoints=numbered([c for w in holding for c in w.checkpoints]))
 
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) -> list[Block]:
     """The blocks of one forward pass; to ``wide`` is added what is around several of them."""
-    everything: list[Node] = []
 
-    def collect(node: Node) -> None:
-        everything.append(node)
+    def all_of(node: Node) -> Iterator[Node]:
+        yield node
         for child in node.children:
-            collect(child)
+            yield from all_of(child)
 
-    for node in nodes:
-        collect(node)
+    everything = [one for node in nodes for one in all_of(node)]
     single = [node.span for node in nodes if not node.children]
 
     def is_layer(node: Node) -> bool:
@@ -316,28 +302,22 @@ def group_blocks(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> list[
     the same layer, and where it comes again at once, the next of several that share weights.
     """
     groups: dict[_Key, list[Block]] = defaultdict(list)
-    places: dict[_Key, list[int]] = defaultdict(list)
-    seen: dict[tuple[int, str], int] = defaultdict(int)
-    order: dict[int, int] = defaultdict(int)
+    first: dict[_Key, int] = {}
+    seen, order = Counter[tuple[int, str]](), Counter[int]()
     before: tuple[int, str | None] = (-1, None)
     for block in blocks:
         module = block.span.module
-        identity = module or operators_of(calls, counts, block)
+        identity = module or "\n".join(counts.names(calls, block.places))
         if module is not None and before != (block.batch, module):
             seen[block.batch, identity] = 0
         before = block.batch, module
         key = (identity, seen[block.batch, identity])
         seen[block.batch, identity] += 1
         groups[key].append(block)
-        places[key].append(order[block.batch])
+        first[key] = min(order[block.batch], first.get(key, len(blocks)))
         order[block.batch] += 1
-    in_order = sorted(groups, key=lambda key: (min(places[key]), key))
+    in_order = sorted(groups, key=lambda key: (first[key], key))
     return [part for key in in_order for part in _one_layer_each(counts, groups[key])]
-
-
-def operators_of(calls: Calls, counts: Counts, block: Block) -> str:
-    """The names of a block's operators, a line each."""
-    return "\n".join(counts.names(calls, block.places))
 
 
 def _one_layer_each(counts: Counts, blocks: list[Block]) -> list[list[Block]]:
@@ -371,15 +351,15 @@ def leaves_layers(calls: Calls, counts: Counts, blocks: Sequence[Block]) -> bool
     code = OperatorCodes(calls)[counts.rows]
     # A repeated sequence without a product is a loss's, or a sum, and no layer.
     products = np.array([vocabulary.multiplies(name) for name in counts.names(calls, slice(None))])
-    blocks_of = by_pass(blocks)
+    blocks_of = _by_pass(blocks)
+    inside = np.zeros(len(code), np.bool_)
+    for block in blocks:
+        inside[block.places] = True
     seen = set[bytes]()
     for batch, here in forward_passes(counts).items():
         kinds = code[here].tobytes()
         if batch in blocks_of and kinds not in seen:
             seen.add(kinds)
-            inside = np.zeros(len(code), np.bool_)
-            for block in blocks_of[batch]:
-                inside[block.places] = True
             beside = _beside(code, counts, products, here, inside[here], blocks_of[batch])
             if beside or _attend(calls, counts, here, inside[here]):
                 return True
@@ -393,11 +373,10 @@ def _attend(calls: Calls, counts: Counts, here: Int64, covered: Bool) -> bool:
         return False
     every = counts.names(calls, slice(None))
     names = [every[place] for place in here.tolist()]
-    kinds = {name: vocabulary.family_of(name) for name in {*names}}
-    products = [at for at, name in enumerate(names) if kinds[name][0] == "gemm"]
+    products = [at for at, name in enumerate(names) if vocabulary.family_of(name)[0] == "gemm"]
     found = 0
     for at in np.flatnonzero(~covered).tolist():
-        family, kind = kinds[names[at]]
+        family, kind = vocabulary.family_of(names[at])
         if family == "softmax":
             # Attention in parts: of two products, with the softmax of the first between them.
             after = bisect_left(products, at)

@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.counts import Counts
-from recompute_scan.recompute.layers import Block, numbered, operators_of
+from recompute_scan.recompute.alignment import Counts
+from recompute_scan.recompute.layers import Block, numbered
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Attention, Checkpoint, Family, Proof, ProofLane, ProofOp, Region
@@ -37,7 +37,11 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
         np.bincount(kinds, counts.runs[mine]),
         np.bincount(kinds, counts.again[mine] / 1e6),
     )
-    nodes = _backward_nodes(facts)
+    engines = facts.structure.rows(Role.BACKWARD)
+    names = map(facts.calls.called, engines[facts.in_whole_step(engines)].tolist())
+    nodes = Counter[tuple[str, str]]()
+    for name, times in Counter(names).items():
+        nodes[family_of_node(name)] += times
     families = [
         Family(
             family=name,
@@ -71,22 +75,12 @@ def _families_of(facts: RecomputeFacts, rows: Int64) -> list[tuple[str, str]]:
     calls = facts.calls
     by_name = [vocabulary.family_of(name) for name in calls.names]
     found = [by_name[code] for code in calls.name[rows].tolist()]
-    attention = np.array([kind == "attention" for _, kind in by_name], np.bool_)
-    for place in np.flatnonzero(attention[calls.name[rows]]).tolist():
-        inside = slice(int(rows[place]), int(rows[place]) + 1 + int(calls.size[rows[place]]))
-        exact = {by_name[code] for code in calls.name[inside].tolist()}
-        exact.discard(("attention", "attention"))
-        found[place] = min((f for f in exact if f[1] == "attention"), default=found[place])
+    for place, (row, (_, kind)) in enumerate(zip(rows.tolist(), found, strict=True)):
+        if kind == "attention":
+            inside = calls.name[row : row + 1 + int(calls.size[row])].tolist()
+            exact = {by_name[code] for code in inside} - {("attention", "attention")}
+            found[place] = min((f for f in exact if f[1] == kind), default=found[place])
     return found
-
-
-def _backward_nodes(facts: RecomputeFacts) -> Counter[tuple[str, str]]:
-    engines = facts.structure.rows(Role.BACKWARD)
-    names = facts.calls.name[engines[facts.in_whole_step(engines)]]
-    numbers: Counter[tuple[str, str]] = Counter()
-    for code, times in zip(*np.unique(names, return_counts=True), strict=True):
-        numbers[family_of_node(facts.calls.names[code])] += int(times)
-    return numbers
 
 
 def family_of_node(name: str) -> tuple[str, str]:
@@ -163,10 +157,7 @@ def _checkpoints(counts: Counts, blocks: list[Block], runs: float) -> tuple[Chec
 
 
 def _signature(facts: RecomputeFacts, block: Block) -> str:
-    names = [
-        name.removeprefix("aten::")
-        for name in operators_of(facts.calls, facts.counts, block).split("\n")
-    ]
+    names = [name.removeprefix("aten::") for name in facts.counts.names(facts.calls, block.places)]
     shown = list(dict.fromkeys(names))
     more = ", …" if len(shown) > _SHOWN_OPERATORS else ""
     return f"{len(names)} operators: {', '.join(shown[:_SHOWN_OPERATORS])}{more}"
@@ -230,30 +221,24 @@ def _spans(facts: RecomputeFacts, rows: Int64) -> tuple[Int64, Int64]:
     order = kernels.launch.argsort(kind="stable")
     launch = kernels.launch[order]
     first, last = launch.searchsorted(rows), launch.searchsorted(rows + calls.size[rows] + 1)
-    if (first == last).all():
+    has = last > first
+    if not has.any():
         return calls.start[rows], calls.end[rows]
-    spans = []
-    for begin, stop in zip(first.tolist(), last.tolist(), strict=True):
-        own = order[begin:stop]
-        if len(own):
-            spans.append((int(kernels.start[own].min()), int(kernels.end[own].max())))
-        else:
-            spans.append((spans[-1][1],) * 2 if spans else (-1, -1))
-    earliest = min(begin for begin, _ in spans if begin >= 0)
-    found = np.array([(earliest,) * 2 if begin < 0 else (begin, end) for begin, end in spans])
-    return found[:, 0], found[:, 1]
+    own = [order[begin:stop] for begin, stop in zip(first[has], last[has], strict=True)]
+    starts = np.array([kernels.start[one].min() for one in own], np.int64)
+    ends = np.array([kernels.end[one].max() for one in own], np.int64)
+    before = np.cumsum(has) - 1
+    idle = np.where(before < 0, starts.min(), ends[before])
+    return np.where(has, starts[before], idle), np.where(has, ends[before], idle)
 
 
 def _recomputes(facts: RecomputeFacts, rows: Int64) -> list[Int64]:
     """The second runs of these operators, one array per recompute, in order of time."""
     found = []
-    first, last = rows.min(), rows.max()
     for recompute in facts.alignment.recomputes:
-        if recompute.original.max() < first or recompute.original.min() > last:
-            continue
-        mine = np.isin(recompute.original, rows) & recompute.ran
-        if mine.any():
-            found.append(recompute.again[mine])
+        if recompute.original.max() >= rows.min() and recompute.original.min() <= rows.max():
+            again = recompute.again[np.isin(recompute.original, rows) & recompute.ran]
+            found += [again] if len(again) else []
     return found
 
 
@@ -264,37 +249,27 @@ def _backward(facts: RecomputeFacts, rows: Int64, runs: list[Int64]) -> Int64:
     """
     calls, structure = facts.calls, facts.structure
     engines = structure.rows(Role.BACKWARD)
+    began = int(calls.start[rows[0]])
+    until = next((step.end for step in facts.steps if step.start <= began < step.end), 2**62)
+    numbered = _of_numbers(structure, engines, rows)
     if not runs:
-        mine = _of_numbers(structure, engines, rows)
-        mine &= calls.start[engines] > calls.end[rows].max()
-        mine &= calls.start[engines] < _step_end(facts, rows)
-        return np.asarray(engines[mine])
+        behind = calls.start[engines] > calls.end[rows].max()
+        return np.asarray(engines[numbered & behind & (calls.start[engines] < until)])
     last = int(calls.end[runs[-1]].max())
-    others = [
-        int(calls.start[recompute.again].min())
-        for recompute in facts.alignment.recomputes
-        if calls.start[recompute.again].min() > last
-    ]
-    until = min([*others, _step_end(facts, rows)])
-    leaf = np.ones(len(engines), np.bool_)
-    parents = structure.engine[np.maximum(calls.parent[engines], 0)]
-    leaf[np.isin(engines, parents[calls.parent[engines] >= 0])] = False
+    begins = (int(calls.start[each.again].min()) for each in facts.alignment.recomputes)
+    until = min([until, *(begin for begin in begins if begin > last)])
+    above = calls.parent[engines]
+    leaf = ~np.isin(engines, structure.engine[above[above >= 0]])
     mine = (calls.start[engines] >= last) & (calls.end[engines] <= until) & leaf
     # Blocks without a checkpoint may come before the next recompute.
-    numbered = _of_numbers(structure, engines, rows) | _of_numbers(structure, engines, runs[-1])
+    numbered |= _of_numbers(structure, engines, runs[-1])
     return np.asarray(engines[mine & (numbered if numbered.any() else True)])
 
 
 def _of_numbers(structure: Structure, engines: Int64, rows: Int64) -> Bool:
     """For each engine range: is its node's number in the range of these operators' numbers?"""
     number = structure.number[rows]
-    number = number[number >= 0]
+    number, its = number[number >= 0], structure.number[engines]
     if not len(number):
         return np.zeros(len(engines), np.bool_)
-    its = structure.number[engines]
     return np.asarray((its >= number.min()) & (its <= number.max()))
-
-
-def _step_end(facts: RecomputeFacts, rows: Int64) -> int:
-    start = int(facts.calls.start[rows[0]])
-    return next((step.end for step in facts.steps if step.start <= start < step.end), 2**62)

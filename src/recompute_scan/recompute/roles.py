@@ -25,7 +25,7 @@ from recompute_scan.recompute.evaluations import (
     numbers_of,
     under_a_mode,
 )
-from recompute_scan.trace.calls import Calls
+from recompute_scan.trace.calls import Calls, Kernels
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
 
 # Of so few operators that a function's node runs, its own call alone can be its gradient.
@@ -66,7 +66,6 @@ class Structure(Struct, frozen=True):
     """One entry per call.
 
     Attributes:
-        calls: The calls.
         role: A :class:`Role`.
         engine: Row of the innermost engine range that holds the call (itself for one), or -1.
         top: Row of the outermost operator with a role that holds the call, or -1.
@@ -79,7 +78,6 @@ class Structure(Struct, frozen=True):
             (TorchScript), the lowest inside it; for an engine range, its node's; -1 for none.
         roots: Rows of the engine ranges that are in no other, in order.
         filled: Rows of the operators without a number: ``number`` has the one of their node.
-        evaluations: The evaluations of autograd nodes.
     """
 
     calls: Calls
@@ -100,6 +98,43 @@ class Structure(Struct, frozen=True):
         return np.flatnonzero(self.role == role)
 
 
+class Work(Struct, frozen=True):
+    """Per call: what it and all inside it cost.
+
+    Attributes:
+        time: ns; time of the kernels it launched where the trace has a GPU, else its own
+            duration on the host.
+        kernels: Number of kernels it launched.
+        on_gpu: Whether ``time`` is kernel time.
+        unlaunched: Kernels without a record of their launch: belonging to no call.
+        queued: Of these, those that were launched before recording began: belonging to no step.
+    """
+
+    time: Int64
+    kernels: Int32
+    on_gpu: bool
+    unlaunched: int
+    queued: int
+
+
+def measure(structure: Structure, kernels: Kernels) -> Work:
+    """The work of every call that is a top (see ``Structure.top``)."""
+    calls = structure.calls
+    launched = kernels.launch >= 0
+    unlaunched, queued = int((~launched).sum()), int(kernels.queued.sum())
+    if not launched.any():
+        # One zero, read as many.
+        none = np.broadcast_to(np.int32(0), len(calls))
+        return Work(calls.duration, none, False, unlaunched, queued)
+    count = np.zeros(len(calls), np.int32)
+    time = np.zeros(len(calls), np.int64)
+    top = structure.top[kernels.launch[launched]]
+    known = top >= 0
+    np.add.at(count, top[known], 1)
+    np.add.at(time, top[known], kernels.time[launched][known])
+    return Work(time, count, True, unlaunched, queued)
+
+
 class Operators:
     """The outermost operators of a trace, as the rules see them; one entry each.
 
@@ -108,8 +143,7 @@ class Operators:
         table: Its evaluations.
         functions: Its checkpoint functions.
         rows: Rows of the operators.
-        call: For each call: the outermost call of a checkpoint function that holds it in the same
-            evaluation, or -1.
+        call: ``Structure.outer_function``.
         optimizer: For each call: is it an optimizer's?
         moded: For each call: is it a recompute that has no number, as under a dispatch mode?
     """
@@ -137,11 +171,15 @@ class Operators:
         written = np.isin(calls.name[rows], functions.written)
         self.numbered = (calls.sequence[rows] >= 0) & ~written
         self.in_backward = self.home >= 0
-
-    @cached_property
-    def plumbing(self) -> Bool:
-        """Is it communication or resharding?"""
-        return self.calls.where(vocabulary.PLUMBING.match)[self.rows]
+        self.plumbing = calls.where(vocabulary.PLUMBING.match)[rows]
+        self.in_checkpoint = self.in_node_of(functions.names)
+        self.in_parts = self.in_node_of(functions.in_parts)
+        # Does a backward pass begin in its evaluation outside the node?
+        self.by_hook = np.append(table.by_hook, False)[self.home]
+        # Did it begin before the first backward pass in its evaluation?
+        self.before_nested = self.begin < np.append(table.nested_at, 0)[self.home]
+        # Did it begin no earlier than the first operator that its own evaluation goes through?
+        self.rebuilding = self.begin >= self.first(self.fate == Fate.REBUILT)
 
     @cached_property
     def beside(self) -> Bool:
@@ -158,31 +196,11 @@ class Operators:
         return np.asarray(self.beside & (self.begin <= last))
 
     @cached_property
-    def by_hook(self) -> Bool:
-        """Does a backward pass begin in its evaluation outside the node?"""
-        return np.append(self.table.by_hook, False)[self.home]
-
-    @cached_property
-    def in_checkpoint(self) -> Bool:
-        """Is it in the node of a checkpoint function?"""
-        return self.in_node_of(self._functions.names)
-
-    @cached_property
-    def in_parts(self) -> Bool:
-        """Is it in the node of a function that goes back and forth, part by part?"""
-        return self.in_node_of(self._functions.in_parts)
-
-    @cached_property
     def surrounded(self) -> Bool:
         """Is it of a block that the node goes through around it? torch's runs nothing else."""
         goes = self.in_checkpoint & (self.fate >= Fate.HELD)
         between = (self.begin > self.first(goes)) & (self.begin < self.last(goes))
         return np.asarray(self.in_node_of({vocabulary.TORCHS_FUNCTION}) | between)
-
-    @cached_property
-    def before_nested(self) -> Bool:
-        """Did it begin before the first backward pass in its evaluation?"""
-        return np.asarray(self.begin < np.append(self.table.nested_at, 0)[self.home])
 
     @cached_property
     def asked(self) -> Bool:
@@ -233,11 +251,6 @@ class Operators:
             found[place] = calls.name[self.rows[place]] in held
         return found
 
-    @cached_property
-    def rebuilding(self) -> Bool:
-        """Did it begin no earlier than the first operator that its own evaluation goes through?"""
-        return np.asarray(self.begin >= self.first(self.fate == Fate.REBUILT))
-
     def in_node_of(self, functions: Collection[str]) -> Bool:
         """Is it in an evaluation of a node of these functions?"""
         known = _of_functions(self.calls, self.table, functions)
@@ -257,13 +270,9 @@ class Operators:
 
 
 class Rule(Struct, frozen=True):
-    """One row of the table.
+    """An operator for which it ``holds``, and no rule before it, has the ``role``.
 
-    Attributes:
-        name: What it is called where it is spoken of.
-        role: What an operator is for which it holds and no rule before it.
-        holds: For each operator: does it?
-        case: A case of ``tests/recompute/test_rules.py`` that is answered wrongly without it.
+    A ``case`` of ``tests/recompute/test_rules.py`` is answered wrongly without it.
     """
 
     name: str
@@ -287,10 +296,7 @@ RULES: Final = (
     Rule("3 outside a node", Role.FORMULA, lambda o: o.beside, "hook_before_recompute"),
     # A function that goes back and forth runs each part again for its own gradient.
     Rule(
-        "4 in parts",
-        Role.BY_DESIGN,
-        lambda o: o.in_parts & o.graded & o.rebuilding,
-        "tiles_in_n",
+        "4 in parts", Role.BY_DESIGN, lambda o: o.in_parts & o.graded & o.rebuilding, "tiles_in_n"
     ),
     # ``CheckpointFunction.backward`` runs its block with gradients on.
     Rule(
@@ -452,19 +458,15 @@ def _broken_regions(calls: Calls) -> Bool:
     It holds other regions, or operators with numbers outside compiled functions. All
     versions of its code are looked through, so that a recompute looks like its forward.
     """
-    names = [vocabulary.COMPILED_REGION.match(name) for name in calls.names]
-    region = np.array([name is not None for name in names], np.bool_)
-    broken = np.zeros(len(calls), np.bool_)
-    rows = np.flatnonzero(region[calls.name])
+    region = calls.where(vocabulary.COMPILED_REGION.match)
+    rows = np.flatnonzero(region)
     if not len(rows):
-        return broken
-    compiled = calls.where(vocabulary.COMPILED_FUNCTION.match)
-    hidden = calls.within(np.flatnonzero(compiled))
+        return region
+    hidden = calls.within(calls.named(vocabulary.COMPILED_FUNCTION))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
-    divided = rows[calls.sums(own | region[calls.name], rows) > 1]
-    frames = {match[1] for code in np.unique(calls.name[divided]) if (match := names[code])}
-    same = np.array([name is not None and name[1] in frames for name in names], np.bool_)
-    return np.asarray(same[calls.name], np.bool_)
+    divided = rows[calls.sums(own | region, rows) > 1]
+    alike = vocabulary.alike(calls.names)[calls.name]
+    return region & np.isin(alike, alike[divided])
 
 
 class OperatorCodes:

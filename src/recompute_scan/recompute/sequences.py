@@ -1,9 +1,14 @@
 """Operators of the backward pass matched with operators of the forward pass.
 
 A node's operators are one sequence. The sequence is cut from its end into runs: operators in a row
-that the forward pass has in the same row. A recompute goes through the forward pass from its first
-operator to its last and may leave some out. Where the places stop rising, one recompute ends and
-another begins.
+that the forward pass has in the same row: same names, shapes and types. A recompute goes through
+the forward pass from its first operator to its last and may leave some out. Where the places stop
+rising, one recompute ends and another begins. The place of each is known (:class:`Anchors`):
+
+* a checkpoint function's node has the sequence number of the call in the forward pass, and
+  the recompute lies within that call;
+* any other node has the sequence number of the operator that it differentiates, and a
+  recompute that it asked for ends there or close by.
 
 Where layers are equal, a sequence can be one recompute of two layers or two recomputes of one. Two
 facts decide:
@@ -17,13 +22,17 @@ facts decide:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.trace.columns import Int64
+from recompute_scan.numpy_tools import changes
+from recompute_scan.recompute import vocabulary
+from recompute_scan.recompute.roles import MAKES, OperatorCodes, Role, Structure
+from recompute_scan.trace.columns import Bool, Int64, Ints
 
 # A shorter run is evidence only near the place where it is expected.
 SHORT_RUN = 3
@@ -174,11 +183,6 @@ class ForwardSequence:
         return longest - 1 - int(breaks[-1]) if len(breaks) else longest
 
 
-def until_jump(runs: list[Run]) -> list[Run]:
-    """The runs of one recompute, the last of a sequence. Latest first, as cut."""
-    return list(itertools.takewhile(lambda run: run is runs[0] or not run.last, runs))
-
-
 class Walk(Struct, frozen=True):
     """One recompute: positions in the sequence, and the same operators' places in the forward."""
 
@@ -200,3 +204,377 @@ def walks_of(runs: list[Run]) -> list[Walk]:
         )
         for group in groups[::-1]
     ]
+
+
+class Recompute(Struct, frozen=True):
+    """Forward operators in order, run again.
+
+    Attributes:
+        engine: Row of the engine range in which it ran.
+        original: Rows of the forward operators, in order.
+        again: Rows of the same operators' second run; same length.
+        ran: Whether each really ran. Where early stop cuts a recompute short, its last operator
+            is entered but does no work; selective checkpointing returns saved results.
+        inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
+            re-running a reentrant inner one.
+        by_design: A function or the model did it, for another reason than a checkpoint.
+        piece: It is a further shard of operators that ran whole, and no separate run.
+    """
+
+    engine: int
+    original: Int64
+    again: Int64
+    ran: Bool
+    inner_function: bool
+    by_design: bool = False
+    piece: bool = False
+
+
+class Anchor(Struct, frozen=True):
+    """Where a sequence is expected: places in the forward sequence.
+
+    ``first`` and ``last`` bound the checkpointed call; ``first`` is -1 where only the expected
+    end is known.
+    """
+
+    first: int
+    last: int
+
+
+class Anchors:
+    """Finds the anchor of an engine range, and knows what has been matched so far."""
+
+    def __init__(self, structure: Structure, forward: Int64) -> None:
+        self._calls = structure.calls
+        self._structure = structure
+        self._forward = forward
+        self._origin = np.full(len(structure.calls), -1, np.int32)
+        self._origin[forward] = forward
+        self._made = self._find_made()
+
+    def remember(self, again: Int64, original: Int64) -> None:
+        """Keep which forward operator each recomputed one repeats, for sequences inside it."""
+        self._origin[again] = original
+
+    def find(self, engine: int) -> Anchor | None:
+        """Where the recomputes of an engine range are expected to end, and to begin if known.
+
+        There stands the forward run of the operator, or function, that made its node.
+        """
+        structure = self._structure
+        row = int(self._made[structure.evaluations.row.searchsorted(engine)])
+        if row < 0:
+            return None
+        whole = structure.function[row] == row
+        inside = slice(row + 1, row + 1 + int(self._calls.size[row])) if whole else row
+        origins = np.atleast_1d(self._origin[inside])
+        origins = origins[origins >= 0]
+        if not len(origins):
+            return None
+        first, last = self._forward.searchsorted((origins.min(), origins.max())).tolist()
+        return Anchor(first if whole and structure.checkpoint_node[engine] else -1, last)
+
+    def _find_made(self) -> Int64:
+        """Row of the operator, or of the checkpoint function, that made each evaluation's node.
+
+        -1 where none is known. A node in a nested backward pass was made by the recompute that
+        started the pass, and by no other.
+        """
+        structure, table = self._structure, self._structure.evaluations
+        maker = table.maker.copy()
+        # Before torch 2.4, operators under a dispatch mode have their numbers from their nodes.
+        filled = structure.filled[structure.number[structure.filled].argsort(kind="stable")]
+        numbers = structure.number[filled]
+        at = numbers.searchsorted(table.number)
+        same = (maker < 0) & (np.append(numbers, -1)[at] == table.number) & (table.number >= 0)
+        maker[same] = np.append(filled, -1)[at[same]]
+        around = np.append(table.made_in, -1)[table.parent]
+        mine = (maker >= 0) & (table.of[maker] == around)
+        made = np.where(structure.top[maker] >= 0, structure.top[maker], maker)
+        return np.where(mine & MAKES[structure.role[made]], made, -1).astype(np.int64)
+
+    def count_passes(self, recomputes: Sequence[Recompute]) -> tuple[Int64, Int64]:
+        """For each forward operator: how many backward passes went through its node; and how many
+        did or ran it again, at least 1.
+
+        A checkpoint function's node stands for all its operators, and what a function or a model
+        ran again by design went backward where that did.
+        """
+        pairs, table = self._pairs, self._structure.evaluations
+        if pairs is None:
+            # No sequence numbers in this trace: all that ran before a backward has one.
+            start = self._calls.start
+            last = start[table.row].max(initial=-1)
+            backwards = np.asarray(start[self._forward] < last, np.int64)
+            return backwards, np.maximum(backwards, 1)
+        owner, many = self._owners, len(table.row)
+        backwards = pairs.searchsorted((owner + 1) * many) - pairs.searchsorted(owner * many)
+        extra = []
+        for each in recomputes:
+            place = self._forward.searchsorted(each.original)
+            one = int(table.root_pass[table.row.searchsorted(each.engine)])
+            extra.append(2 * (place * many + one) + each.by_design)
+        if not extra:
+            return backwards, np.maximum(backwards, 1)
+        found = np.unique(np.concatenate(extra))
+        place, by_design = found // 2 // many, found % 2 > 0
+        new = ~np.isin(owner[place] * many + found // 2 % many, pairs)
+        ran = np.unique(found[new] // 2, return_counts=True)[0] // many
+        passes = backwards + np.bincount(ran, minlength=len(backwards))
+        designed = np.unique(place[by_design & (backwards[place] == 0)], return_counts=True)
+        backwards[designed[0]] = designed[1]
+        return backwards, np.maximum(passes, 1)
+
+    def find_passes(self) -> Int64:
+        """``Alignment.through``."""
+        through = np.full(len(self._forward), -1, np.int64)
+        if self._pairs is None:
+            return through
+        many = len(self._structure.evaluations.row)
+        owner, one = self._pairs // many, self._pairs % many
+        linked = np.flatnonzero(owner[1:] == owner[:-1])
+        first = np.arange(int(one.max(initial=-1)) + 1)
+        for link in np.unique(np.stack((one[linked], one[linked + 1]), 1), axis=0):
+            first[np.isin(first, first[link])] = first[link].min()
+        at = owner.searchsorted(self._owners)
+        mine = np.append(owner, -1)[at] == self._owners
+        through[mine] = first[one[at[mine]]]
+        return through
+
+    @cached_property
+    def _pairs(self) -> Int64 | None:
+        """An owner's row and a backward pass, as one number each, ascending."""
+        structure, table = self._structure, self._structure.evaluations
+        root = np.flatnonzero((table.parent < 0) & (table.number >= 0))
+        if not len(root) or not (structure.number[self._forward] >= 0).any():
+            return None
+        root = root[self._made[root] >= 0]
+        return np.unique(self._made[root] * np.int64(len(table.row)) + table.root_pass[root])
+
+    @cached_property
+    def _owners(self) -> Int64:
+        """For each forward operator: its row, or the row of the outermost function around it."""
+        outer = self._structure.outer_function[self._forward]
+        return np.where(outer >= 0, outer, self._forward).astype(np.int64)
+
+
+class NodeSequence(Struct, frozen=True):
+    """Operators that one node's engine range ran and that can be a recompute.
+
+    Attributes:
+        engine: Row of the engine range.
+        function: For each: the innermost checkpoint function in which it ran, -1 for none.
+        lowest: First place of the forward pass that they may repeat.
+        highest: Place behind the last.
+        role: The :class:`Role` of all of them.
+    """
+
+    engine: int
+    rows: Int64
+    codes: Int64
+    function: Ints
+    lowest: int
+    highest: int
+    role: int
+
+
+class Matcher:
+    """Matches the sequences of one trace with its forward pass.
+
+    Attributes:
+        forward: Rows of the operators of the forward pass.
+        sequences: The operators that could be recomputes of each node, in order of time.
+        anchors: Where each of them is expected.
+    """
+
+    def __init__(
+        self, structure: Structure, forward: Int64, candidates: Int64, starts: Int64
+    ) -> None:
+        self.forward = forward
+        self._calls = calls = structure.calls
+        self.structure = structure
+        self._code = OperatorCodes(calls)
+        self._sequence = ForwardSequence(self._code[forward])
+        self._one_thread = len(np.unique(calls.thread[forward])) <= 1
+        numbers = structure.number[forward]
+        # A node with a lower number was made before the trace begins.
+        self._first_number = int(numbers[numbers >= 0].min(initial=2**31 - 1))
+        self.sequences = self._list_sequences(candidates, starts)
+        engines = np.array([sequence.engine for sequence in self.sequences], np.int64)
+        self.anchors = Anchors(structure, forward)
+        self._following = self._find_following(engines)
+
+    def _find_following(self, engines: Int64) -> Int64:
+        """For each sequence: the next that a node of the same pass asked for, or -1."""
+        table = self.structure.evaluations
+        passes = table.engine_pass[table.row.searchsorted(engines)]
+        following = np.full(len(engines), -1, np.int64)
+        asked = np.flatnonzero(~self.structure.checkpoint_node[engines])
+        asked = asked[passes[asked].argsort(kind="stable")]
+        same = passes[asked[1:]] == passes[asked[:-1]]
+        following[asked[:-1][same]] = asked[1:][same]
+        return following
+
+    def _list_sequences(self, candidates: Int64, starts: Int64) -> list[NodeSequence]:
+        """Candidates by the engine range they ran in, in order of time."""
+        if not len(candidates):
+            return []
+        calls, structure = self._calls, self.structure
+        role = structure.role[candidates]
+        order = np.lexsort((candidates, role, calls.start[structure.engine[candidates]]))
+        rows, role = candidates[order], role[order]
+        engine: Int64 = structure.engine[rows].astype(np.int64)
+        begins = np.flatnonzero(changes(engine, role))
+        engines = engine[begins]
+        lowest, highest = self._bounds(engines, starts)
+        codes, function = self._code[rows], structure.function[rows]
+        ends = np.append(begins[1:], len(rows))
+        columns = (engines, begins, ends, lowest, highest, role[begins])
+        return [
+            NodeSequence(node, rows[a:b], codes[a:b], function[a:b], low, high, what)
+            for node, a, b, low, high, what in zip(*map(np.ndarray.tolist, columns), strict=True)
+        ]
+
+    def _bounds(self, engines: Int64, starts: Int64) -> tuple[Int64, Int64]:
+        """Places of the forward pass between the start of each engine range's step and its own."""
+        lowest = np.zeros(len(engines), np.int64)
+        if not self._one_thread:
+            return lowest, lowest + len(self.forward)
+        # Forward operators are in order of time.
+        times = self._calls.start[self.forward]
+        own = self._calls.start[engines]
+        begin = np.concatenate(([0], starts))[starts.searchsorted(own, side="right")]
+        return times.searchsorted(begin), times.searchsorted(own)
+
+    def match(self, place: int, heights: Mapping[bytes, int]) -> list[Recompute]:
+        """The recomputes that the sequence at a place consists of, in order of time.
+
+        ``heights`` has, by the operators of a sequence, how far below its end it may begin.
+        """
+        node = self.sequences[place]
+        engine, lowest = node.engine, node.lowest
+        anchor = self.anchors.find(engine)
+        checkpoint_node = bool(self.structure.checkpoint_node[engine])
+        before = 0 <= self.structure.number[engine] < self._first_number
+        function = vocabulary.function_of(self._calls.called(engine))
+        if anchor is None and before and self._one_thread and not checkpoint_node:
+            return []
+        if checkpoint_node and function in self.structure.functions.in_parts:
+            if node.role == Role.BY_DESIGN and anchor is not None and anchor.first >= 0:
+                whole = self._once_each(node, anchor)
+                if whole:
+                    return whole
+            elif node.role == Role.RECOMPUTE and anchor is not None:
+                # An outer checkpoint's, asked for by the function's node.
+                checkpoint_node, anchor = False, Anchor(-1, anchor.last)
+        if anchor is not None and not checkpoint_node:
+            anchor = Anchor(self._behind_next(place, anchor.last), anchor.last)
+            if heights:
+                height = heights.get(node.codes.tobytes(), anchor.last)
+                lowest = max(lowest, anchor.last - height)
+        walks = self._walks(node, anchor, lowest, within=checkpoint_node)
+        own = walks[-1:] if checkpoint_node else []
+        # The node's recompute of its function comes last. Before it, an outer checkpoint can
+        # have run the function, and a few operators the unpacking of the node's inputs.
+        others = [
+            walk
+            for walk in (walks[:-1] if own else walks)
+            if not own or len(walk.at) >= SHORT_RUN or node.function[walk.at[0]] >= 0
+        ]
+        walks = [*self._sequence.in_order(node.codes, others), *own]
+        inner = (2 * np.count_nonzero(node.function[w.at] >= 0) > len(w.at) for w in walks)
+        return [
+            self._found(node, node.rows[walk.at], walk.places, inner=bool(one))
+            for walk, one in zip(walks, inner, strict=True)
+        ]
+
+    def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[Recompute]:
+        """The operators that a function ran again part by part, in any order, each once.
+
+        Empty where its node ran more operators of a kind than its call, except a whole number of
+        shards of each. Operators of other kinds are its own work between the parts.
+        """
+        codes = self._sequence.codes[anchor.first : anchor.last + 1]
+        wanted = node.codes
+        places = _turn_by_turn(wanted, codes)
+        if places is None:
+            # Its gradient may go through other parts than its call, of other shapes.
+            names = self._code.names(wanted), self._code.names(codes)
+            places = _turn_by_turn(*names, shards=True)
+        if places is None:
+            return []
+        rows, places = node.rows[places >= 0], places[places >= 0] + anchor.first
+        cuts = [0, *(np.flatnonzero(places[1:] < places[:-1]) + 1).tolist(), len(places)]
+        return [
+            self._found(
+                node,
+                rows[begin:end],
+                places[begin:end],
+                piece=2 * np.isin(places[begin:end], places[:begin]).sum() > end - begin,
+            )
+            for begin, end in itertools.pairwise(cuts)
+        ]
+
+    def _behind_next(self, place: int, last: int) -> int:
+        """Place behind the operator of the node that asks next in the same pass; -1 if unknown."""
+        following = int(self._following[place])
+        anchor = self.anchors.find(self.sequences[following].engine) if following >= 0 else None
+        return anchor.last + 1 if anchor is not None and anchor.last < last else -1
+
+    def _walks(
+        self, node: NodeSequence, anchor: Anchor | None, lowest: int, *, within: bool
+    ) -> list[Walk]:
+        """The recomputes of a sequence, in order of time; the last is expected at the anchor.
+
+        ``within``: the last one lies within the anchor, and others go to its end.
+        """
+        wanted, end = node.codes, len(node.codes)
+        last = anchor.last if anchor is not None else node.highest - 1
+        ceiling = min(node.highest, last + end + NEAR)
+        own: list[Run] = []
+        if anchor is not None and anchor.first >= 0:
+            most = last + 1 if within else ceiling
+            first = max(anchor.first, lowest)
+            runs = self._sequence.cut(wanted, end, first, most, last)
+            # The runs of one recompute, the last of the sequence.
+            own = [*runs[:1], *itertools.takewhile(lambda run: not run.last, runs[1:])]
+            end = min((run.start for run in own), default=end)
+        before = [] if within else own
+        rest = self._sequence.cut(wanted, end, lowest, ceiling, last, before)
+        return walks_of([*own, *rest] if within else rest)
+
+    def _found(
+        self,
+        node: NodeSequence,
+        rows: Int64,
+        places: Int64,
+        *,
+        inner: bool = False,
+        piece: bool = False,
+    ) -> Recompute:
+        return Recompute(
+            engine=node.engine,
+            original=self.forward[places],
+            again=rows,
+            ran=places >= 0,
+            inner_function=inner,
+            by_design=node.role != Role.RECOMPUTE,
+            piece=piece,
+        )
+
+
+def _turn_by_turn(wanted: Int64, codes: Int64, *, shards: bool = False) -> Int64 | None:
+    """Place of each of ``wanted`` in ``codes``, the n-th of a kind as the n-th; or ``None``.
+
+    With ``shards`` the same again for each further shard. A kind that ``codes`` lack has -1, and
+    those are the fewer.
+    """
+    places = np.full(len(wanted), -1, np.int64)
+    for code in np.unique(wanted).tolist():
+        here, there = np.flatnonzero(wanted == code), np.flatnonzero(codes == code)
+        if not len(there):
+            continue
+        if len(here) > len(there) and (not shards or len(here) % len(there)):
+            return None
+        places[here] = np.resize(there, len(here))
+    return places if 2 * np.count_nonzero(places < 0) < len(places) else None

@@ -12,10 +12,18 @@ from msgspec.structs import replace
 
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment, align
+from recompute_scan.recompute.alignment import (
+    Alignment,
+    Counts,
+    align,
+    complete_steps,
+    count,
+    join_steps,
+)
 from recompute_scan.recompute.attention_kernels import KernelEvidence, hides_backward, read_kernels
 from recompute_scan.recompute.boundaries import (
     Annotations,
+    Span,
     count_by_marks,
     read_annotations,
     spans_from_annotations,
@@ -30,7 +38,6 @@ from recompute_scan.recompute.by_design import (
     without_gradients,
 )
 from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
-from recompute_scan.recompute.counts import Counts, complete_steps, count, join_steps
 from recompute_scan.recompute.frames import (
     Recognise,
     has_frames,
@@ -39,7 +46,7 @@ from recompute_scan.recompute.frames import (
     with_frames,
 )
 from recompute_scan.recompute.layers import Block, find_blocks, group_blocks
-from recompute_scan.recompute.roles import Role, Structure, classify
+from recompute_scan.recompute.roles import Role, Structure, Work, classify, measure
 from recompute_scan.recompute.verdict import (
     HIDDEN_BY_COMPILER,
     HIDDEN_BY_GRAPHS,
@@ -52,7 +59,6 @@ from recompute_scan.recompute.verdict import (
     with_design,
     with_marks,
 )
-from recompute_scan.recompute.work import Work, measure
 from recompute_scan.result import EvidenceLevel
 from recompute_scan.trace.calls import (
     Calls,
@@ -70,17 +76,11 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     """The recomputes of one trace, and the evidence for them.
 
     Attributes:
-        trace: The trace.
-        kernels: Device work with its launches.
         work: Time of each call on the device that it kept busy.
-        steps: Steps, in order.
         complete: For each step: does it hold a forward pass with its backward?
-        alignment: The recomputes.
-        counts: Multiplicity per forward operator.
         annotations: The run wrapper's annotations, or ``None``.
         blocks: Blocks of every forward pass, in forward order.
         plain: Forward operators by name, counted without the match.
-        judgement: The verdict.
         level: What the verdict rests on.
         compiled: The compiled part of the backward pass; ``None`` where nothing of it is compiled.
         attention: What attention's kernels say, where operators alone could not answer; the
@@ -160,8 +160,8 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
 
     def ran_again(self, pattern: re.Pattern[str]) -> int:
         """How many calls with a name that matches from its beginning were recomputed."""
-        named = self.calls.where(pattern.match)
-        return sum(int(named[each.again[each.ran]].sum()) for each in self.alignment.recomputes)
+        again = self.alignment.again[self.alignment.ran]
+        return int(self.calls.where(pattern.match)[again].sum())
 
 
 def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
@@ -183,15 +183,14 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     complete = complete_steps(alignment, steps, trace.cut_at)
     counts = count(work, alignment, steps, complete)
     trace = replace(trace, health=trace.health | check_steps(calls, counts))
-    annotations = read_annotations(alignment)
+    annotations, framed = read_annotations(alignment), list[Span]()
     if annotations is not None:
         spans = spans_from_annotations(alignment, annotations)
     else:
         spans = spans_from_recomputes(alignment)
-    framed = []
-    if annotations is None and recognise is not None and has_frames(trace):
-        framed = spans_from_frames(trace, calls, alignment, recognise)
-        spans = with_frames(spans, framed)
+        if recognise is not None and has_frames(trace):
+            framed = spans_from_frames(trace, calls, alignment, recognise)
+            spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
     by_design = (*find_by_design(trace, structure, kernels, alignment.again), *own_runs)
     facts = RecomputeFacts(
@@ -266,26 +265,21 @@ def _by_kernels(
     return seen if judgement.verdict == "inconclusive" and (seen.highest or alone) else judgement
 
 
-def highest_of_steps(facts: RecomputeFacts) -> dict[int, float | None]:
-    """Highest multiplicity that matters, by the number of each complete step.
+def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
+    """The highest multiplicity that matters of each complete step where it is not the commonest.
 
-    ``None`` where a step's attention kernels cannot be read.
+    By the step's number; ``None`` where a step's attention kernels cannot be read.
     """
+    found: dict[int, float | None] = {}
+    counts = facts.counts
     if facts.level == "kernels":
         steps = facts.attention.steps if facts.attention else ()
-        return {step.span.index: step.highest for step in steps}
-    counts = facts.counts
-    highest: dict[int, float | None] = {}
-    counted = np.flatnonzero(counts.counted)
-    for place, mine in places_of(counts.step[counted]).items():
-        if place >= 0:
-            highest[facts.steps[place].index] = counts.highest(counted[mine])
-    return highest
-
-
-def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
-    """The highest multiplicity of each step where it is not the commonest one."""
-    found = highest_of_steps(facts)
+        found = {step.span.index: step.highest for step in steps}
+    else:
+        counted = np.flatnonzero(counts.counted)
+        for place, mine in places_of(counts.step[counted]).items():
+            if place >= 0:
+                found[facts.steps[place].index] = counts.highest(counted[mine])
     if not found:
         return {}
     (commonest, _), *_ = Counter(found.values()).most_common()

@@ -11,10 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.alignment import Alignment
+from recompute_scan.recompute.alignment import MATTERS, Alignment, Counts
 from recompute_scan.recompute.boundaries import MarkedCounts
 from recompute_scan.recompute.by_design import DesignedRun
-from recompute_scan.recompute.counts import MATTERS, Counts
 from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.result import Verdict
@@ -89,7 +88,6 @@ class Judgement(Struct, frozen=True):
     """The verdict and its three numbers (``None`` where the verdict is ``inconclusive``).
 
     Attributes:
-        verdict: See the documentation of the verdicts.
         reason: Why there is no verdict, one sentence.
         highest: Highest m that matters.
         mean: Time-weighted mean m over the forward operators that have a backward.
@@ -120,6 +118,7 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
     recomputed |= designed
     reason = _reason(facts, recomputed)
     marked = marked if facts.compiled is None else None
+    by_marks = with_marks(counts, marked) if marked is not None else counts
     lost = _lost(facts.structure, alignment.unexplained) if not recomputed else None
     unmatched, tally = lost, facts.plain.contradicting
     if unmatched is None and tally is not None:
@@ -130,7 +129,6 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
         )
     # Annotations can explain operators that no match explains.
     if reason is None and unmatched is not None and marked is not None:
-        by_marks = with_marks(counts, marked)
         found = _without_others(weigh(by_marks, facts.blocks, names), facts, by_marks)
         if found.highest == 1:
             return replace(found, by_marks=True, differing=marked.differing)
@@ -144,7 +142,6 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
         )
     reason = reason or unmatched
     if reason is None and highest >= 2 and marked is not None:
-        by_marks = with_marks(counts, marked)
         count = by_marks.highest(counted)
         if count < MORE_THAN_ONCE:
             reason = (
@@ -168,17 +165,12 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
 
 def _without_others(found: Judgement, facts: RecomputeFacts, counts: Counts) -> Judgement:
     """The verdict, but not `full` where some layers are no blocks, or some steps recompute none."""
-    if found.verdict == "full" and (
-        _leaves_steps(counts) or leaves_layers(facts.calls, counts, facts.blocks)
-    ):
-        return replace(found, verdict="partial")
-    return found
-
-
-def _leaves_steps(counts: Counts) -> bool:
     step, weight = counts.step[counts.counted], counts.weight[counts.counted]
     idle = ~np.isin(step, step[counts.runs[counts.counted] > 0])
-    return bool(idle.any() and weight[idle].sum() >= MATTERS * weight.sum())
+    left = idle.any() and weight[idle].sum() >= MATTERS * weight.sum()
+    if found.verdict != "full" or not (left or leaves_layers(facts.calls, counts, facts.blocks)):
+        return found
+    return replace(found, verdict="partial")
 
 
 def _ran_otherwise(structure: Structure, alignment: Alignment) -> Bool:

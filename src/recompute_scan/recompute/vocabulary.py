@@ -160,13 +160,8 @@ _remembered = lru_cache(maxsize=4096)
 def alike(names: Sequence[str]) -> NDArray[np.int64]:
     """For each name: the place of the first that means the same work, in another version."""
     first: dict[str, int] = {}
-    same = map(_without_version, names)
+    same = (COMPILED_REGION.sub(r"\1", name) for name in names)
     return np.array([first.setdefault(name, at) for at, name in enumerate(same)], np.int64)
-
-
-@_remembered
-def _without_version(name: str) -> str:
-    return COMPILED_REGION.sub(r"\1", name)
 
 
 @_remembered

@@ -28,6 +28,7 @@ CallRows = Int64
 # Whole numbers of any width.
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
+Float64 = npt.NDArray[np.float64]
 
 
 class Kind:
