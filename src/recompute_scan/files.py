@@ -90,7 +90,9 @@ def content(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
         OSError: As :func:`opened`, or it has more than ``most`` bytes.
     """
     with opened(path, held=held) as file:
-        data = file.read(most + 1)
+        # A read takes memory for all that it may give. Files in /proc have no size.
+        size = os.fstat(file.fileno()).st_size or 1 << 24
+        data = file.read(min(most, size) + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
     return data

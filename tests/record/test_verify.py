@@ -207,7 +207,7 @@ optimizer = torch.optim.SGD([weight], 0.1)
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 # A layer keeps 16 tensors of 8 MiB. One at a time fits into this, twelve do not.
-room = now + 1000 * 2**20
+room = now + 800 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
 for step in range(99):
     x = weight * torch.ones(2 * 2**20)
