@@ -33,9 +33,9 @@ BANNED = frozenset(
 
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
-    "modules": (209, 175),
-    "lines of src": (70_654, 52_000),
-    "lines of tests": (64_032, 46_000),
+    "modules": (206, 175),
+    "lines of src": (69_396, 52_000),
+    "lines of tests": (63_923, 46_000),
     "lines of benchmarks": (5_867, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
