@@ -18,12 +18,17 @@ if not getattr(sys.flags, "safe_path", False) and sys.path[0] in (_here, _own):
     sys.path[0] = os.path.dirname(_own)  # noqa: PTH120
 # A PYTHONPATH that ends in a colon names that folder, too. Only a script may find modules there.
 _command = next((one for one in sys.argv[1:] if not one.startswith("-")), "")
-if _command not in ("run", "plan") and not {"--trial", "--verify"}.intersection(sys.argv):
-    _foreign = {_here, ""} - {os.path.dirname(_own)}  # noqa: PTH120
-    sys.path[:] = [one for one in sys.path if one not in _foreign]
-    if _paths := os.environ.get("PYTHONPATH"):  # of the processes that this one starts
-        _kept = [one for one in _paths.split(os.pathsep) if one not in _foreign]
-        os.environ["PYTHONPATH"] = os.pathsep.join(_kept)
+_verifies = "--verify" in sys.argv or os.environ.get("RECOMPUTE_SCAN_FIX_VERIFY")
+_records = (
+    _command in ("run", "plan") or sys.argv[1:2] == ["--trial"] or (_command == "fix" and _verifies)
+)
+_named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+_place = os.path.realpath(_here)
+_kept = [one for one in _named if os.path.realpath(one) != _place]
+if _here and not _records and "PYTHONPATH" in os.environ and _place != os.path.dirname(_own):  # noqa: PTH120
+    os.environ["PYTHONPATH"] = os.pathsep.join(_kept)  # of the processes that this one starts
+    if _kept != _named:
+        sys.path[:] = [one for one in sys.path if os.path.realpath(one) != _place]
 
 from recompute_scan.cli import main  # noqa: E402 - found in that place
 

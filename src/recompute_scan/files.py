@@ -34,6 +34,7 @@ _T = TypeVar("_T")
 
 # More than any file has that is read as a whole: results, run records, settings.
 LARGEST = 256 << 20
+_PIECE = 1 << 20
 # The arguments of this process, from whoever started it: `recompute-scan explain <(command)`.
 _HELD = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/\d{1,9}")
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -90,12 +91,13 @@ def content(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
         OSError: As :func:`opened`, or it has more than ``most`` bytes.
     """
     with opened(path, held=held) as file:
-        # A read takes memory for all that it may give. Files in /proc have no size.
-        size = os.fstat(file.fileno()).st_size or 1 << 24
-        data = file.read(min(most, size) + 1)
+        data = bytearray()
+        # A read takes memory for all that it may give.
+        while len(data) <= most and (piece := file.read(min(_PIECE, most + 1 - len(data)))):
+            data += piece
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
-    return data
+    return bytes(data)
 
 
 def read(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:

@@ -49,7 +49,7 @@ def refuse_long_keys(text: str) -> None:
 
 # Texts; a number may stand for its text.
 _Texts = tuple[str | int | float, ...]
-_Codes = tuple[Annotated[str, Meta(pattern=r"^RS[0-9]{0,3}$")], ...]
+_Codes = tuple[Annotated[str, Meta(pattern=r"^RS[0-9]{0,3}\Z")], ...]
 # Keys that take a list, or what may stand for a list of one.
 _LISTS = {"lint": {"select", "ignore", "exclude"}, "check": {"fail-on", "max-cost"}}
 

@@ -245,8 +245,10 @@ def _limit(saved: Int8, calls: Calls, product: Bool, made: Int64, nodes: Int64) 
     """Let these products save no more tensors than their nodes have products."""
     if not len(nodes):
         return
-    many = np.int64(calls.sequence.max()) + 1
-    key, wanted = (calls.thread[one] * many + calls.sequence[one] for one in (nodes, made))
+    both = np.concatenate((nodes, made))
+    known, number = np.unique(calls.sequence[both].astype(np.int64), return_inverse=True)
+    keys = calls.thread[both].astype(np.int64) * len(known) + number
+    key, wanted = keys[: len(nodes)], keys[len(nodes) :]
     at = np.minimum(key.searchsorted(wanted), len(nodes) - 1)
     ran = key[at] == wanted
     made, node = made[ran], nodes[at[ran]]

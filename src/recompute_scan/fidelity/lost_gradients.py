@@ -483,7 +483,7 @@ class Passing:
         self._left: list[_Sums] = []
         self._weights: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self._got: set[int] = set()
-        self._passed = False
+        self._passed = self._over = False
         unseen(self._given.add, application.args)
         inputs = [one for one in tensors(application.args) if not isinstance(one, nn.Parameter)]
         self._asked = any(one.requires_grad for one in inputs)
@@ -503,6 +503,8 @@ class Passing:
 
     def recomputed(self, given: object, first_node: int, result: object) -> None:
         """The block has run again; ``first_node`` is the number of its first node in the graph."""
+        if self._over:  # another pass evaluates the node again
+            self._arrived, self._left, self._over = [], [], False
         outputs = [one for one in tensors((result,)) if one.grad_fn is not None]
         for one in outputs:
             self._watch(self._arrived, one)
@@ -560,7 +562,7 @@ class Passing:
         """The function's backward has run, with the gradients ``arrived`` and ``given``."""
         self.under_way = False
         found = unseen(self._compared, given, arrived)
-        self._arrived, self._left = [], []  # another pass may evaluate the node again
+        self._over = True
         if found is not None:
             self._tell(found)
         return call()

@@ -136,10 +136,11 @@ def _switched_on_later(
     there: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for each in marked:
         there[each.annotation.site, each.annotation.module].append((each.first, each.last))
-    found = []
+    order = alignment.again.argsort(kind="stable")
+    again, found = alignment.again[order], []
     for row, one in regions.items():
-        inside = (alignment.again >= row) & (alignment.again <= row + calls.size[row])
-        places, same = alignment.places[inside], there[one.site, one.module]
+        begin, end = again.searchsorted((row, row + int(calls.size[row]) + 1)).tolist()
+        places, same = alignment.places[order[begin:end]], there[one.site, one.module]
         if not len(places):
             continue
         bounds = int(places.min()), int(places.max())

@@ -202,11 +202,19 @@ def forward_passes(counts: Counts) -> dict[int, Int64]:
 
 def _enclosed(blocks: Sequence[Block], around: Sequence[Block]) -> Iterator[Block]:
     """The blocks, with the checkpoints in ``around`` that hold them; no two overlap."""
-    outer = sorted(around, key=lambda wide: (wide.span.first, -wide.span.last))
-    for block in blocks:
+    waiting = sorted(around, key=lambda wide: (-wide.span.first, wide.span.last))
+    holding: list[Block] = []
+    for block in sorted(blocks, key=lambda block: block.span.first):
         first, last = block.span.first, block.span.last
-        holding = (w for w in outer if w.span.first <= first and last <= w.span.last)
-        yield replace(block, checkpoints=numbered([c for w in holding for c in w.checkpoints]))
+        while waiting and waiting[-1].span.first <= first:
+            wide = waiting.pop()
+            while holding and holding[-1].span.last < wide.span.last:
+                holding.pop()
+            holding.append(wide)
+        while holding and holding[-1].span.last < last:
+            holding.pop()
+        checkpoints = [one for wide in holding for one in wide.checkpoints]
+        yield replace(block, checkpoints=numbered(checkpoints))
 
 
 def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) -> list[Block]:
