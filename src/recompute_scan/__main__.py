@@ -22,12 +22,12 @@ _verifies = "--verify" in sys.argv or os.environ.get("RECOMPUTE_SCAN_FIX_VERIFY"
 _records = (
     _command in ("run", "plan") or sys.argv[1:2] == ["--trial"] or (_command == "fix" and _verifies)
 )
-_named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-_place = os.path.realpath(_here)
-_kept = [one for one in _named if os.path.realpath(one) != _place]
-if _here and not _records and "PYTHONPATH" in os.environ and _place != os.path.dirname(_own):  # noqa: PTH120
-    os.environ["PYTHONPATH"] = os.pathsep.join(_kept)  # of the processes that this one starts
-    if _kept != _named:
+_named = os.environ.get("PYTHONPATH", "")
+if _here and _named and not _records and os.path.realpath(_here) != os.path.dirname(_own):  # noqa: PTH120
+    _place, _all = os.path.realpath(_here), _named.split(os.pathsep)
+    _kept = [one for one in _all if os.path.realpath(one) != _place]
+    if _kept != _all:
+        os.environ["PYTHONPATH"] = os.pathsep.join(_kept)  # of the processes that this one starts
         sys.path[:] = [one for one in sys.path if os.path.realpath(one) != _place]
 
 from recompute_scan.cli import main  # noqa: E402 - found in that place
