@@ -570,8 +570,16 @@ def _two_levels() -> tuple[Checkpoint, Checkpoint]:
 @pytest.mark.parametrize(
     ("levels", "removed", "said"),
     [
-        (Levels(11 << 20, 3 << 20), "train.py:1", "less without the outer"),
-        (Levels(3 << 20, 11 << 20), "train.py:2", "less without the inner"),
+        (
+            Levels(11 << 20, 3 << 20),
+            "train.py:1",
+            "removing the outer checkpoints raises the peak less",
+        ),
+        (
+            Levels(3 << 20, 11 << 20),
+            "train.py:2",
+            "removing the inner checkpoints raises the peak less",
+        ),
         (Levels(11 << 20, 0), "train.py:1", "not grow without"),
         (Levels(3 << 20, 4 << 20), "train.py:2", "is not known"),
         (None, "train.py:2", "is not known"),

@@ -101,7 +101,7 @@ def test_a_recompute_of_compiled_code_is_counted_and_named() -> None:
     assert facts.judgement.highest == 1.0
     assert found.severity == "info"
     assert found.evidence[1] == "1 compiled call ran again outside these nodes"
-    assert "from outside" in found.detail
+    assert "by checkpoints around compiled code" in found.detail
 
 
 @pytest.mark.parametrize(("again", "confidence_of_it"), [(True, "medium"), (False, "high")])

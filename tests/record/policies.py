@@ -10,6 +10,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from recompute_scan.findings.base import NotApplicable
 from recompute_scan.findings.registry import RULES
 from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.isolation import Guard
@@ -232,8 +234,11 @@ def codes(found: Policies) -> tuple[str, ...]:
         decided=found.policies, sources={}, confidence="high", cost=None, compiled_calls_again=0
     )
     rules = [rule for rule in RULES if rule.code in ("RS501", "RS502", "RS504")]
-    said = [rule.check(cast("Any", evidence)) for rule in rules]
-    return tuple(one.code for answer in said if isinstance(answer, list) for one in answer)
+    said: list[str] = []
+    for rule in rules:
+        with suppress(NotApplicable):
+            said += [one.code for one in rule.check(cast("Any", evidence))]
+    return tuple(said)
 
 
 def compare(case: Case, folder: Path) -> tuple[list[str], Policies]:
