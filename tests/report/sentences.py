@@ -225,9 +225,7 @@ CONDITIONS: dict[str, Condition] = {
     "of its peak with {} (HFU)": lambda r: r.flops.hfu is not None,
     "Peak for the number types that ran: {}": lambda r: r.flops.peak_tflops is not None,
     ", with no redundant recompute": lambda r: r.memory is not None and r.memory.plans,
-    "The recorded step's parts were scaled": lambda r: (
-        r.verified is not None and r.verified.outcome in MEASURED
-    ),
+    "The recorded step's parts were scaled": lambda r: r.verified.outcome in MEASURED,
     "Start it on as many processes as before": lambda r: len(r.ranks) > 1,
     "were allocated in the recorded step": lambda r: r.memory.peak_allocated_bytes is not None,
     "out of memory in each micro-batch": lambda r: r.memory.regions,
@@ -236,6 +234,7 @@ CONDITIONS: dict[str, Condition] = {
     "Matrix products, convolutions and attention, a": lambda r: r.flops is not None,
     "The dashed line is what may be allocated": lambda r: r.memory.budget_bytes is not None,
     "What fits: {}": lambda r: r.memory.chosen is not None,
+    "The large point is the fastest plan": lambda r: r.memory.chosen is not None,
     "Over all recorded steps. Every kernel": lambda r: r.hta is not None,
     "Beside its figures, what recompute-scan counts": lambda r: r.hta is not None,
     "were in use at the peak, of": lambda r: r.snapshots,
