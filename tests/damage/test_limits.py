@@ -75,10 +75,12 @@ def test_too_many_events(tmp_path: Path) -> None:
     assert len(load(FOLDER / "good.json", limits=Limits(events=10))) == 10
 
 
-def test_too_many_names(tmp_path: Path) -> None:
-    error = refused(FOLDER / "good.json", Limits(distinct=9))
-    assert error.code == "E314"
-    assert len(load(FOLDER / "good.json", limits=Limits(distinct=10))) == 10
+def test_too_many_names_or_threads(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    file.write_bytes(trace([event(0), event(1).replace('"tid": 7', '"tid": 8')]))
+    assert refused(file, Limits(distinct=1)).code == "E314"
+    assert refused(file, Limits(threads=1)).code == "E330"
+    assert len(load(file, limits=Limits(distinct=2, threads=2))) == 2
 
 
 def test_too_deep_is_refused_and_with_a_higher_limit_only_the_arguments_go(tmp_path: Path) -> None:

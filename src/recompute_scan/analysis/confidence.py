@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Result, Verdict
-from recompute_scan.result.recompute import of_blocks
+from recompute_scan.result.recompute import unit_of
 from recompute_scan.result.run_record import each_pass
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.health import lost_evidence, sentences
@@ -263,7 +263,7 @@ def _headline(result: Result) -> str:
     which = (
         "Every block"
         if doubled and len(doubled) == len(result.regions)
-        else of_blocks(doubled, result.regions)
+        else f"{len(doubled)} of {len(result.regions)} {unit_of(result.regions)}"
         if doubled
         else "Some code"
     )

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., int])
 # Each names a field of `recompute_scan.trace.Limits`, which has the defaults and the reasons.
 _LIMITS = (
-    *("inflated-bytes", "ratio", "depth", "events", "distinct", "event-bytes", "members"),
-    "name-chars",
+    *("inflated-bytes", "ratio", "depth", "events", "distinct", "threads", "event-bytes"),
+    *("members", "name-chars"),
 )
 
 

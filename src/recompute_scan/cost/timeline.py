@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from recompute_scan.cost.device import Device, Waits, find_device, find_waits
-from recompute_scan.numpy_tools import changes, medians_of, split, turns_of
+from recompute_scan.numpy_tools import changes, medians_of, places_of, split, turns_of
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.trace.calls import Calls, StepSpan
 from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
@@ -185,6 +185,11 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
     own_kernel = {int(row): at for at, row in enumerate(facts.kernels.launch[device.rows])}
     by_end = device.end.argsort(kind="stable")
     ends = device.end[by_end]
+    # For each stream: the earliest launch from each of its kernels on.
+    streams = [
+        (mine, np.minimum.accumulate(device.launched[mine][::-1])[::-1])
+        for mine in places_of(device.stream).values()
+    ]
     found = []
     for at in np.flatnonzero(synchronizes | copies | slow):
         row = int(runtime[at])
@@ -205,10 +210,10 @@ def gpu_waits(facts: RecomputeFacts, device: Device, begin: int, end: int) -> li
             own, lag = finish - start, min(lag, _OWN_NS)
         kernels = {kernel}
         if whole[at]:
-            # The last kernel of each stream that was launched before; they are in order of start.
-            before = np.flatnonzero(device.launched < start)
-            last = dict(zip(device.stream[before].tolist(), before.tolist(), strict=True))
-            kernels |= {kernel for kernel in last.values() if device.end[kernel] <= finish}
+            # The last kernel of each stream that was launched before.
+            last = [(mine, int(since.searchsorted(start)) - 1) for mine, since in streams]
+            before = [int(mine[place]) for mine, place in last if place >= 0]
+            kernels |= {kernel for kernel in before if device.end[kernel] <= finish}
         found.append(
             HostWait(int(calls.thread[row]), finish, start, own, row, tuple(kernels), lag=lag)
         )
@@ -385,20 +390,20 @@ class _Nodes:
 
     def host_edges(self) -> Iterator[Edges]:
         """To the moments at which hosts go on."""
+        edges: list[tuple[Any, ...]] = []
         for number, wait in zip(self._of_host.tolist(), self._hosts, strict=True):
-            one = np.array([number])
             node, since = self._before(wait.thread, wait.time, strictly=True)
             # Where the thread only waited, its own time does not count.
             until = max(wait.until, since) if wait.until >= 0 else since
-            host, own = self._position[wait.thread], float(wait.own)
-            yield Edges.of(node, one, own, True, host=host, since=since, until=until)
+            host, own, lag = self._position[wait.thread], float(wait.own), float(wait.lag)
+            edges.append((node, number, own, True, 0, host, since, until))
             for waited in wait.kernels:
-                yield Edges.of(self._of_kernel[waited], one, float(wait.lag))
+                edges.append((self._of_kernel[waited], number, lag, False, 0, -1, 0, 0))
             if wait.other >= 0:
                 node, since = self._before(wait.other, wait.at)
-                until = max(wait.at, since)
-                host, lag = self._position[wait.other], float(wait.lag)
-                yield Edges.of(node, one, lag, host=host, since=since, until=until)
+                host, until = self._position[wait.other], max(wait.at, since)
+                edges.append((node, number, lag, False, 0, host, since, until))
+        yield Edges(*map(np.array, zip(*edges, strict=True)))
 
     def floor(self) -> Float64:
         """See :class:`Graph`."""

@@ -43,7 +43,7 @@ from recompute_scan.result.fidelity import (
     Policies,
     WatchedPolicy,
 )
-from recompute_scan.result.recompute import of_blocks
+from recompute_scan.result.recompute import unit_of
 from recompute_scan.result.run_record import Source, SwitchedOn
 from recompute_scan.result.watched_step import WatchedStep
 
@@ -248,7 +248,11 @@ class Evidence(Struct, frozen=True, dict=True):
 
     def of_blocks(self, regions: Sequence[Region]) -> str:
         """How many of all blocks these are: ``3 of 8 blocks``."""
-        return of_blocks(regions, self.regions)
+        return f"{len(regions)} of {len(self.regions)} {self._unit}"
+
+    @cached_property
+    def _unit(self) -> str:
+        return unit_of(self.regions)
 
     @cached_property
     def mechanisms(self) -> frozenset[str | None]:

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from recompute_scan.numpy_tools import changes
+from recompute_scan.numpy_tools import changes, places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.trace.calls import Calls
 from recompute_scan.trace.columns import Bool, Int8, Int32, Int64, Ints, Kind
@@ -197,16 +197,17 @@ def _find_makers(
     (``Fwd thread id``, ``torch/csrc/autograd/function.h``, ``thread_id``), no other did.
     """
     best, score = np.full(len(row), -1, np.int64), np.full(len(row), -1, np.int64)
-    of_threads = []
-    asked = np.flatnonzero(number >= 0)
-    made = made[
-        np.isin(calls.sequence[made], np.unique(number[asked]).astype(calls.sequence.dtype))
-    ]
-    threads = calls.thread[made]
-    for thread in np.unique(threads).tolist():
-        mine = made[threads == thread]  # in order of time
+    of_threads = {}
+    known = np.flatnonzero(number >= 0)
+    by_number = known[number[known].argsort(kind="stable")]
+    ascending = number[by_number].astype(calls.sequence.dtype)
+    made = made[np.isin(calls.sequence[made], ascending)]
+    for thread, places in places_of(calls.thread[made]).items():
+        mine = made[places]  # in order of time
+        bears = np.isin(ascending, calls.sequence[mine])
+        asked = by_number[bears]
         order = np.concatenate((mine, row[asked]))
-        numbers = np.concatenate((calls.sequence[mine].astype(np.int64), number[asked]))
+        numbers = np.concatenate((calls.sequence[mine], ascending[bears])).astype(np.int64)
         asks = np.arange(len(order)) >= len(mine)
         times = calls.start[order]
         # Of equal times an outer call comes first, and what asks last but for what is inside.
@@ -219,18 +220,18 @@ def _find_makers(
         value = 2 * (of[found] == parent[ask]) + (of[found] < 0)
         better = value > score[ask]
         best[ask[better]], score[ask[better]] = found[better], value[better]
-        of_threads.append((thread, ask, found))
+        of_threads[thread] = ask, found
     if calls.made_by is None or len(of_threads) < 2:
         return best
     said = calls.made_by[row]
-    for number in np.unique(said[said >= 0]).tolist():
-        mine = np.flatnonzero((said == number) & (best >= 0))
+    for one, places in places_of(np.where(best >= 0, said, -1)).items():
+        if one < 0:
+            continue
         # Autograd counts threads in another order. The thread with most of the numbers is the one.
-        most = np.bincount(calls.thread[best[mine]], minlength=1).argmax()
-        best[said == number] = -1
-        for thread, ask, found in of_threads:
-            its = (said[ask] == number) & (thread == most)
-            best[ask[its]] = found[its]
+        ask, found = of_threads[int(np.bincount(calls.thread[best[places]]).argmax())]
+        best[places] = -1
+        its = said[ask] == one
+        best[ask[its]] = found[its]
     return best
 
 

@@ -168,10 +168,10 @@ class Region(Struct, frozen=True):
 _SEVERAL = re.compile(r"(^|\.)\d+-\d+$")
 
 
-def of_blocks(some: Sequence[Region], every: Sequence[Region]) -> str:
-    """How many of all rows: ``3 of 8 blocks``, or segments where one has several modules."""
-    segments = any(_SEVERAL.search(region.module or "") for region in every)
-    return f"{len(some)} of {len(every)} {'segments' if segments else 'blocks'}"
+def unit_of(regions: Sequence[Region]) -> str:
+    """What the rows are: ``blocks``, or ``segments`` where one has several modules."""
+    several = any(_SEVERAL.search(region.module or "") for region in regions)
+    return "segments" if several else "blocks"
 
 
 class ProofOp(Struct, frozen=True):

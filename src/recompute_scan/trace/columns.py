@@ -144,6 +144,7 @@ class Limits(Struct, frozen=True):
         depth: How deep values may be nested (``E312``). Traces need 6.
         events: Events kept (``E313``); each takes 53 bytes of memory.
         distinct: Distinct names, and distinct input shapes (``E314``).
+        threads: Threads, streams of a GPU among them (``E330``). Traces stay below 100.
         event_bytes: Size of one event, or of the bytes before the first (``E315``).
         members: Files in an archive (``E316``).
         name_chars: Longer names are cut, and counted as ``names_shortened``.
@@ -155,6 +156,7 @@ class Limits(Struct, frozen=True):
     depth: int = 500
     events: int = 200_000_000
     distinct: int = 5_000_000
+    threads: int = 2_000
     event_bytes: int = 64 * 2**20
     members: int = 10_000
     name_chars: int = 20_000
@@ -180,6 +182,7 @@ _REFUSALS = {
         "it is no trace, or one of its strings was never closed",
     ),
     "E316": ("holds more than {limit:,} files", "--max-members", None),
+    "E330": ("holds more than {limit:,} threads", "--max-threads", None),
 }
 
 

@@ -425,6 +425,10 @@ class TableReader:
         if len(self.names) > self._limits.distinct:
             raise refuse("E314", self._source, self._limits.distinct, "names")
 
+    def check_threads(self, number: int) -> None:
+        if number > self._limits.threads:
+            raise refuse("E330", self._source, self._limits.threads)
+
 
 def _copy_name(kind: int) -> str:
     """Kineto's name of such a copy."""
@@ -545,6 +549,7 @@ def _trace(
     events: EventRows, reader: TableReader, metadata: dict[str, Any], health: dict[str, int]
 ) -> Trace:
     thread, threads = _threads(events)
+    reader.check_threads(len(threads))
     return Trace(
         name=events.texts[:, 0].astype(np.int32),
         kind=events.texts[:, 1].astype(np.int8),

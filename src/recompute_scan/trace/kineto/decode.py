@@ -394,7 +394,8 @@ class Builder:
         """Take in decoded events; the ones that have an interval are kept.
 
         Raises:
-            InputError: More events (``E313``) or distinct texts (``E314``) than allowed.
+            InputError: More events (``E313``), distinct texts (``E314``) or threads (``E330``)
+                than allowed.
         """
         packed = self.packer.pack(events)
         if packed is None:
@@ -414,11 +415,9 @@ class Builder:
         if self.rows > most:
             raise refuse("E313", self._source, most)
         packer = self.packer
-        for codes, what in (
-            (packer.names, "names"),
-            (packer.signatures, "input shapes"),
-            (packer.threads, "threads"),
-        ):
+        if len(packer.threads) > self._limits.threads:
+            raise refuse("E330", self._source, self._limits.threads)
+        for codes, what in ((packer.names, "names"), (packer.signatures, "input shapes")):
             if len(codes) > self._limits.distinct:
                 raise refuse("E314", self._source, self._limits.distinct, what)
 
