@@ -48,8 +48,8 @@ def test_the_finding_is_at_its_line(tmp_path: Path) -> None:
     [
         ("# recompute-scan: ignore[RS601] measured, wanted", 0),
         ("# recompute-scan: ignore known", 0),
-        ("# recompute-scan: ignore[RS601]", 1),
-        ("# recompute-scan: ignore[RS602] another", 1),
+        ("# recompute-scan: ignore[RS601] \u200b", 1),
+        ("# recompute-scan: ignore[*] another", 1),
     ],
 )
 def test_suppression_needs_a_reason(comment: str, kept: int, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.errors import InputError, UsageError
-from recompute_scan.files import is_file, opened
+from recompute_scan.files import content, is_file
 from recompute_scan.frameworks.base import Setting
 from recompute_scan.lint.doubling import script_findings, settings_findings
 from recompute_scan.lint.launches import (
@@ -37,7 +37,7 @@ from recompute_scan.lint.wrappers import nested_findings
 from recompute_scan.project_file import LintSettings
 from recompute_scan.result.run_record import source_lines
 
-_OURS = re.compile(r"#\s*recompute-scan:\s*ignore(?:\[([^\]]{0,200})\])?\s*(\S.*)?")
+_OURS = re.compile(r"#\s*recompute-scan:\s*ignore(?:\[([^\]]{1,200})\])?\s*([^\s\[].*)?")
 _NOQA = re.compile(
     r"#\s*noqa:\s*([A-Z]+\d+(?:[\s,]+[A-Z]+\d+)*)(?:\s*[-:]\s*(\S.*))?", re.IGNORECASE
 )
@@ -79,10 +79,11 @@ def acceptances(text: str, *, python: bool) -> list[Acceptance]:
         if said is None:
             continue
         codes = {code.upper() for code in re.split(r"[\s,]+", said[1] or "") if code}
-        mine = frozenset(code for code in codes if code.startswith("RS"))
+        mine = frozenset(code for code in codes if ours or code.startswith("RS"))
         if noqa is said and not mine:
             continue  # another tool's
-        found.append(Acceptance(number, number + alone, mine, (said[2] or "").strip()))
+        reason = said[2] if re.search(r"\w", said[2] or "") else ""
+        found.append(Acceptance(number, number + alone, mine, reason))
     return found
 
 
@@ -401,12 +402,9 @@ def _text(path: Path) -> str:
         raise Unreadable("it has no suffix of a script or configuration")
     most = _LARGEST_SCRIPT if path.suffix == ".py" else _LARGEST
     try:
-        with opened(path) as file:
-            data = file.read(most + 1)
+        data = content(path, most)
     except OSError as error:
         raise Unreadable(error.strerror or "it cannot be read") from None
-    if len(data) > most:
-        raise Unreadable(f"it is larger than {most // 1000} kB")
     if b"\0" in data:
         raise Unreadable("it is binary")
     encoding = encoding_of(path, data)
