@@ -9,7 +9,6 @@ import pytest
 
 from recompute_scan.cli import main
 from recompute_scan.cli.show import messages, page, titles
-from recompute_scan.report.blocks import Page
 from recompute_scan.report.finding_words import sheet
 from recompute_scan.report.render import render_text
 from recompute_scan.terminal import colored, width
@@ -63,7 +62,7 @@ def test_the_width_of_the_terminal_is_used(
 @pytest.mark.parametrize("code", [*titles(), *messages()])
 def test_every_page_is_shown_without_markup_in_its_columns(code: str) -> None:
     text = page(code) or messages()[code]
-    shown = sheet(text, Page(color=False), folder="findings/" if code.startswith("RS") else "")
+    shown = sheet(text, color=False, folder="findings/" if code.startswith("RS") else "")
     assert shown.startswith(code)
     assert "Generated" not in shown
     prose = [line for line in shown.splitlines() if not line.startswith("    ")]

@@ -159,19 +159,18 @@ def explain(what: str | None, verbose: bool) -> int:
 
 
 def _explain_code(code: str, *, verbose: bool) -> int:
-    from recompute_scan.report.blocks import Page
-    from recompute_scan.report.finding_words import sheet, sheet_in_short
+    from recompute_scan.report.finding_words import in_short, sheet
 
     finding = code.upper().startswith("RS")
     text = page(code) if finding else message(code)
     if text is None:
         kind = "finding" if finding else "message"
         raise UsageError("E214", f"There is no {kind} {code.upper()}.", hint=_nearest(code))
-    color = colored(sys.stdout)
-    page_of, folder = Page(color, width(sys.stdout)), "findings/" if finding else ""
-    show = sheet if verbose or not finding else sheet_in_short
-    say(show(text, page_of, folder=folder), codes=color)
-    if show is sheet_in_short:
+    color, short = colored(sys.stdout), finding and not verbose
+    text = in_short(text) if short else text
+    folder = "findings/" if finding else ""
+    say(sheet(text, color=color, width=width(sys.stdout), folder=folder), codes=color)
+    if short:
         say(f"\n  more    recompute-scan explain -v {code.upper()}\n")
     return 0
 

@@ -1,15 +1,22 @@
 """Findings in words: their places on the page, their lines on a terminal, what ``explain`` says.
 
-A page of the documentation is shown as far as it uses Markdown: headings, paragraphs, lists,
-tables, fences, bold, code and links, which keep their address where they lead somewhere.
+In a page of the documentation, links become numbers, and their addresses follow the text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from io import StringIO
 from posixpath import normpath
-from typing import Any
+from textwrap import indent
+from typing import Any, ClassVar
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Heading, Markdown, TableElement
+from rich.table import Table
+from rich.text import Text
+from rich.theme import Theme
 
 from recompute_scan.report import words
 from recompute_scan.report.blocks import WIDTH, Page
@@ -148,103 +155,76 @@ def _why(page: Page, finding: Finding, most: int | None = None) -> None:
         page.prose(f"and {left} more (see the report)", "      ", "    ")
 
 
-_RULE = re.compile(r"[|\s:-]+")
 _HOME = "https://github.com/recompute-scan/recompute-scan/blob/main/docs/"
 _LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]{1,400})\)")
-_BARE = re.compile(r"<(https://[^<>\s]+)>")
-_MARKS = re.compile(r"\*\*|(?<!`)`(?!`)|(?<!\w)\*(?=\w)|(?<=[\w.])\*(?!\w)")
-_ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 # How a page came to be is of no use to whom a run has failed.
 _GENERATED = re.compile(r"(?<!\s)\s*Generated: `[^`]*`\.?")
 
 
-def sheet(markdown: str, page: Page, *, folder: str = "") -> str:
-    """A page of ours as text, ending in a line end.
+class _Title(Heading):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.text.plain, "bold")
 
-    The empty ``page`` gives the width and the colour. Relative links are from ``folder`` below
-    ``docs``, which ends with a slash.
+
+class _Code(CodeBlock):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(indent(str(self.text).rstrip(), "    "), "dim", overflow="ignore")
+
+
+class _Rows(TableElement):
+    """A table without a head: a finding's box has none."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        assert self.header is not None and self.header.row is not None and self.body is not None
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for row in (self.header.row, *self.body.rows):
+            table.add_row("", *(cell.content for cell in row.cells))
+        yield table
+        yield ""
+
+
+class _Sheet(Markdown):
+    elements: ClassVar = Markdown.elements | {
+        "heading_open": _Title,
+        "fence": _Code,
+        "table_open": _Rows,
+    }
+
+
+def sheet(markdown: str, *, color: bool, width: int = WIDTH, folder: str = "") -> str:
+    """A page of ours as text, ending in a line end, with the addresses of its links last.
+
+    Relative links are from ``folder`` below ``docs``, which ends with a slash.
     """
-    for block in _blocks(_GENERATED.sub("", markdown)):
-        page.written.append("")
-        _write(block, page, folder)
-    return "\n".join(page.written).strip("\n") + "\n"
+    links: dict[str, int] = {}
+    text = _LINK.sub(lambda link: _link(link, folder, links), _GENERATED.sub("", markdown))
+    console = Console(
+        file=StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        theme=Theme({"markdown.code": "cyan"}),
+        legacy_windows=False,
+    )
+    with console.capture() as shown:
+        console.print(_Sheet(text), crop=False)
+    lines = [line.rstrip() for line in shown.get().strip("\n").splitlines()]
+    lines += [""] * bool(links) + [f"    [{number}] {target}" for target, number in links.items()]
+    return "\n".join(lines) + "\n"
 
 
-def sheet_in_short(markdown: str, page: Page, *, folder: str = "") -> str:
-    """The title and the box of a finding's page: symptom, cost, whether the fix is safe, the fix.
-
-    Arguments as of :func:`sheet`.
-    """
-    title, box, *_ = _blocks(markdown)
-    page.prose(_plain(title[0].lstrip("# "), folder), "", bold=True)
-    for row in box:
-        if not _RULE.fullmatch(row):
-            label, _, said = _plain(row.strip("| "), folder).partition(" | ")
-            page.prose(said, " " * _LABEL, f"  {label:<{_LABEL - 2}}", most=3)
-    return "\n".join(page.written) + "\n"
+def in_short(markdown: str) -> str:
+    """The title and the box of a finding's page."""
+    return "\n\n".join(markdown.split("\n\n")[:2])
 
 
-def _blocks(markdown: str) -> list[list[str]]:
-    """Lines that belong together: a heading, a fence, a paragraph, an item, a row."""
-    blocks: list[list[str]] = [[]]
-    fenced = False
-    for line in markdown.splitlines():
-        fence = line.startswith("```")
-        alone = not fenced and (line.startswith("#") or (fence and blocks[-1]))
-        if (not line.strip() and not fenced) or alone:
-            blocks.append([])
-        if line.strip() or fenced:
-            blocks[-1].append(line)
-        if fence:
-            fenced = not fenced
-        if not fenced and (fence or line.startswith("#")):
-            blocks.append([])
-    return [block for block in blocks if block]
-
-
-def _write(block: list[str], page: Page, folder: str) -> None:
-    first = block[0]
-    if first.startswith("```"):
-        for line in block[1:-1]:
-            page.verbatim(line, "    ", dim=True)
-    elif first.startswith("#"):
-        page.prose(_plain(first.lstrip("# "), folder), "", bold=True)
-    elif first.startswith("|"):
-        for row in block:
-            if not _RULE.fullmatch(row):
-                cells = [_plain(cell.strip(), folder) for cell in row.strip("|").split(" | ")]
-                between = ": " if len(cells) == 2 else "  "
-                text = between.join(cell.strip() for cell in cells).replace("?: ", "? ")
-                page.prose(text, "      ", "  ")
-    else:
-        for part in _parts(block):
-            item = _ITEM.match(part)
-            text = _plain(part, folder)
-            page.prose(text, "    " if item else "", "  " if item else "")
-
-
-def _parts(block: list[str]) -> list[str]:
-    """A paragraph as one, a list item by item."""
-    parts: list[str] = []
-    for line in block:
-        if not parts or _ITEM.match(line):
-            parts.append(line)
-        else:
-            parts[-1] += f" {line.strip()}"
-    return parts
-
-
-def _plain(text: str, folder: str) -> str:
-    return _MARKS.sub("", _BARE.sub(r"\1", _LINK.sub(lambda link: _link(link, folder), text)))
-
-
-def _link(link: re.Match[str], folder: str) -> str:
+def _link(link: re.Match[str], folder: str, links: dict[str, int]) -> str:
     text, target = link[1], link[2]
-    if target.startswith("#"):
+    # `explain` has the other findings' pages too.
+    if target.startswith("#") or re.fullmatch(r"RS\d{3}\.md", target):
         return text
-    if re.fullmatch(r"RS\d{3}\.md", target) and text.startswith(target[:5]):
-        return text  # `explain` has it too
     if not target.startswith("https://"):
         path = normpath(f"{folder}{target}")
         target = f"{_HOME}{path}" if not path.startswith("../") else f"{_HOME[:-5]}{path[3:]}"
-    return f"{text} ({target})"
+    return f"{text} [{links.setdefault(target, len(links) + 1)}]"
