@@ -169,7 +169,7 @@ _SEVERAL = re.compile(r"(^|\.)\d+-\d+$")
 
 
 def unit_of(regions: Sequence[Region]) -> str:
-    """What the rows are: ``blocks``, or ``segments`` where one has several modules."""
+    """``blocks``, or ``segments`` where a row has several modules."""
     several = any(_SEVERAL.search(region.module or "") for region in regions)
     return "segments" if several else "blocks"
 

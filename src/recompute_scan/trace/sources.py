@@ -125,7 +125,7 @@ def read_beside(path: Path, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
         elif is_file(path):
             _refuse_links(path.parent, [path.name])
             with opened(path) as file:
-                data = take(file, most + 1)
+                data = file.read(most + 1)
         else:
             return None
     except OSError as error:
