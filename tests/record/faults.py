@@ -76,7 +76,7 @@ TWO = ("--nproc-per-node", "2")
 LONG = (*TWO, "--steps", "100")
 BELOW = ("--", "torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 CLOSED = ("sh", "-c", 'exec "$@" >&-', "sh", *TOOL)
-WORDLESS = r"Rank 1\s+ended\s+without a message after \d steps"
+WORDLESS = r"Rank 1\s+ended\s+without a message after \d steps?"
 AT_ONCE = r"Rank 1\s+ended\s+without a message"
 DOUBLED = "Verdict: doubled"
 EXEC = r"replaces its process with another program(?s:.)*another program"

@@ -278,7 +278,7 @@ def signatures() -> tuple[Signature, ...]:
             cause="""FSDP's activation_checkpointing and the training argument would each
                 checkpoint every layer.""",
             fix="""Keep fsdp_config's activation_checkpointing and set TrainingArguments'
-                gradient_checkpointing (renamed activation_checkpointing in 5.23) to
+                gradient_checkpointing (transformers 5.23: activation_checkpointing) to
                 False.""",
             keep="fsdp_config['activation_checkpointing']",
             remove="the training argument",
