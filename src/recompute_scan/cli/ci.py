@@ -90,7 +90,7 @@ def check(
 
     project, root = check_settings(Path.cwd())
     policy = parse_thresholds(
-        (",".join(map(str, project.fail_on)) or None) if fail_on is None else fail_on,
+        ",".join(map(str, project.fail_on)) if fail_on is None and project.fail_on else fail_on,
         project.max_recompute if max_recompute is None else max_recompute,
         costs or tuple(map(str, project.max_cost)),
         CODES,
