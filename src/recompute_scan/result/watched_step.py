@@ -84,7 +84,8 @@ class WatchedStep(Struct, frozen=True, omit_defaults=True):
         library_ms: Time of such operators inside installed packages, which the program's author
             cannot change.
         kept: Memory that was kept longer than it was needed, largest first.
-        peak_bytes: The most that was alive at one moment, without what was there before the step.
+        peak_bytes: The most that was alive at one moment, without what was there before the step
+            and weights that FSDP gathered.
         peak_in: Where that moment was: ``forward``, ``recompute`` or ``backward``.
         hidden: Why unread results could not be found; ``None`` where they could.
         untold: Why the step could not be watched; ``None`` where it was.

@@ -252,11 +252,12 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
             continue
         inside = all_of[call.last] - all_of[call.first]
         whole = inside and inside == chosen_of[call.last] - chosen_of[call.first]
-        # A call may run only to update something outside, such as running statistics.
+        # A call may run only to update something outside, such as running statistics. A gather
+        # of weights is no update.
         updating = not call.trained and any(
             memory.outside
             for one in ledger.operations[call.first : call.last]
-            for memory in one.writes
+            for memory in (() if one.needed else one.writes)
         )
         if whole and not updating:
             calls[call.class_name, _line_of(ledger, call)].append(call)

@@ -36,6 +36,7 @@ class Memory(Struct, eq=False, gc=False):
         read_from_outside: Whether the program may have read it without an operator.
         writers: Places of the operations that wrote it.
         unwritten: Whether it holds whatever was there before.
+        arriving: Whether a collective wrote it since it was read last.
         expected: The version counter that the known writes explain.
         checksum: Of memory from outside: its bits when it was used first; ``None`` if unknown.
         reference: A weak reference to the storage; its callback notes the end.
@@ -56,6 +57,7 @@ class Memory(Struct, eq=False, gc=False):
     read_from_outside: bool = False
     writers: list[int] = field(default_factory=list)
     unwritten: bool = False
+    arriving: bool = False
     checksum: int | None = None
     reference: object = None
 

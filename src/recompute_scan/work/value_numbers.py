@@ -163,6 +163,10 @@ class Values:
                 memory.number = self.fresh()
                 memory.unwritten = False
                 memory.expected = max(version, memory.expected)
+        if numbered and memory.arriving and (bits := checksum(storage)) is not None:
+            # Other processes' shares of it have no numbers here: equal bits have one.
+            memory.number = self.number_of(("arrived", memory.bytes, bits))
+            memory.arriving = False
         if numbered and memory.outside and memory.checksum is None:
             memory.checksum = checksum(storage)
         return memory

@@ -387,6 +387,7 @@ class StepWatch:
             memory.checksum = None
             memory.writers.append(place)
             memory.unwritten = False
+            memory.arriving = given.kind.communicates
         operation.writes = tuple(given.written)
 
     def _hold_result(
