@@ -64,6 +64,7 @@ def test_every_page_is_shown_without_markup_in_its_columns(code: str) -> None:
     text = page(code) or messages()[code]
     shown = sheet(text, color=False, folder="findings/" if code.startswith("RS") else "")
     assert shown.startswith(code)
+    assert not re.search(r"\x1b(?!\[[0-9;]*m)", sheet(text, color=True))
     assert "Generated" not in shown
     prose = [line for line in shown.splitlines() if not line.startswith("    ")]
     assert not [line for line in prose if re.search(r"\*\*|^#|\]\(|```", line)]
@@ -81,5 +82,4 @@ def test_explain_knows_messages_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean E" in error
     assert main(["explain"]) == 0
     listed = capsys.readouterr().out
-    assert "RS001  doubled-checkpoint" in listed
-    assert "E202" in listed
+    assert "RS001  doubled-checkpoint" in listed and "E202" in listed

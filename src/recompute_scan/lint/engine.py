@@ -37,7 +37,7 @@ from recompute_scan.lint.wrappers import nested_findings
 from recompute_scan.project_file import LintSettings
 from recompute_scan.result.run_record import source_lines
 
-_OURS = re.compile(r"#\s*recompute-scan:\s*ignore(?:\[([^\]]{1,200})\])?\s*([^\s\[].*)?")
+_OURS = re.compile(r"#\s*recompute-scan:\s*ignore(?:\[([^\]]{1,200})\]|(?!\s*\[))\s*(\S.*)?")
 _NOQA = re.compile(
     r"#\s*noqa:\s*([A-Z]+\d+(?:[\s,]+[A-Z]+\d+)*)(?:\s*[-:]\s*(\S.*))?", re.IGNORECASE
 )
@@ -80,8 +80,8 @@ def acceptances(text: str, *, python: bool) -> list[Acceptance]:
             continue
         codes = {code.upper() for code in re.split(r"[\s,]+", said[1] or "") if code}
         mine = frozenset(code for code in codes if ours or code.startswith("RS"))
-        if noqa is said and not mine:
-            continue  # another tool's
+        if (noqa is said or said[1]) and not mine:
+            continue  # another tool's, or no code
         reason = said[2] if re.search(r"\w", said[2] or "") else ""
         found.append(Acceptance(number, number + alone, mine, reason))
     return found

@@ -158,6 +158,7 @@ def _why(page: Page, finding: Finding, most: int | None = None) -> None:
 _HOME = "https://github.com/recompute-scan/recompute-scan/blob/main/docs/"
 _LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]{1,400})\)")
 # How a page came to be is of no use to whom a run has failed.
+_BARE = re.compile(r"<(https://[^<>\s]+)>")
 _GENERATED = re.compile(r"(?<!\s)\s*Generated: `[^`]*`\.?")
 
 
@@ -208,7 +209,7 @@ def sheet(markdown: str, *, color: bool, width: int = WIDTH, folder: str = "") -
         legacy_windows=False,
     )
     with console.capture() as shown:
-        console.print(_Sheet(text), crop=False)
+        console.print(_Sheet(_BARE.sub(r"\1", text), hyperlinks=False), crop=False)
     lines = [line.rstrip() for line in shown.get().strip("\n").splitlines()]
     lines += [""] * bool(links) + [f"    [{number}] {target}" for target, number in links.items()]
     return "\n".join(lines) + "\n"

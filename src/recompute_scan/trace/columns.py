@@ -144,7 +144,7 @@ class Limits(Struct, frozen=True):
         depth: How deep values may be nested (``E312``). Traces need 6.
         events: Events kept (``E313``); each takes 53 bytes of memory.
         distinct: Distinct names, and distinct input shapes (``E314``).
-        threads: Threads, streams of a GPU among them (``E330``). Traces stay below 100.
+        threads: Threads, streams of a GPU among them (``E330``). One process stays below 100.
         event_bytes: Size of one event, or of the bytes before the first (``E315``).
         members: Files in an archive (``E316``).
         name_chars: Longer names are cut, and counted as ``names_shortened``.

@@ -498,7 +498,7 @@ def load_nsys(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
     Raises:
         InputError: The file cannot be opened as a database (``E320``), it is a database but no
             export of Nsight Systems (``E321``), it holds no events of CUDA or NVTX (``E322``), or
-            it holds more events (``E313``) or names (``E314``) than ``limits`` allow.
+            more events (``E313``), names (``E314``) or threads (``E330``) than ``limits`` allow.
     """
     health: dict[str, int] = {}
     try:

@@ -257,7 +257,7 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
         updating = not call.trained and any(
             memory.outside
             for one in ledger.operations[call.first : call.last]
-            for memory in (() if one.needed else one.writes)
+            for memory in (() if one.name.startswith("fsdp.") else one.writes)
         )
         if whole and not updating:
             calls[call.class_name, _line_of(ledger, call)].append(call)

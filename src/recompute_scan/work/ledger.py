@@ -2,7 +2,7 @@
 
 Values have numbers. Two results have the same number where the same operator got the same
 arguments: storages with the same number at the same place, equal sizes, equal constants. A number
-therefore proves equal bits without a look at any element.
+therefore proves equal bits. Elements are summed up only of what other processes sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Memory(Struct, eq=False, gc=False):
         read_from_outside: Whether the program may have read it without an operator.
         writers: Places of the operations that wrote it.
         unwritten: Whether it holds whatever was there before.
-        arriving: Whether a collective wrote it since it was read last.
+        arriving: Whether a collective was the last to write it.
         expected: The version counter that the known writes explain.
         checksum: Of memory from outside: its bits when it was used first; ``None`` if unknown.
         reference: A weak reference to the storage; its callback notes the end.

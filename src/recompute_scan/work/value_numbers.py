@@ -164,9 +164,8 @@ class Values:
                 memory.unwritten = False
                 memory.expected = max(version, memory.expected)
         if numbered and memory.arriving and (bits := checksum(storage)) is not None:
-            # Other processes' shares of it have no numbers here: equal bits have one.
-            memory.number = self.number_of(("arrived", memory.bytes, bits))
-            memory.arriving = False
+            # What others sent has no number here. It may still arrive: each read looks again.
+            memory.number = self.number_of(("arrived", id(memory), bits))
         if numbered and memory.outside and memory.checksum is None:
             memory.checksum = checksum(storage)
         return memory
