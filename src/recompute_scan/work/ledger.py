@@ -2,7 +2,7 @@
 
 Values have numbers. Two results have the same number where the same operator got the same
 arguments: storages with the same number at the same place, equal sizes, equal constants. A number
-therefore proves equal bits. Elements are summed up only of what other processes sent.
+therefore proves equal bits. Only data from other processes is summed up.
 """
 
 from __future__ import annotations

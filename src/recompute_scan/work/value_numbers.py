@@ -164,7 +164,7 @@ class Values:
                 memory.unwritten = False
                 memory.expected = max(version, memory.expected)
         if numbered and memory.arriving and (bits := checksum(storage)) is not None:
-            # What others sent has no number here. It may still arrive: each read looks again.
+            # It has no number here, and may still arrive: each read sums it up again.
             memory.number = self.number_of(("arrived", id(memory), bits))
         if numbered and memory.outside and memory.checksum is None:
             memory.checksum = checksum(storage)
