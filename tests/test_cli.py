@@ -317,7 +317,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_analyze_imports_no_torch_and_no_tables(trace: Path) -> None:
     loaded = modules_after("analyze", trace)
     assert "numpy" in loaded
-    assert not loaded & {"torch", "transformers", "pandas", "plotly"}
+    assert not loaded & {"torch", "transformers", "pandas", "plotly", "rich"}
 
 
 def test_the_page_needs_no_torch(trace: Path, tmp_path: Path) -> None:

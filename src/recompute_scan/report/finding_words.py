@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from io import StringIO
 from posixpath import normpath
 from textwrap import indent
-from typing import Any, ClassVar
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import CodeBlock, Heading, Markdown, TableElement
-from rich.table import Table
-from rich.text import Text
-from rich.theme import Theme
+from typing import Any
 
 from recompute_scan.report import words
 from recompute_scan.report.blocks import WIDTH, Page
@@ -162,36 +156,6 @@ _BARE = re.compile(r"<(https://[^<>\s]+)>")
 _GENERATED = re.compile(r"(?<!\s)\s*Generated: `[^`]*`\.?")
 
 
-class _Title(Heading):
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(self.text.plain, "bold")
-
-
-class _Code(CodeBlock):
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(indent(str(self.text).rstrip(), "    "), "dim", overflow="ignore")
-
-
-class _Rows(TableElement):
-    """A table without a head: a finding's box has none."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        assert self.header is not None and self.header.row is not None and self.body is not None
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for row in (self.header.row, *self.body.rows):
-            table.add_row("", *(cell.content for cell in row.cells))
-        yield table
-        yield ""
-
-
-class _Sheet(Markdown):
-    elements: ClassVar = Markdown.elements | {
-        "heading_open": _Title,
-        "fence": _Code,
-        "table_open": _Rows,
-    }
-
-
 def sheet(markdown: str, *, color: bool, width: int = WIDTH, folder: str = "") -> str:
     """A page of ours as text, ending in a line end, with the addresses of its links last.
 
@@ -199,6 +163,42 @@ def sheet(markdown: str, *, color: bool, width: int = WIDTH, folder: str = "") -
     """
     links: dict[str, int] = {}
     text = _LINK.sub(lambda link: _link(link, folder, links), _GENERATED.sub("", markdown))
+    shown = _rendered(_BARE.sub(r"\1", text), width, color=color)
+    lines = [line.rstrip() for line in shown.strip("\n").splitlines()]
+    lines += [""] * bool(links) + [f"    [{number}] {target}" for target, number in links.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _rendered(text: str, width: int, *, color: bool) -> str:
+    # A training under `run` gets its answer without rich, which may be an old one there.
+    from rich.console import Console, ConsoleOptions, RenderResult  # noqa: PLC0415 - see above
+    from rich.markdown import CodeBlock, Heading, Markdown, TableElement  # noqa: PLC0415 - see above
+    from rich.table import Table  # noqa: PLC0415 - see above
+    from rich.text import Text  # noqa: PLC0415 - see above
+    from rich.theme import Theme  # noqa: PLC0415 - see above
+
+    class Title(Heading):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield Text(self.text.plain, "bold")
+
+    class Code(CodeBlock):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield Text(indent(str(self.text).rstrip(), "    "), "dim", overflow="ignore")
+
+    class Rows(TableElement):
+        """A table without a head: a finding's box has none."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            assert self.header and self.header.row and self.body
+            table = Table.grid(padding=(0, 2, 0, 0))
+            for row in (self.header.row, *self.body.rows):
+                table.add_row("", *(cell.content for cell in row.cells))
+            yield table
+            yield ""
+
+    class Sheet(Markdown):
+        elements = Markdown.elements | {"heading_open": Title, "fence": Code, "table_open": Rows}
+
     console = Console(
         file=StringIO(),
         width=width,
@@ -209,10 +209,8 @@ def sheet(markdown: str, *, color: bool, width: int = WIDTH, folder: str = "") -
         legacy_windows=False,
     )
     with console.capture() as shown:
-        console.print(_Sheet(_BARE.sub(r"\1", text), hyperlinks=False), crop=False)
-    lines = [line.rstrip() for line in shown.get().strip("\n").splitlines()]
-    lines += [""] * bool(links) + [f"    [{number}] {target}" for target, number in links.items()]
-    return "\n".join(lines) + "\n"
+        console.print(Sheet(text, hyperlinks=False), crop=False)
+    return shown.get()
 
 
 def in_short(markdown: str) -> str:
