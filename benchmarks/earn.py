@@ -33,7 +33,7 @@ import torch.multiprocessing as mp
 from tests.work import trainings
 from tests.work.test_work import watch_of
 from tests.work.trainings import ALONE, ORDINARY, ORDINARY_LAYERS, PLANTED, Planted, Step
-from torch.distributed._composable import replicate
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,8 +57,8 @@ def main(words: Sequence[str], pairs: int, ranks: str | None) -> int:
     if ranks is None:
         return _tried(words, pairs)
     with TemporaryDirectory() as folder:
-        context = mp.spawn(_rank, (ranks, f"{folder}/store", words), 2, join=False)
-        context.join(grace_period=60)
+        given = (ranks, f"{folder}/store", words)
+        mp.spawn(_rank, given, 2)  # type: ignore[attr-defined, no-untyped-call]
     return 0
 
 
