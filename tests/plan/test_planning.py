@@ -73,7 +73,8 @@ def test_a_plan_keeps_its_budget_and_holds_what_was_said(
     assert made.plan.peak_bytes == pytest.approx(peak, rel=0.001)
     assert made.proof.peak_bytes == peak
     assert made.proof.outcome in ("fits", "helps", "no-gain", "slower", "unclear")
-    assert "Setting to change" in done.stdout or "Rejected" in done.stdout
+    proven = made.proof.outcome in ("fits", "helps")
+    assert ("Setting to change" if proven else "Keep what you have") in done.stdout
     assert 'id="plan"' in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
@@ -94,14 +95,12 @@ def test_what_the_script_does_today_is_not_measured_again(tmp_path: Path) -> Non
     done = plan(tmp_path, str(SCRIPT), "mlp")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "Against today: nothing changes. Proof The script already does this." in said
+    assert "The script already does this." in said
     made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
     assert made is not None
     assert made.as_today
-    assert sorted(one.name for one in (tmp_path / "out" / "plan").iterdir()) == [
-        "rehearsal-1",
-        "rehearsal-2",
-    ]
+    kept = sorted(one.name for one in (tmp_path / "out" / "plan").iterdir())
+    assert kept == ["rehearsal-1", "rehearsal-2"]
 
 
 @pytest.mark.slow
@@ -109,7 +108,7 @@ def test_a_limit_that_nothing_keeps(tmp_path: Path) -> None:
     done = plan(tmp_path, "--memory", "1KB", str(SCRIPT), "mlp")
     assert done.returncode == 3
     assert "No arrangement of checkpoints keeps to 1000 B. [E332]" in done.stderr
-    least = int(done.stderr.partition("(")[2].partition(" bytes")[0])
+    least = int(done.stderr.partition("[E332]")[2].partition("(")[2].partition(" bytes")[0])
     model, step = build(CASES["mlp"])
     arrange(model, "all")
     step()
@@ -412,8 +411,8 @@ def test_a_script_that_fits_only_with_checkpoints(tmp_path: Path) -> None:
     most = peak_of(model, step)
     script = tmp_path / "train.py"
     script.write_text(_TIGHT, encoding="utf-8")
-    few = ("--timing-steps", "2")
-    done = plan(tmp_path, *few, "--memory", "150%", str(script), str(limit))
+    few = ("-v", "--timing-steps", "2")
+    done = plan(tmp_path, *few, "--memory", "300%", str(script), str(limit))
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stdout.split())
     assert "The script failed in a step without checkpoints." in printed
