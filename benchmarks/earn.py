@@ -62,22 +62,26 @@ def main(words: Sequence[str], pairs: int, ranks: str | None) -> int:
     return 0
 
 
+def _replicated(*modules: torch.nn.Module, **options: Any) -> Any:
+    for module in modules:
+        replicate(module)
+    return _TRAINED(*modules, **options)
+
+
+def _sharded(*modules: torch.nn.Module, **options: Any) -> Any:
+    for module in modules:
+        for one in [one for one in module.modules() if isinstance(one, trainings.Block)]:
+            fully_shard(one)
+        if not isinstance(module, torch.nn.ModuleList):
+            fully_shard(module)
+    return _TRAINED(*modules, **options)
+
+
 def _rank(rank: int, way: str, store: str, words: Sequence[str]) -> None:
     """One of two processes; its status is 1 where something was wrong in it."""
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
-
-    def trained(*modules: torch.nn.Module, **options: Any) -> Any:
-        for module in modules:
-            blocks = [one for one in module.modules() if isinstance(one, trainings.Block)]
-            for one in (*blocks, module) if way == "fsdp2" else ():
-                if not isinstance(one, torch.nn.ModuleList):
-                    fully_shard(one)
-            if way == "ddp":
-                replicate(module)
-        return _TRAINED(*modules, **options)
-
     quiet = nullcontext() if rank == 0 else redirect_stdout(StringIO())
-    with patch.object(trainings, "trained", trained), quiet:
+    with patch.object(trainings, "trained", _sharded if way == "fsdp2" else _replicated), quiet:
         wrong = _tried(words, 0)
     dist.destroy_process_group()
     sys.exit(wrong)
@@ -87,9 +91,7 @@ def _tried(words: Sequence[str], pairs: int) -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     gc.disable()  # the moment at which it runs changes what a reference cycle keeps
-    missed = planted(words, pairs)
-    untrue = ordinary(words)
-    return int(missed + untrue > 0)
+    return int(planted(words, pairs) + ordinary(words) > 0)
 
 
 def planted(words: Sequence[str], pairs: int) -> int:
@@ -132,9 +134,8 @@ def _row(table: Table, title: str, name: str, case: Planted, layers: int, pairs:
     # The work of a backward pass or a recompute is named by lines of the forward.
     at = {_line(one) for one in of_kind}
     right = bool(at) and (not case.counted or not lines.isdisjoint(at))
-    operators = counted = kept = truth = None
+    operators = counted = kept = truth = took = None
     saved = ""
-    took = None
     if case.kind in _WORK:
         here = [one for one in of_kind if not case.counted or _line(one) in lines]
         operators = sum(one.operators for one in here)
@@ -150,7 +151,7 @@ def _row(table: Table, title: str, name: str, case: Planted, layers: int, pairs:
         right &= truth is None or kept == truth
     peak = found.peak_bytes / true_peak(made())
     # FSDP2 resizes the memory of gathered weights, which no operator shows.
-    right &= abs(peak - 1) <= 0.02 or trainings.trained is not _TRAINED
+    right &= abs(peak - 1) <= 0.02 or trainings.trained is _sharded
     table.row(
         *(title, case.kind, "right" if right else "WRONG", operators, counted, took, saved),
         *(kept and kept >> 10, truth and truth >> 10, peak),
@@ -240,7 +241,7 @@ def _counted(made: Callable[..., Step]) -> int:
     return counter.count
 
 
-def measured(waste: Step, repaired: Step, pairs: int) -> tuple[float, float, float]:
+def measured(waste: Step, repaired: Step, pairs: int) -> list[float]:
     """Lower quartile, median and upper quartile of what a repair saves, in ms of the CPU a step."""
 
     def took(step: Step) -> float:
@@ -257,8 +258,7 @@ def measured(waste: Step, repaired: Step, pairs: int) -> tuple[float, float, flo
         first, second = (waste, repaired) if pair % 2 else (repaired, waste)
         one, other = took(first), took(second)
         saved.append(one - other if pair % 2 else other - one)
-    low, middle, high = statistics.quantiles(saved, n=4)
-    return low, middle, high
+    return statistics.quantiles(saved, n=4)
 
 
 def true_peak(step: Step) -> int:
