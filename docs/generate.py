@@ -305,11 +305,12 @@ def commands_page() -> str:
 
 
 def _help(command: list[str]) -> str:
-    printed = CliRunner(env={"NO_COLOR": "1"}).invoke(
-        cli, [*command, "--help"], prog_name="recompute-scan", terminal_width=_WIDTH
+    printed = CliRunner(env={"NO_COLOR": "1", "COLUMNS": f"{_WIDTH}"}).invoke(
+        cli, [*command, "--help"], prog_name="recompute-scan"
     )
     title = " ".join(["recompute-scan", *command])
-    return f"\n## {title}\n\n```text\n{printed.output.rstrip()}\n```\n"
+    text = re.sub(r" +$", "", printed.output.rstrip(), flags=re.MULTILINE)
+    return f"\n## {title}\n\n```text\n{text}\n```\n"
 
 
 def fields_page() -> str:

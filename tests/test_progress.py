@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal() -> Terminal:
-    return Terminal()
+def made(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    return terminal
 
 
 class Clock:
@@ -32,54 +35,44 @@ class Clock:
         return self.now
 
 
-def begun(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> output.Bar:
-    monkeypatch.setattr(output.Bar, "_keep_drawing", lambda _: None)  # drawn by hand here
-    drawn = output.Bar(clock)
-    drawn.begin()
-    return drawn
+def seen(terminal: Terminal, text: str) -> list[str]:
+    """What the terminal shows once the text is there."""
+    ends = time.monotonic() + 30
+    while not any(text in line for line in shown(terminal.getvalue())):
+        assert time.monotonic() < ends, shown(terminal.getvalue())
+        time.sleep(0.02)
+    return shown(terminal.getvalue())
 
 
-def test_short_work_has_no_bar(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    clock = Clock()
-    drawn = begun(clock, monkeypatch)
-    clock.now += 1.9
-    drawn.draw()
-    assert terminal.getvalue() == ""
-
-
-def test_long_work_has_one_that_grows_and_goes_away(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    clock = Clock()
-    drawn = begun(clock, monkeypatch)
-    done = 0.25
-    with reporting(lambda: done):
-        for clock.now, done, cells in ((102.0, 0.25, 7), (110.0, 0.5, 15), (120.0, 1.0, 30)):
-            drawn.draw()
-            (line,) = shown(terminal.getvalue())
-            assert line.count("█") == cells
-            assert line.endswith(f"{done:.0%}, {clock.now - 100:.0f} s".replace("%", " %"))
-            assert len(line) < 80
-    drawn.draw()
-    assert shown(terminal.getvalue()) == ["  20 s"]
-    drawn.clear()
-    drawn.draw()
-    assert shown(terminal.getvalue()) == []
-
-
-def test_a_next_line_and_a_result_take_the_place_of_the_bar(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(output, "_BAR", begun(Clock(), monkeypatch))
+def test_short_work_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = made(monkeypatch)
     output.progress("reading one.json")
-    monkeypatch.setattr(output, "_AFTER_S", 0.0)
-    output._BAR.draw()
-    assert len(shown(terminal.getvalue())) == 2
-    output.progress("reading two.json")
     output.clear()
+    assert shown(terminal.getvalue()) == ["recompute-scan: reading one.json"]
+
+
+def test_long_work_has_one_that_grows_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = made(monkeypatch)
+    monkeypatch.setattr(output, "_AFTER_S", 0.0)
+    done: float | None = None
+
+    def share() -> float:
+        if done is None:
+            raise ValueError("not known yet")
+        return done
+
+    with reporting(share):
+        output.progress("reading one.json")
+        _, line = seen(terminal, "━")
+        assert "left" not in line
+        for done in (0.25, 0.5, 1.0):
+            line = seen(terminal, f"{done:.0%}")[-1]
+            assert len(line) - len(line.lstrip("━")) == int(30 * done)
+            assert line.endswith("left")
+            assert len(line) < 80
+        output.progress("reading two.json")
+        seen(terminal, "two.json")
+        output.clear()
     assert shown(terminal.getvalue()) == [
         "recompute-scan: reading one.json",
         "recompute-scan: reading two.json",
@@ -91,7 +84,7 @@ def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(output, "_AFTER_S", 0.0)
     output.progress("reading")
-    output._BAR.draw()
+    time.sleep(0.3)
     output.clear()
     assert stream.getvalue() == ""
 

@@ -10,6 +10,7 @@ import sys
 import termios
 import warnings
 
+import pyte
 import pytest
 
 from recompute_scan.record.profiler import Progress, without_grad_warnings, without_kineto_noise
@@ -98,22 +99,12 @@ def test_a_fresh_line_on_a_real_terminal(before: int) -> None:
     assert lines == [*(text[at : at + 80] for at in range(0, before, 80)), "here"]
 
 
-def shown(text: str, columns: int = 80) -> list[str]:
-    """What a terminal of so many columns shows, as VT100 ones do: a full line waits to go on."""
-    lines, column = [[" "] * columns], 0
-    for character in text:
-        if character == "\r":
-            column = 0
-        elif character == "\n":
-            lines.append([" "] * columns)
-            column = 0
-        else:
-            if column == columns:
-                lines.append([" "] * columns)
-                column = 0
-            lines[-1][column] = character
-            column += 1
-    return [line for line in ("".join(each).rstrip() for each in lines) if line]
+def shown(text: str) -> list[str]:
+    """What a terminal of 80 columns shows, without blank lines."""
+    screen = pyte.Screen(80, 100)
+    screen.set_mode(pyte.modes.LNM)
+    pyte.Stream(screen).feed(text)
+    return [line for line in (each.rstrip() for each in screen.display) if line]
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -13,10 +13,12 @@ from importlib import import_module
 from io import StringIO
 
 import click
+import rich_click
 from click.core import ParameterSource
 
 from recompute_scan._version import __version__
-from recompute_scan.cli.output import PREFIX, ended, failed, tell
+from recompute_scan.cli.options import HELP
+from recompute_scan.cli.output import PREFIX, clear, ended, failed, tell
 from recompute_scan.errors import InputError, ScanError, UsageError
 from recompute_scan.terminal import inert
 
@@ -39,7 +41,7 @@ _MODULES = {name: module for names in _GROUPS.values() for name, module in names
 NAMES = tuple(_MODULES)
 
 
-class _Commands(click.Group):
+class _Commands(rich_click.RichGroup):
     """The commands, each loaded when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -70,27 +72,29 @@ class _Commands(click.Group):
             ctx.fail(f"No such command '{args[0]}'.{meant}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        wide = max(map(len, NAMES))
-        for title, names in _GROUPS.items():
-            with formatter.section(title):
-                found = [(name, self.get_command(ctx, name)) for name in names]
-                formatter.write_dl(
-                    [(f"{name:<{wide}}", one.get_short_help_str(80)) for name, one in found if one]
-                )
+
+_HELP = {
+    **HELP,
+    "command_groups": {
+        "*": [{"name": title, "commands": [*one]} for title, one in _GROUPS.items()]
+    },
+}
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@rich_click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "rich_help_config": _HELP},
+)
 @click.version_option(__version__, prog_name="recompute-scan")
 def cli() -> None:
     """Find activation checkpointing that runs the forward pass more often than needed.
 
     \b
-    recompute-scan run train.py          record a few steps of a script, and report
-    recompute-scan plan train.py         say which layers to checkpoint, and prove it
-    recompute-scan analyze trace.json    say what a trace of torch.profiler shows
-    recompute-scan fix FOLDER            show the fix of a run; --apply applies it
-    recompute-scan explain crash.log     say what a traceback means
+    recompute-scan run train.py         record a few steps of a script, and report
+    recompute-scan plan train.py        say which layers to checkpoint, and prove it
+    recompute-scan analyze trace.json   say what a trace of torch.profiler shows
+    recompute-scan fix FOLDER           show the fix of a run; --apply applies it
+    recompute-scan explain crash.log    say what a traceback means
     """  # noqa: D301 - \\b is the character by which click keeps lines as they are
 
 
@@ -98,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; see the table in ``docs/messages.md``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = _status(arguments)
+    clear()
     ended(status)
     return status
 
@@ -116,9 +121,9 @@ def _status(arguments: list[str]) -> int:
         _name_source(error)
         failed(error)
         vars(error)["message"] = inert(error.message)
-        told = StringIO()
-        error.show(file=told)
-        tell(told.getvalue().rstrip("\n"))
+        shown = StringIO()
+        error.show(file=shown)
+        tell("\n".join(line.strip() for line in shown.getvalue().splitlines() if line.strip()))
         return error.exit_code
     except ScanError as error:
         return _given_up(error)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import rich_click
 
 from recompute_scan.cli.analyze import lifted, limit_options
 from recompute_scan.cli.output import (
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from recompute_scan.trace import Limits
 
 
-@click.command(short_help="Fail a CI job on doubled checkpointing.")
+@rich_click.command(short_help="Fail a CI job on doubled checkpointing.")
 @click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @click.option(
     "--fail-on",
@@ -121,7 +122,7 @@ def _result(traces: tuple[str, ...], limits: Limits) -> Result:
     return analyse(traces, progress, limits)
 
 
-@click.command(short_help="Read scripts and configurations, run nothing.")
+@rich_click.command(short_help="Read scripts and configurations, run nothing.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--diff", "as_diff", is_flag=True, help="Print the edits as one diff, for patch -p1.")
 @click.option("--list", "as_list", is_flag=True, help="Print all checkpoints, doubled or not.")
@@ -165,7 +166,7 @@ def lint(
     return report.status
 
 
-@click.command(short_help="Pack a cleaned archive for a bug report.")
+@rich_click.command(short_help="Pack a cleaned archive for a bug report.")
 @click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @file_option("-o", "--output", help_text="The archive to write, a .zip file.")
 @click.option(

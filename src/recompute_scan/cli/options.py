@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import rich_click
 from click.core import ParameterSource
 
 from recompute_scan.cli.output import Number
@@ -21,24 +22,20 @@ _GROUPS = {
     "Measuring the fix": "verify without_checkpointing",
     "Output": "output html style verbose quiet perfetto events open_page force",
 }
+HELP = {
+    "theme": "default-slim",
+    "max_width": 100,
+    "style_helptext": "",
+    "padding_helptext_first_line": (0, 0, 1, 0),
+    "text_paragraph_linebreaks": "\n\n",
+    "options_panel_title": "Other options",
+    "option_groups": {
+        "*": [{"name": title, "options": names.split()} for title, names in _GROUPS.items()]
+    },
+}
 
 
-class Grouped(click.Command):
-    """A command that lists its options in groups in its help."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        records = {one.name: one.get_help_record(ctx) for one in options}
-        groups = {title: names.split() for title, names in _GROUPS.items()}
-        named = {name for names in groups.values() for name in names}
-        groups["Other options"] = [name for name in records if name and name not in named]
-        for title, names in groups.items():
-            if found := [record for name in names if (record := records.get(name))]:
-                with formatter.section(title):
-                    formatter.write_dl(found)
-
-
-class Configured(Grouped):
+class Configured(rich_click.RichCommand):
     """A command with options that a project's ``pyproject.toml`` may set."""
 
     def make_context(

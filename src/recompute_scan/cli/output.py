@@ -1,7 +1,7 @@
 """Output of every command: results, progress, notes to the person.
 
-The bar is drawn by a thread, below the line, from two seconds on; whatever is printed next takes it
-away first (:func:`clear`). Nothing of this is written to anything but a terminal.
+The bar is drawn by a thread, below the line, from two seconds on. Whatever is printed next removes
+it first (:func:`clear`). Only a terminal gets one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import math
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
@@ -33,6 +32,8 @@ from recompute_scan.terminal import (
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+    from rich.console import RenderableType
+    from rich.progress import Progress
 
     from recompute_scan.events import AnyEvent, EventStream
     from recompute_scan.guarding.judge import Change
@@ -180,67 +181,59 @@ def events_option(command: Callable[..., Any]) -> Callable[..., Any]:
 # Of variables that set options: RECOMPUTE_SCAN_RUN_STEPS=3.
 PREFIX = "RECOMPUTE_SCAN"
 _AFTER_S = 2.0
-_EVERY_S = 0.2
-_CELLS = 30
-
-
-def bar(share: float | None, seconds: float) -> str:
-    """``  ███████████████···············  50 %, 12 s``; without a share the seconds alone."""
-    took = f"{seconds:.0f} s"
-    if share is None:
-        return f"  {took}"
-    full = int(share * _CELLS)
-    return f"  {'█' * full}{'·' * (_CELLS - full)}  {share:.0%}, {took}".replace("%", " %")
 
 
 class Bar:
-    """One at a time, below the last line of progress."""
+    """One at a time, below the last line of progress; drawn by rich, which is loaded then."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._began: float | None = None
-        self._drawn = 0
-        self._thread: threading.Thread | None = None
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: threading.Timer | None = None
+        self._drawn: Progress | None = None
         self.silent = False
 
     def begin(self) -> None:
         """A piece of work begins now."""
         with self._lock:
-            self._began = self._clock()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._keep_drawing, daemon=True)
-                self._thread.start()
+            self._waiting = threading.Timer(_AFTER_S, self._draw)
+            self._waiting.daemon = True
+            self._waiting.start()
 
     def clear(self) -> None:
         """The work is over, or something else will be printed."""
-        with self._lock:
-            self._began = None
-            if self._drawn:
-                self._write("\r" + " " * self._drawn + "\r")
-                self._drawn = 0
+        with self._lock, suppress(OSError, ValueError):  # the terminal is gone
+            if self._waiting is not None:
+                self._waiting.cancel()
+            drawn, self._waiting, self._drawn = self._drawn, None, None
+            if drawn is not None:
+                drawn.stop()
 
-    def draw(self) -> None:
-        """Draw it as it is now, once the work takes long."""
-        with self._lock:
-            if self._began is None or (took := self._clock() - self._began) < _AFTER_S:
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+        class Followed(Progress):
+            def get_renderables(self) -> Iterable[RenderableType]:
+                share = how_far()
+                for task in self.task_ids if share is not None else ():
+                    self.update(task, total=1.0, completed=share, description="left")
+                return super().get_renderables()
+
+        with self._lock, suppress(OSError, ValueError):
+            if self._waiting is not threading.current_thread():
                 return
-            text = bar(how_far(), took)
-            self._write("\r" + text + " " * max(0, self._drawn - len(text)))
-            self._drawn = len(text)
-
-    def _keep_drawing(self) -> None:
-        while True:
-            time.sleep(_EVERY_S)
-            try:
-                self.draw()
-            except (OSError, ValueError):  # the terminal is gone, or cannot spell it
-                return
-
-    @staticmethod
-    def _write(text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+            self._drawn = Followed(
+                BarColumn(30),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                "{task.description}",
+                console=Console(file=sys.stderr),
+                redirect_stdout=False,
+                redirect_stderr=False,
+                transient=True,
+            )
+            self._drawn.add_task("", total=None)
+            self._drawn.start()
 
 
 _BAR = Bar()
