@@ -11,14 +11,9 @@ from recompute_scan.cli import output
 from recompute_scan.progress import Pieces, how_far, reading, reporting
 from recompute_scan.trace import load
 from recompute_scan.trace.kineto.reader import Reader
-from tests.record.test_terminal import shown
+from tests.record.test_terminal import Terminal, shown
 
 TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Terminal:

@@ -153,7 +153,7 @@ for _ in range(100):
 """
 
 WRAPPING = """\
-class Wrapping(torch.optim.SGD):
+class Wrapping(torch.optim.Adagrad):
     def step(self, closure=None):
         return super().step(closure)
 

@@ -13,7 +13,9 @@ import warnings
 import pyte
 import pytest
 
+from recompute_scan.record import profiler
 from recompute_scan.record.profiler import Progress, without_grad_warnings, without_kineto_noise
+from recompute_scan.record.steps import Plan
 from recompute_scan.terminal import fresh_line
 
 
@@ -67,6 +69,20 @@ def test_each_phase_is_said_once_on_a_line_of_its_own(monkeypatch: pytest.Monkey
         "loss 0.5",
         "recompute-scan: timing 2 steps",
         "recompute-scan: profiling 1 step",
+    ]
+
+
+def test_a_long_phase_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    progress = Progress()
+    progress.show("timing 3 steps", 2)
+    plan = Plan(warmup=1, timing=3, steps=2)
+    progress.remind(*plan.at(2, 8.0))
+    monkeypatch.setattr(profiler, "_REMIND_S", 0.0)
+    progress.remind(*plan.at(3, 8.0))
+    assert shown(terminal.getvalue()) == [
+        "recompute-scan: timing 3 steps",
+        f"recompute-scan: step 3 of {plan.wanted}: timing 3 steps; about 40 s left",
     ]
 
 

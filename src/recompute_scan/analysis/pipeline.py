@@ -95,14 +95,9 @@ _NO_RECORD = RunInfo(
 )
 
 
-def result_of(
-    trace: Trace,
-    info: RunInfo | None = None,
-    machine: Machine = UNKNOWN_MACHINE,
-    graphs: Graphs | None = None,
-) -> Result:
+def result_of(trace: Trace, info: RunInfo | None = None) -> Result:
     """The result for one loaded trace, with its run's run record where there is one."""
-    return result_from(study(trace, name_mechanism), info, machine, graphs=graphs)
+    return result_from(study(trace, name_mechanism), info)
 
 
 def result_from(

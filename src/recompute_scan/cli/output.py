@@ -223,10 +223,7 @@ class Bar:
             if self._waiting is not threading.current_thread():
                 return
             self._drawn = Followed(
-                BarColumn(30),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                "{task.description}",
+                *(BarColumn(30), TaskProgressColumn(), TimeRemainingColumn(), "{task.description}"),
                 console=Console(file=sys.stderr),
                 redirect_stdout=False,
                 redirect_stderr=False,

@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from time import strftime
+from time import monotonic, strftime
 from types import FunctionType, ModuleType
 from typing import Any, Literal
 
@@ -110,6 +110,7 @@ def _end(handles: list[Any]) -> None:
 
 
 _GRAD = re.compile(r"The \.grad attribute of a Tensor")
+_REMIND_S = 10.0
 # The modules that warn in calls of ours.
 _OURS = re.compile(r"torch(\.|$)|recompute_scan(\.|$)|contextlib$")
 
@@ -165,7 +166,7 @@ class Progress:
         self._stream, self._file = None if quiet else sys.stderr, file_at(2)
         self._on = wanted and self._stream is not None
         self._logs = logs
-        self._said = ""
+        self._said, self._last_s = "", monotonic()
 
     def show(self, text: str, step: int | None = None) -> None:
         """Print it, unless it was printed last; in a log only with the step that has ended."""
@@ -177,7 +178,13 @@ class Progress:
             self.say(f"{strftime('%H:%M:%S')} step {step}: {text}")
         self._said = text
 
+    def remind(self, step: str, left: str) -> None:
+        """Say how far it is, on a terminal that has had no line for ten seconds."""
+        if self._on and monotonic() - self._last_s > _REMIND_S and is_terminal(self._stream):
+            self.say(f"{step}: {self._said}; {left}")
+
     def say(self, text: str) -> None:
+        self._last_s = monotonic()
         self._stream = still(self._stream, 2, self._file)
         if self._stream is not None:
             line = f"{fresh_line(self._stream)}recompute-scan: {text}"

@@ -614,3 +614,7 @@ class Recorder:
         self._events.boundary(self.kept.phase.event, self.counter.steps, self.ranks.rank)
         if self.ranks.rank == 0 and (text := self.kept.phase.described(self.plan)):
             self._progress.show(text, self.counter.steps)
+            behind = self.counter.steps - self.kept.warmup_steps  # of the warm-up
+            if self.kept.phase is not Phase.WARMUP and behind > 0:
+                step_s = (monotonic() - self._began) / behind
+                self._progress.remind(*self.plan.at(self.counter.steps - self._held, step_s))

@@ -303,11 +303,8 @@ class FirstWord:
         if not self.over:
             self._step.count()
         elif counted is not None:
-            most = "at most " * (self._plan.least < self._plan.wanted) + str(self._plan.wanted)
-            left_s = self._plan.left_s(made, step_s)
-            left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
-            left = f"; about {left} of recording left" if made > 1 else ""
-            self._say(f"step {made} of {most}: {counted.described}{left}")
+            step, left = self._plan.at(made, step_s)
+            self._say(f"{step}: {counted.described}" + f"; {left}" * (made > 1))
         return counted
 
 

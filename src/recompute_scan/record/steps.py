@@ -482,13 +482,16 @@ class Plan(Struct, frozen=True):
         """Steps that a complete recording takes at least."""
         return sum(self.fewest or (self.warmup, self.timing)) + self.after_timing
 
-    def left_s(self, made: int, step_s: float) -> float:
-        """Seconds that are left after so many steps, where a step takes so long."""
+    def at(self, made: int, step_s: float) -> tuple[str, str]:
+        """``step 2 of at most 13`` and ``about 90 s left``, where a step takes so long."""
         warmup, timing = self.fewest or (self.warmup, self.timing)
         if step_s <= LONG_S:
             warmup = self.warmup
         timing = max(timing, min(self.timing, math.ceil(ENOUGH_S / max(step_s, 1e-3))))
-        return step_s * max(1, warmup + timing + self.after_timing - made)
+        left_s = step_s * max(1, warmup + timing + self.after_timing - made)
+        left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
+        most = "at most " * (self.least < self.wanted)
+        return f"step {made} of {most}{self.wanted}", f"about {left} left"
 
     def is_timed(self, times_ms: Sequence[float]) -> bool:
         fewest = self.timing if self.fewest is None else self.fewest[1]
