@@ -121,7 +121,7 @@ def _log(example: str | None) -> list[str]:
 
 
 def _versions(one: Signature) -> str:
-    checked = "Reproduced." if one.checked == "reproduced" else "From logs."
+    checked = "Reproduced." if one.checked == "reproduced" else "Source: logs."
     return checked if one.versions == _ANY_VERSION else f"{one.versions} {checked}"
 
 

@@ -350,9 +350,9 @@ SIGNATURES = (
         cause="""FSDP1 flattens a unit's parameters into one tensor of one dtype. Usually float32
             adapters sit on a bfloat16 model.""",
         fix="""Wrap the adapters in their own units; or cast them to the model's dtype before
-            wrapping. For quantized models set bnb_4bit_quant_storage to that dtype.""",
+            wrapping. For quantized models set bnb_4bit_quant_storage to the model's dtype.""",
         gradients=(
-            "Adapters cast to bfloat16 get gradients, updates and optimizer state rounded to "
+            "Casting adapters to bfloat16 rounds their gradients, updates and optimizer state to "
             "bfloat16; separate units change nothing."
         ),
         versions="FSDP1; seen with torch 2.13.",
