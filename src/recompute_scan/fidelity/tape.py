@@ -456,11 +456,11 @@ class Watch(SeeingMode):
         try:
             call = _Call(func, kind, args, named, torch.is_grad_enabled(), nodes_so_far() - 1)
             before = None
-            if kind.changes:
-                try:
+            try:
+                if kind.changes:
                     before = unseen(self._look, call)
-                except Exception as error:
-                    self._fail(error)
+            except Exception as error:
+                self._fail(error)
             result = func(*args, **named)
             try:
                 unseen(self._note, call, before, result)

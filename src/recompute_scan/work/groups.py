@@ -244,6 +244,18 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
     counted = [one.counts and not one.writes for one in ledger.first_step]
     all_of = [0, *accumulate(counted)]
     chosen_of = [0, *accumulate(place in chosen for place in range(end))]
+
+    def line_of(call: ModuleCall) -> Line | None:
+        """The program's line where it runs most of its call again; a package's own line cannot be
+        changed.
+        """
+        whole = call
+        for whole in (call, *ledger.calls_from(call.parent)):
+            if whole.line is not None and not ledger.is_installed(whole.line[0]):
+                break
+        most, part = (of[whole.last] - of[whole.first] for of in (all_of, chosen_of))
+        return whole.line if 2 * part >= most else call.line
+
     taken: set[int] = set()
     calls: dict[tuple[str, Line | None], list[ModuleCall]] = defaultdict(list)
     reach = 0
@@ -260,7 +272,7 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
             for memory in (() if one.name.startswith("fsdp.") else one.writes)
         )
         if whole and not updating:
-            calls[call.class_name, _line_of(ledger, call)].append(call)
+            calls[call.class_name, line_of(call)].append(call)
         if whole or updating:
             taken.update(range(call.first, call.last))
             reach = call.last
@@ -359,12 +371,12 @@ def _passes(ledger: Ledger) -> list[BackwardPass]:
     return [one for one in ledger.passes if not one.nested and one.last <= end]
 
 
-def _held(ledger: Ledger) -> list[Memory]:
-    """Memory that the forward made and that is alive as its backward pass begins."""
+def _held(ledger: Ledger) -> list[tuple[Memory, BackwardPass]]:
+    """Memory that the forward made and that is alive as its backward pass begins, which is next."""
     held, begin = [], 0
     for run in _passes(ledger):
         held += [
-            one
+            (one, run)
             for one in ledger.memories
             if begin <= one.born < run.first
             and not one.outside
@@ -377,14 +389,24 @@ def _held(ledger: Ledger) -> list[Memory]:
 
 
 def _never_read(ledger: Ledger) -> list[Kept]:
-    """Memory that is alive during a backward pass and read neither in it nor later."""
-    passes = _passes(ledger)
+    """Memory that is alive during a backward pass and read neither in it nor later.
+
+    Autograd keeps some results for their sizes alone (``gather``), which no line can change. They
+    die in the pass. In a checkpoint autograd keeps none, but a policy may.
+    """
+    calls, recomputed = ledger.calls, _recomputed(ledger)
+
+    def of_checkpoint(at: int | None) -> bool:
+        while at is not None and calls[at].module not in recomputed:
+            at = calls[at].parent
+        return at is not None
+
     unread = [
         one
-        for one in _held(ledger)
+        for one, run in _held(ledger)
         if not (one.read_in_backward or one.read_from_outside or one.died is None)
-        and one.last_read < ledger.first_step_ends
-        and not any(run.first <= one.last_read for run in passes if one.born < run.first)
+        and one.last_read < min(ledger.first_step_ends, run.first)
+        and (one.died > run.last or of_checkpoint(one.call))
     ]
     return _kept_by_line(ledger, "never-read", unread)
 
@@ -406,6 +428,16 @@ def _after_backward(ledger: Ledger) -> list[Kept]:
     return _kept_by_line(ledger, "after-backward", late, holder=holder)
 
 
+def _recomputed(ledger: Ledger) -> set[int]:
+    """The outermost modules that run in recomputes."""
+    return {
+        call.module
+        for call in ledger.calls
+        if call.phase == "recompute"
+        and (call.parent is None or ledger.calls[call.parent].phase != "recompute")
+    }
+
+
 def _between(ledger: Ledger) -> list[Kept]:
     """Results between the checkpointed parts of layers that are not checkpointed themselves."""
     calls = ledger.calls
@@ -413,12 +445,7 @@ def _between(ledger: Ledger) -> list[Kept]:
     for index, call in enumerate(calls):
         if call.parent is not None:
             inner[call.parent].append(index)
-    recomputed = {
-        call.module
-        for call in calls
-        if call.phase == "recompute"
-        and (call.parent is None or calls[call.parent].phase != "recompute")
-    }
+    recomputed = _recomputed(ledger)
 
     def part(index: int) -> str | None:
         """The class of a recomputed module, or of one in wrappers; ``None`` of others."""
@@ -429,7 +456,7 @@ def _between(ledger: Ledger) -> list[Kept]:
             index = inside[0]
         return calls[index].class_name
 
-    held = sorted(_held(ledger), key=lambda one: one.born)
+    held = sorted((one for one, _ in _held(ledger)), key=lambda one: one.born)
     layers: dict[str, list[tuple[ModuleCall, list[Memory]]]] = defaultdict(list)
     for index, call in enumerate(calls):
         if call.phase != "forward" or call.module in recomputed or call.last > ledger.steps[-1]:
