@@ -74,13 +74,8 @@ def github(outcome: Ruling) -> str:
         for doubt in outcome.undecided
     ]
     lines += [
-        command(
-            "warning",
-            f"{finding.title}; {_REFUSED_BY}",
-            None,
-            title=f"recompute-scan {finding.code}",
-        )
-        for finding in outcome.passed_over
+        command("warning", f"{one.title}; {_REFUSED_BY}", None, title=f"recompute-scan {one.code}")
+        for one in outcome.passed_over
     ]
     return "\n".join([*lines, _closing(outcome)]) + "\n"
 
@@ -166,39 +161,40 @@ def junit(outcome: Ruling) -> str:
     names = {rule.code: f"{rule.code} {rule.name}" for rule in result.checked}
     for refusal in (*outcome.refused, *outcome.accepted):
         names.setdefault(refusal.rule, refusal.rule)
-    broken = [rule for rule in result.checked if rule.status == "error"]
-    refused = {refusal.rule for refusal in outcome.refused}
     verdict = [doubt for doubt in outcome.undecided if result.verdict == "inconclusive"][:1]
-    suite = ElementTree.Element(
-        "testsuite",
-        name="recompute-scan",
-        tests=str(len(names) + 1),
-        failures=str(len(refused)),
-        errors=str(len(broken) + len(verdict)),
-        skipped=str(sum(rule.status == "not-applicable" for rule in result.checked)),
-    )
-    case = _case(suite, "verdict")
-    for doubt in verdict:
-        _part(case, "error", doubt, type="undecided")
-    states = {rule.code: rule for rule in result.checked}
-    for code, name in names.items():
-        case = _case(suite, name)
-        for refusal in outcome.refused:
-            if refusal.rule == code:
-                failure = _part(case, "failure", refusal.why, type=code)
-                failure.text = "\n".join(_explained(refusal))
-        state = states.get(code)
-        if state is not None and state.status in ("error", "not-applicable"):
-            _part(case, "error" if state.status == "error" else "skipped", state.why or "")
-    return xml_text(suite)
+    undecided = [part("error", doubt, type="undecided") for doubt in verdict]
+    cases = {"verdict": undecided, **{name: [] for name in names.values()}}
+    for refusal in outcome.refused:
+        failure = part("failure", refusal.why, type=refusal.rule)
+        failure.text = "\n".join(_explained(refusal))
+        cases[names[refusal.rule]].append(failure)
+    for rule in result.checked:
+        if rule.status in ("error", "not-applicable"):
+            kind = "error" if rule.status == "error" else "skipped"
+            cases[names[rule.code]].append(part(kind, rule.why or ""))
+    return junit_document("recompute-scan", "recompute_scan", cases)
 
 
-def xml_text(suite: ElementTree.Element) -> str:
-    """A JUnit suite as a document."""
+def part(kind: str, why: str, **more: str) -> ElementTree.Element:
+    """One thing that is wrong in a JUnit case, or why it was skipped."""
+    return ElementTree.Element(kind, {**more, "message": line(why)})
+
+
+def junit_document(
+    name: str, class_name: str, cases: Mapping[str, Sequence[ElementTree.Element]]
+) -> str:
+    """A JUnit report of these cases, by name."""
+    kinds = [{one.tag for one in parts} for parts in cases.values()]
+    counted = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    numbers = {word: str(sum(kind in one for one in kinds)) for word, kind in counted.items()}
     suites = ElementTree.Element("testsuites")
-    suites.append(suite)
+    given = {"name": name, "tests": str(len(cases)), **numbers}
+    suite = ElementTree.SubElement(suites, "testsuite", given)
+    for title, parts in cases.items():
+        case = ElementTree.SubElement(suite, "testcase", classname=class_name, name=title)
+        case.extend(parts)
     for element in suite.iter():
-        element.attrib = {name: _xml(value) for name, value in element.attrib.items()}
+        element.attrib = {key: _xml(value) for key, value in element.attrib.items()}
         element.text = _xml(element.text) if element.text else element.text
     ElementTree.indent(suites)
     return (
@@ -298,14 +294,6 @@ def location(site: Site) -> dict[str, Any]:
             "region": {"startLine": site.line},
         }
     }
-
-
-def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname="recompute_scan", name=name)
-
-
-def _part(case: ElementTree.Element, kind: str, why: str, **more: str) -> ElementTree.Element:
-    return ElementTree.SubElement(case, kind, {**more, "message": line(why)})
 
 
 def command(kind: str, message: str, site: Site | None, *, title: str) -> str:

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from recompute_scan._version import __version__
 from recompute_scan.cli.options import HELP
 from recompute_scan.cli.output import PREFIX, clear, ended, failed, tell
-from recompute_scan.errors import InputError, ScanError, UsageError
+from recompute_scan.errors import InputError, ScanError, UsageError, meant
 from recompute_scan.terminal import inert
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
@@ -65,11 +65,8 @@ class _Commands(rich_click.RichGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in NAMES and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], NAMES, n=1)
-            meant = f" Did you mean '{near[0]}'?" if near else ""
-            ctx.fail(f"No such command '{args[0]}'.{meant}")
+            hint = meant(args[0], NAMES).strip().capitalize()
+            ctx.fail(f"No such command '{args[0]}'. {hint}".rstrip())
         return super().resolve_command(ctx, args)
 
 

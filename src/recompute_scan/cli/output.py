@@ -219,7 +219,7 @@ class Bar:
                     self.update(task, total=1.0, completed=share, description="left")
                 return super().get_renderables()
 
-        with self._lock, suppress(OSError, ValueError):
+        with self._lock, suppress(Exception):  # no bar is worth an error
             if self._waiting is not threading.current_thread():
                 return
             self._drawn = Followed(

@@ -17,10 +17,11 @@ from recompute_scan.check.formats import (
     LEVELS,
     command,
     json_text,
+    junit_document,
     line,
     location,
+    part,
     sarif_document,
-    xml_text,
 )
 from recompute_scan.check.policy import Site
 from recompute_scan.files import content
@@ -108,27 +109,18 @@ def sarif(report: Report) -> str:
 def junit(report: Report) -> str:
     """A JUnit report: one test a rule; only what is certain fails."""
     failed = {found.code for found in report.found if found.severity == "error"}
-    suite = ElementTree.Element(
-        "testsuite",
-        name="recompute-scan lint",
-        tests=str(len(RULES) + bool(report.undecided)),
-        failures=str(len(failed)),
-        errors=str(int(bool(report.undecided))),
-        skipped="0",
-    )
+    cases: dict[str, list[ElementTree.Element]] = {}
     for code, (name, _) in RULES.items():
-        case = _case(suite, f"{code} {name}")
-        told = [f"{_where(f)}: {line(f.title)}" for f in report.found if f.code == code]
-        if told:
-            kind = "failure" if code in failed else "system-out"
-            element = ElementTree.SubElement(case, kind)
-            element.text = "\n".join(told)
-            if kind == "failure":
-                element.attrib.update(type=code, message=told[0])
+        lines = [f"{_where(f)}: {line(f.title)}" for f in report.found if f.code == code]
+        parts = [part("failure", lines[0], type=code)] if code in failed else []
+        if lines:
+            parts = parts or [ElementTree.Element("system-out")]
+            parts[0].text = "\n".join(lines)
+        cases[f"{code} {name}"] = parts
     if report.undecided:
         message = "; ".join(f"{visible(file)}: {line(why)}" for file, why in report.undecided)
-        ElementTree.SubElement(_case(suite, "files"), "error", type="undecided", message=message)
-    return xml_text(suite)
+        cases["files"] = [ElementTree.Element("error", type="undecided", message=message)]
+    return junit_document("recompute-scan lint", "recompute_scan.lint", cases)
 
 
 _SHOWN = ("rule", "severity", "file", "line", "title", "why", "fix")
@@ -139,10 +131,6 @@ RENDERINGS: dict[str, Callable[[Report], str]] = {
     "sarif": sarif,
     "junit": junit,
 }
-
-
-def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname="recompute_scan.lint", name=name)
 
 
 def _where(found: Found) -> str:
