@@ -177,6 +177,13 @@ def ordinary(words: Sequence[str]) -> int:
         for name, make in ORDINARY.items()
         for layers in ORDINARY_LAYERS
     }
+    if not dist.is_initialized():
+        every |= {f"{name} plain": functools.partial(_language, name) for name in _LANGUAGE}
+        for way in ("checkpointed", "accumulated"):
+            every |= {
+                f"{name} {way}": functools.partial(_language, name, **{way: True})
+                for name in _LANGUAGE
+            }
     for name, made in every.items():
         if not wanted(name, words):
             continue
@@ -188,6 +195,45 @@ def ordinary(words: Sequence[str]) -> int:
             print(f"{name}: {found.untold or (*found.work, *found.kept)}")
     print(f"{tried} ordinary trainings, something found in {untrue}")
     return untrue
+
+
+# Models of transformers, by the name of their configuration.
+_LANGUAGE = (
+    "llama qwen2 qwen3 mistral mixtral gemma2 gemma3_text phi3 olmo2 stablelm granite cohere "
+    "gpt_neox gpt2 opt bloom mamba bert roberta electra deberta-v2 modernbert"
+).split()
+_WIDTH, _TOKENS = 128, 512
+_SMALL = {
+    "vocab_size": _TOKENS, "hidden_size": _WIDTH, "word_embed_proj_dim": _WIDTH, "head_dim": 32,
+    "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 160, "pad_token_id": 0,
+    "use_cache": False, "relative_attention": True, "pos_att_type": ["p2c", "c2p"],
+}  # fmt: skip
+
+
+def _language(name: str, *, checkpointed: bool = False, accumulated: bool = False) -> Step:
+    """A language model that learns to name the tokens that it gets."""
+    from transformers import AutoConfig, AutoModel  # noqa: PLC0415 - seconds
+
+    make: Any = AutoModel.from_config
+    model = make(AutoConfig.for_model(name, **_SMALL)).train()
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    head = torch.nn.Linear(_WIDTH, _TOKENS)
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()])
+
+    def step() -> None:
+        for _ in range(1 + accumulated):
+            tokens = torch.randint(5, _TOKENS, (8, 64))
+            # No variable holds the scores: they would be memory that nothing reads.
+            loss: Any = torch.nn.functional.cross_entropy(
+                head(model(input_ids=tokens).last_hidden_state).flatten(0, 1), tokens.flatten()
+            )
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def watched(step: Step) -> WatchedStep:

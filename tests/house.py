@@ -36,7 +36,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (206, 175),
     "lines of src": (69_420, 52_000),
     "lines of tests": (63_936, 46_000),
-    "lines of benchmarks": (5_913, 5_500),
+    "lines of benchmarks": (5_959, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
     "modules that one other imports, outside lists": (30, 15),

@@ -476,6 +476,13 @@ def penalty_on_gradients() -> Step:
     return step
 
 
+def gathered_scores() -> Step:
+    """Autograd keeps what is gathered from, for its size alone."""
+    net = Net(3, 2048)
+    train = trained(net)
+    return lambda: train(net(rows(1024)).gather(1, labels(1024)[:, None]).square().mean())
+
+
 def batch_statistics() -> Step:
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2),
@@ -495,18 +502,12 @@ def batch_statistics() -> Step:
 ALONE: dict[str, Callable[[], Step]] = {
     one.__name__: one
     for one in (
-        evaluated_in_inference_mode,
-        checkpointed_with_dropout,
-        two_forwards_with_other_dropout,
-        averaged_weights,
-        written_through_numpy,
-        written_through_an_earlier_view,
-        weights_changed_through_data,
-        function_that_repeats_its_forward,
-        penalty_on_gradients,
-        batch_statistics,
+        evaluated_in_inference_mode, checkpointed_with_dropout, two_forwards_with_other_dropout,
+        averaged_weights, written_through_numpy, written_through_an_earlier_view,
+        weights_changed_through_data, function_that_repeats_its_forward, penalty_on_gradients,
+        gathered_scores, batch_statistics,
     )
-}
+}  # fmt: skip
 
 
 # Ordinary trainings; each gets its layers
