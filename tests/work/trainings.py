@@ -478,8 +478,7 @@ def penalty_on_gradients() -> Step:
 
 def gathered_scores() -> Step:
     """Autograd keeps what is gathered from, for its size alone."""
-    net = Net(3, 2048)
-    train = trained(net)
+    train = trained(net := Net(3, 2048))
     return lambda: train(net(rows(1024)).gather(1, labels(1024)[:, None]).square().mean())
 
 
