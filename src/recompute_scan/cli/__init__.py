@@ -65,7 +65,7 @@ class _Commands(rich_click.RichGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in NAMES and not args[0].startswith("-"):
-            hint = meant(args[0], NAMES).strip().capitalize()
+            hint = meant(args[0], NAMES, 0.6).strip().capitalize()
             ctx.fail(f"No such command '{args[0]}'. {hint}".rstrip())
         return super().resolve_command(ctx, args)
 
