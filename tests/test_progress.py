@@ -23,13 +23,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return terminal
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def seen(terminal: Terminal, text: str) -> list[str]:
     """What the terminal shows once the text is there."""
     ends = time.monotonic() + 30
@@ -99,7 +92,6 @@ def test_a_file_that_is_read_says_how_far(tmp_path: Path) -> None:
 
 
 def test_reading_a_trace_says_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
-
     seen: list[float | None] = []
     original = Reader.read
 
@@ -119,17 +111,17 @@ def test_reading_a_trace_says_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pieces_go_on_by_how_long_the_others_took() -> None:
-    clock = Clock()
-    pieces = Pieces(4, clock)
-    clock.now += 7
+    now = [100.0]
+    pieces = Pieces(4, lambda: now[0])
+    now[0] += 7
     assert pieces.share() == 0
     pieces.done()
     assert pieces.share() == pytest.approx(1 / 4)
-    clock.now += 3.5
+    now[0] += 3.5
     assert pieces.share() == pytest.approx(1.5 / 4)
-    clock.now += 100
+    now[0] += 100
     assert pieces.share() == pytest.approx(1.95 / 4)
     for _ in range(3):
         pieces.done()
-    clock.now += 1000
+    now[0] += 1000
     assert 4 / 5 <= pieces.share() < 1

@@ -96,6 +96,14 @@ def test_a_warm_up_of_one_step_is_counted_itself(tmp_path: Path) -> None:
     assert (counted.step, counted.ratios, counted.others) == (1, (2.0,) * 4, 0)
 
 
+def test_a_container_of_blocks_is_no_block_itself(tmp_path: Path) -> None:
+    made = "nn.ModuleList(Layer() for _ in range(4))"
+    nested = "nn.Sequential(*(nn.Sequential(Layer()) for _ in range(4)))"
+    text = script(ONCE.format(False)).replace(made, nested)
+    recorded = record_script(tmp_path, text, warmup=2)
+    assert recorded.info.counted == Counted(1, ((1, 1),) * 4, 0, (1,) * 4)
+
+
 def test_each_of_several_backward_passes_counts_alone(tmp_path: Path) -> None:
     twice = "    loss = forward(torch.randn(2, 8, requires_grad=True)).sum()\n" + " " * 8
     twice += "loss.backward(retain_graph=True); loss.backward()"

@@ -91,7 +91,7 @@ class Reporting(Struct, frozen=True):
         try:
             if info.end is not None:
                 self.failure()
-            elif info.rank == 0:
+            elif info.rank == 0 and not (self.launched and info.exit_status and info.counted):
                 self._run(info)
         except BrokenPipeError:
             raise

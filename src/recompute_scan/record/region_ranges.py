@@ -192,17 +192,18 @@ class CountedRuns:
 
     def in_step(self, step: int) -> Counted:
         kinds = {type(module) for module in self._modules.values()}
-        alike = {
+        inside = {id(one) for module in self._modules.values() for one in module.modules()}
+        others = {
             id(part)
             for root in (root_modules() if kinds else ())
             for _, part in named_parts(root)
-            if type(part) in kinds and part.training
+            if type(part) in kinds and part.training and inside.isdisjoint(map(id, part.modules()))
         }
         known = [one for one in self._runs.values() if one.forward]
         return Counted(
             step,
             tuple((one.forward.total(), one.again.total()) for one in known),
-            len(alike - self._modules.keys()),
+            len(others),
             tuple(one.asked for one in known),
         )
 

@@ -166,7 +166,7 @@ class Counted(Struct, frozen=True):
     Attributes:
         step: Which of all steps it was, 1-based.
         runs: For each block, its runs in the forward pass and those in the backward pass.
-        others: Modules of the same classes without a checkpoint.
+        others: Modules of the same classes without a checkpoint in or around them.
         asked: For each block, its runs in the forward pass, each counted once for every backward
             pass through it; empty if there was one each.
     """
