@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from click import unstyle
 from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -305,11 +306,12 @@ def commands_page() -> str:
 
 
 def _help(command: list[str]) -> str:
-    printed = CliRunner(env={"NO_COLOR": "1", "COLUMNS": f"{_WIDTH}"}).invoke(
+    environment = {"NO_COLOR": None, "FORCE_COLOR": "1", "COLUMNS": f"{_WIDTH}"}
+    printed = CliRunner(env=environment).invoke(
         cli, [*command, "--help"], prog_name="recompute-scan"
     )
     title = " ".join(["recompute-scan", *command])
-    text = re.sub(r" +$", "", printed.output.rstrip(), flags=re.MULTILINE)
+    text = re.sub(r" +$", "", unstyle(printed.output).rstrip(), flags=re.MULTILINE)
     return f"\n## {title}\n\n```text\n{text}\n```\n"
 
 

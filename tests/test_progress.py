@@ -51,16 +51,19 @@ def test_long_work_has_one_that_grows_and_goes_away(monkeypatch: pytest.MonkeyPa
 
     with reporting(share):
         output.progress("reading one.json")
-        _, line = seen(terminal, "━")
-        assert "left" not in line
+        assert "left" not in seen(terminal, "0 s")[-1]
         for done in (0.25, 0.5, 1.0):
             line = seen(terminal, f"{done:.0%}")[-1]
             assert len(line) - len(line.lstrip("━")) == int(30 * done)
             assert line.endswith("left")
             assert len(line) < 80
+        done = None
+        time.sleep(1)  # several times as long as a bar stays as it is
+        assert "left" not in shown(terminal.getvalue())[-1]
         output.progress("reading two.json")
         seen(terminal, "two.json")
         output.clear()
+    assert "\x1b[?25" not in terminal.getvalue()  # a killed process would leave no cursor
     assert shown(terminal.getvalue()) == [
         "recompute-scan: reading one.json",
         "recompute-scan: reading two.json",

@@ -64,7 +64,7 @@ def meant(word: str, known: Collection[str], cutoff: float = 0.75) -> str:
     """The beginning of a hint: known words that differ in the end or in few letters, if any do."""
     import difflib  # noqa: PLC0415 - few words are wrong
 
-    near = [one for one in known if one.startswith(word[:-1])]
+    near = [one for one in known if len(word) > 1 and one.startswith(word[:-1])]
     near = near or difflib.get_close_matches(word, known, cutoff=cutoff)
     return f"did you mean {' or '.join(near[:3])}? " if near else ""
 

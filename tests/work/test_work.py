@@ -64,6 +64,23 @@ ALSO = {
 }
 
 
+def test_a_local_that_dies_with_its_function_is_never_read() -> None:
+    net = trainings.Net(3, 2048)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def forward() -> None:
+        scores = net(trainings.rows(1024))
+        loss: Any = torch.nn.functional.cross_entropy(scores, trainings.labels(1024, 2048))
+        loss.backward()
+
+    def step() -> None:
+        forward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert "never-read" in {one.kind for one in watched(step).kept}
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("name", sorted(PLANTED))
 def test_planted_waste_is_found_with_its_line(name: str) -> None:

@@ -13,11 +13,10 @@ from importlib import import_module
 from io import StringIO
 
 import click
-import rich_click
 from click.core import ParameterSource
 
 from recompute_scan._version import __version__
-from recompute_scan.cli.options import HELP
+from recompute_scan.cli.options import Grouped
 from recompute_scan.cli.output import PREFIX, clear, ended, failed, tell
 from recompute_scan.errors import InputError, ScanError, UsageError, meant
 from recompute_scan.terminal import inert
@@ -41,8 +40,10 @@ _MODULES = {name: module for names in _GROUPS.values() for name, module in names
 NAMES = tuple(_MODULES)
 
 
-class _Commands(rich_click.RichGroup):
+class _Commands(Grouped, click.Group):
     """The commands, each loaded when it is asked for."""
+
+    groups = _GROUPS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(NAMES)
@@ -70,18 +71,7 @@ class _Commands(rich_click.RichGroup):
         return super().resolve_command(ctx, args)
 
 
-_HELP = {
-    **HELP,
-    "command_groups": {
-        "*": [{"name": title, "commands": [*one]} for title, one in _GROUPS.items()]
-    },
-}
-
-
-@rich_click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "rich_help_config": _HELP},
-)
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="recompute-scan")
 def cli() -> None:
     """Find activation checkpointing that runs the forward pass more often than needed.
@@ -98,8 +88,10 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; see the table in ``docs/messages.md``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    status = _status(arguments)
-    clear()
+    try:
+        status = _status(arguments)
+    finally:
+        clear()
     ended(status)
     return status
 
@@ -117,10 +109,10 @@ def _status(arguments: list[str]) -> int:
     except click.ClickException as error:
         _name_source(error)
         failed(error)
-        vars(error)["message"] = inert(error.message)
+        vars(error)["message"] = inert(error.message, keep="\n")
         shown = StringIO()
         error.show(file=shown)
-        tell("\n".join(line.strip() for line in shown.getvalue().splitlines() if line.strip()))
+        tell(shown.getvalue().rstrip("\n"))
         return error.exit_code
     except ScanError as error:
         return _given_up(error)

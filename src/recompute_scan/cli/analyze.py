@@ -12,9 +12,8 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, TypeVar
 
 import click
-import rich_click
 
-from recompute_scan.cli.options import machine_options
+from recompute_scan.cli.options import Grouped, machine_options
 from recompute_scan.cli.output import (
     Answer,
     answer_options,
@@ -66,7 +65,7 @@ def lifted(given: Mapping[str, int | None]) -> Limits:
     return Limits(**{name.removeprefix("max_"): n for name, n in given.items() if n is not None})
 
 
-@rich_click.command(short_help="Say what recorded traces show.")
+@click.command(cls=Grouped, short_help="Say what recorded traces show.")
 @click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @file_option("--html", help_text="Write the report.")
 @answer_options("text", "json", "markdown")

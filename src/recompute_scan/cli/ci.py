@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import rich_click
 
 from recompute_scan.cli.analyze import lifted, limit_options
+from recompute_scan.cli.options import Grouped
 from recompute_scan.cli.output import (
     Number,
     announce,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from recompute_scan.trace import Limits
 
 
-@rich_click.command(short_help="Fail a CI job on doubled checkpointing.")
+@click.command(cls=Grouped, short_help="Fail a CI job on doubled checkpointing.")
 @click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @click.option(
     "--fail-on",
@@ -122,7 +122,7 @@ def _result(traces: tuple[str, ...], limits: Limits) -> Result:
     return analyse(traces, progress, limits)
 
 
-@rich_click.command(short_help="Read scripts and configurations, run nothing.")
+@click.command(cls=Grouped, short_help="Read scripts and configurations, run nothing.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--diff", "as_diff", is_flag=True, help="Print the edits as one diff, for patch -p1.")
 @click.option("--list", "as_list", is_flag=True, help="Print all checkpoints, doubled or not.")
@@ -166,7 +166,7 @@ def lint(
     return report.status
 
 
-@rich_click.command(short_help="Pack a cleaned archive for a bug report.")
+@click.command(cls=Grouped, short_help="Pack a cleaned archive for a bug report.")
 @click.argument("traces", nargs=-1, required=True, callback=newest, shell_complete=files)
 @file_option("-o", "--output", help_text="The archive to write, a .zip file.")
 @click.option(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import rich_click
 
+from recompute_scan.cli.options import Grouped
 from recompute_scan.cli.output import clear, debug_option, files, progress, say, verbose_option
 from recompute_scan.errors import InputError, UsageError
 from recompute_scan.terminal import colored, inert, width
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from recompute_scan.result import Fix, Result
 
 
-@rich_click.command(short_help="Show the fix, apply it, measure it, or undo it.")
+@click.command(cls=Grouped, short_help="Show the fix, apply it, measure it, or undo it.")
 @click.argument("folder", shell_complete=files)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--apply", "wanted", flag_value="apply", help="Change the files, and keep copies.")
@@ -198,7 +198,7 @@ def _verify(result: Result, folder: str, args: Sequence[str], *, yes: bool) -> i
     return main(words)
 
 
-@rich_click.command(short_help="List earlier runs, or remove some.")
+@click.command(cls=Grouped, short_help="List earlier runs, or remove some.")
 @click.argument("folders", nargs=-1, shell_complete=files)
 @click.option("--remove", is_flag=True, help="Remove the runs in FOLDERS, with their folders.")
 @debug_option

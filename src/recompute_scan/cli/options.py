@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-import rich_click
 from click.core import ParameterSource
 
 from recompute_scan.cli.output import Number
 from recompute_scan.errors import UsageError
+from recompute_scan.terminal import colored
 
 # Under which headings help lists options, by parameter; all others come last.
 _GROUPS = {
@@ -22,8 +24,9 @@ _GROUPS = {
     "Measuring the fix": "verify without_checkpointing",
     "Output": "output html style verbose quiet perfetto events open_page force",
 }
-HELP = {
+_HELP = {
     "theme": "default-slim",
+    "enable_theme_env_var": False,
     "max_width": 100,
     "style_helptext": "",
     "padding_helptext_first_line": (0, 0, 1, 0),
@@ -33,9 +36,39 @@ HELP = {
         "*": [{"name": title, "options": names.split()} for title, names in _GROUPS.items()]
     },
 }
+# In fewer columns rich cuts words that click wraps.
+_RICH_COLUMNS = 66
 
 
-class Configured(rich_click.RichCommand):
+class Grouped(click.Command):
+    """A command with its options in groups in its help, which rich-click shows in colour.
+
+    It is imported for that alone: it takes 0.1 s, and a recorded script may use it too, with other
+    settings. Where there is no colour, click shows the help.
+    """
+
+    groups: Mapping[str, Iterable[str]] = {}
+
+    def get_help(self, ctx: click.Context) -> str:
+        if not colored(sys.stdout) or shutil.get_terminal_size().columns < _RICH_COLUMNS:
+            return super().get_help(ctx)
+        from rich_click import RichCommand, RichContext, RichGroup
+
+        given: dict[str, Any] = {"name": self.name, "params": self.params, "help": self.help}
+        shown = RichCommand(**given)
+        if isinstance(self, click.Group):
+            names = self.list_commands(ctx)
+            given["commands"] = {one: self.get_command(ctx, one) for one in names}
+            shown = RichGroup(**given)
+        panels = [{"name": title, "commands": [*names]} for title, names in self.groups.items()]
+        how = {**_HELP, "command_groups": {"*": panels}}
+        about: dict[str, Any] = {"info_name": ctx.info_name, "parent": ctx.parent}
+        about["help_option_names"] = ctx.help_option_names
+        with RichContext(shown, rich_help_config=how, **about) as inner:
+            return shown.get_help(inner)
+
+
+class Configured(Grouped):
     """A command with options that a project's ``pyproject.toml`` may set."""
 
     def make_context(

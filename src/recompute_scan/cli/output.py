@@ -11,7 +11,8 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
@@ -33,7 +34,7 @@ from recompute_scan.terminal import (
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
     from rich.console import RenderableType
-    from rich.progress import Progress
+    from rich.live import Live
 
     from recompute_scan.events import AnyEvent, EventStream
     from recompute_scan.guarding.judge import Change
@@ -189,13 +190,13 @@ class Bar:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._waiting: threading.Timer | None = None
-        self._drawn: Progress | None = None
+        self._drawn: Live | None = None
         self.silent = False
 
     def begin(self) -> None:
         """A piece of work begins now."""
         with self._lock:
-            self._waiting = threading.Timer(_AFTER_S, self._draw)
+            self._waiting = threading.Timer(_AFTER_S, self._draw, (time.monotonic(),))
             self._waiting.daemon = True
             self._waiting.start()
 
@@ -208,29 +209,32 @@ class Bar:
             if drawn is not None:
                 drawn.stop()
 
-    def _draw(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-        class Followed(Progress):
-            def get_renderables(self) -> Iterable[RenderableType]:
-                share = how_far()
-                for task in self.task_ids if share is not None else ():
-                    self.update(task, total=1.0, completed=share, description="left")
-                return super().get_renderables()
-
+    def _draw(self, began: float) -> None:
         with self._lock, suppress(Exception):  # no bar is worth an error
-            if self._waiting is not threading.current_thread():
-                return
-            self._drawn = Followed(
-                *(BarColumn(30), TaskProgressColumn(), TimeRemainingColumn(), "{task.description}"),
-                console=Console(file=sys.stderr),
-                redirect_stdout=False,
-                redirect_stderr=False,
-                transient=True,
-            )
-            self._drawn.add_task("", total=None)
-            self._drawn.start()
+            from rich.console import Console
+            from rich.live import Live
+            from rich.progress_bar import ProgressBar
+            from rich.table import Table
+
+            class Terminal(Console):
+                def show_cursor(self, _show: bool = True) -> bool:
+                    """Leave it: a process that is killed would leave it hidden."""
+                    return False
+
+            def bar() -> RenderableType:
+                share, took = how_far(), time.monotonic() - began
+                line = Table.grid(padding=(0, 2, 0, 0))
+                left = f"about {took / share - took:.0f} s left" if share else f"{took:.0f} s"
+                shown = () if share is None else (ProgressBar(1.0, share, 30), f"{share:4.0%}")
+                line.add_row(*shown, left)
+                return line
+
+            console = Terminal(file=sys.stderr)
+            if self._waiting is threading.current_thread() and console.is_interactive:
+                drawn = Live(get_renderable=bar, console=console, transient=True,
+                             redirect_stdout=False, redirect_stderr=False)  # fmt: skip
+                drawn.start()
+                self._drawn = drawn
 
 
 _BAR = Bar()

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import rich_click
 
 from recompute_scan.cli.options import (
     Configured,
+    Grouped,
     machine_options,
     module_option,
     output_folder,
@@ -358,7 +358,7 @@ def _ending(script: str, args: Sequence[str], *, launched: bool) -> str:
     return f" {shlex.join(args)}" if args else ""
 
 
-@rich_click.command(
+@click.command(
     cls=Configured,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Run a training script for a few steps and report on it.",
@@ -512,7 +512,8 @@ def _reporting(options: RunOptions, show: Callable[..., None]) -> Reporting:
     )
 
 
-@rich_click.command(
+@click.command(
+    cls=Grouped,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Say which layers to checkpoint within a memory limit, and prove it.",
 )

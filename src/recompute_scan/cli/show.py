@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import click
-import rich_click
 
+from recompute_scan.cli.options import Grouped
 from recompute_scan.cli.output import (
     clear,
     debug_option,
@@ -36,7 +36,7 @@ from recompute_scan.files import content, opened, read, refuse_existing, write
 from recompute_scan.terminal import colored, inert, width
 
 
-@rich_click.command(short_help="Make the HTML report again from a result.")
+@click.command(cls=Grouped, short_help="Make the HTML report again from a result.")
 @click.argument("result", callback=newest, shell_complete=files)
 @file_option("--html", help_text="Where to write it.  [default: report.html next to the result]")
 @force_option
@@ -61,7 +61,7 @@ def report(result: str, html: Path | None, force: bool, open_page: bool) -> int:
     return 0
 
 
-@rich_click.command(short_help="Set two runs side by side.")
+@click.command(cls=Grouped, short_help="Set two runs side by side.")
 @click.argument("before", callback=newest, shell_complete=files)
 @click.argument("after", callback=newest, shell_complete=files)
 @file_option("--html", help_text="Write the comparison as a page.")
@@ -106,7 +106,7 @@ def compare(
 _CODE = re.compile(r"(RS|E)\d{3}", re.IGNORECASE)
 
 
-@rich_click.command(short_help="Explain a finding, a message or a traceback.")
+@click.command(cls=Grouped, short_help="Explain a finding, a message or a traceback.")
 @click.argument("what", required=False, shell_complete=files)
 @verbose_option
 @debug_option
@@ -195,7 +195,7 @@ _COLORS = {"ok": "green", "missing": None, "problem": "red"}
 _WIDTH = 80
 
 
-@rich_click.command(short_help="List what is installed, and what it allows.")
+@click.command(cls=Grouped, short_help="List what is installed, and what it allows.")
 @debug_option
 def doctor() -> int:
     """Look at what is installed: torch and its GPUs, launchers, the optional packages.
@@ -223,7 +223,7 @@ def doctor() -> int:
     return 0
 
 
-@rich_click.command(short_help="Print a shell's completion script.")
+@click.command(cls=Grouped, short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
     """Print a script that lets SHELL complete commands, options and files.

@@ -280,12 +280,12 @@ class _Ran:
         return np.asarray(((lacking == 0) & (shown > 0))[number])
 
     def _ended(self, last: int, first_run: int) -> bool:
-        """Did the last operator of a recompute do half the work of its first run, or more?
+        """Did the last operator of a recompute do more than half the work of its first run?
 
         Early stop interrupts the last operator inside it. ``aten::gru`` has hundreds.
         """
         done, whole = self._innermost(last), self._innermost(first_run)
-        return done >= whole or 2 * (done - 1) >= whole
+        return done >= whole or 2 * (done - 1) > whole
 
     def _innermost(self, row: int) -> int:
         """Operators inside this call with none in them.

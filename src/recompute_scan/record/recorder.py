@@ -188,7 +188,7 @@ class Recorder:
         self._progress = Progress(wanted=self.ranks.rank == 0, logs=reports, quiet=quiet)
         self.kept = RecordedSoFar(folder)
         self._timer: StepTimer | None = None
-        self._began = monotonic()
+        self._began, self._began_at = monotonic(), 0
         self._window: ProfilerWindow | None = None
         self._waited, self._held = False, 0
         self.others = OtherProfilers(self._give_way, guard)
@@ -555,7 +555,7 @@ class Recorder:
             # A long step is timed already: it has as much behind it as the first of ten has.
             fits = made == plan.fewest[0]
             self._timer = StepTimer(self.device) if fits else None
-        self._began = monotonic()
+        self._began, self._began_at = monotonic(), self.counter.steps
 
     def _compare_alone(self) -> None:
         """Nothing is timed or profiled: the next step is compared, on the chosen ranks."""
@@ -614,7 +614,7 @@ class Recorder:
         self._events.boundary(self.kept.phase.event, self.counter.steps, self.ranks.rank)
         if self.ranks.rank == 0 and (text := self.kept.phase.described(self.plan)):
             self._progress.show(text, self.counter.steps)
-            behind = self.counter.steps - self.kept.warmup_steps  # of the warm-up
-            if self.kept.phase is not Phase.WARMUP and behind > 0:
+            behind = self.counter.steps - self._began_at
+            if self.kept.phase not in (Phase.WARMUP, Phase.WAITING) and behind > 0:
                 step_s = (monotonic() - self._began) / behind
                 self._progress.remind(*self.plan.at(self.counter.steps - self._held, step_s))

@@ -81,7 +81,7 @@ def _repeated(ledger: Ledger, total: float) -> list[tuple[Group, Work]]:
         stays.update((place, kept) for place in places if place != kept)
     evaluated, behind = ledger.evaluated, _backward_ms(ledger)
     found = []
-    for group in _groups(ledger, stays.keys()):
+    for group in _groups(ledger, stays.keys(), most=True):
         nodes = {operations[place].node for place in group.places} & evaluated
         place = group.places[0]
         work = _work("repeated", ledger, group, total, more_ms=sum(behind[one] for one in nodes))
@@ -234,10 +234,11 @@ def _backward_ms(ledger: Ledger) -> defaultdict[int, float]:
 # Groups
 
 
-def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
+def _groups(ledger: Ledger, chosen: Collection[int], *, most: bool = False) -> list[Group]:
     """Operations of the forward, put together to the largest module calls that they make up.
 
-    Calls of one class from one line are one group, and so are single operators of one line.
+    Calls of one class from one line are one group, and so are single operators of one line. With
+    ``most``, a package's call has the program's line only where that runs most of its call again.
     """
     end = ledger.first_step_ends
     chosen = set(chosen)
@@ -246,15 +247,11 @@ def _groups(ledger: Ledger, chosen: Collection[int]) -> list[Group]:
     chosen_of = [0, *accumulate(place in chosen for place in range(end))]
 
     def line_of(call: ModuleCall) -> Line | None:
-        """The program's line where it runs most of its call again; a package's own line cannot be
-        changed.
-        """
-        whole = call
         for whole in (call, *ledger.calls_from(call.parent)):
             if whole.line is not None and not ledger.is_installed(whole.line[0]):
                 break
-        most, part = (of[whole.last] - of[whole.first] for of in (all_of, chosen_of))
-        return whole.line if 2 * part >= most else call.line
+        every, part = (of[min(whole.last, end)] - of[whole.first] for of in (all_of, chosen_of))
+        return call.line if most and 2 * part < every else whole.line
 
     taken: set[int] = set()
     calls: dict[tuple[str, Line | None], list[ModuleCall]] = defaultdict(list)
@@ -401,12 +398,13 @@ def _never_read(ledger: Ledger) -> list[Kept]:
             at = calls[at].parent
         return at is not None
 
+    passes = _passes(ledger)
     unread = [
         one
         for one, run in _held(ledger)
         if not (one.read_in_backward or one.read_from_outside or one.died is None)
         and one.last_read < min(ledger.first_step_ends, run.first)
-        and (one.died > run.last or of_checkpoint(one.call))
+        and (of_checkpoint(one.call) or not any(p.first < one.died < p.last for p in passes))
     ]
     return _kept_by_line(ledger, "never-read", unread)
 
