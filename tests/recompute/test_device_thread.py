@@ -114,8 +114,8 @@ with rs.record(steps=2, warmup=1, timing_steps=2, folder="out") as recording:
         recording.step()
 """
 _CALLBACK = """\
-from recompute_scan.integrations import HuggingFaceCallback
-callback = HuggingFaceCallback(steps=2, warmup=1, timing_steps=2, folder="out")
+from recompute_scan.integrations import RecomputeScanCallback
+callback = RecomputeScanCallback(steps=2, warmup=1, timing_steps=2, folder="out")
 callback.on_train_begin()
 for _ in range(8):
     step()

@@ -401,9 +401,13 @@ def run(
         nproc_per_node = None  # a setting for whoever starts processes, not for each of them
     target = Target(script, args, is_module, launcher, nproc_per_node)
     folder = output or script_folder(script, args, launched=launcher is not None)
-    if launcher is None and not is_module:
-        check_script(context.obj, script, args)
-    recorded = with_fidelity(context, recorded)
+    try:
+        if launcher is None and not is_module:
+            check_script(context.obj, script, args)
+        recorded = with_fidelity(context, recorded)
+    except Exception:
+        follow(events, command="run")  # the error is an event too
+        raise
     if output is None and handed_on is None and not guard:  # a guard goes on from run to run
         folder = new_run(folder.absolute(), several=launcher is None and "RANK" in os.environ)
         context.call_on_close(partial(remove_if_empty, folder))
