@@ -60,12 +60,12 @@ def how_to_add(extra: str) -> str:
     return f'in the checkout of recompute-scan: pip install ".[{extra}]"'
 
 
-def meant(word: str, known: Collection[str], cutoff: float = 0.75) -> str:
+def meant(word: str, known: Collection[str]) -> str:
     """The beginning of a hint: known words that differ in the end or in few letters, if any do."""
     import difflib  # noqa: PLC0415 - few words are wrong
 
     near = [one for one in known if len(word) > 1 and one.startswith(word[:-1])]
-    near = near or difflib.get_close_matches(word, known, cutoff=cutoff)
+    near = near or difflib.get_close_matches(word, known, cutoff=0.75)
     return f"did you mean {' or '.join(near[:3])}? " if near else ""
 
 

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from recompute_scan._version import __version__
 from recompute_scan.cli.options import Grouped
 from recompute_scan.cli.output import PREFIX, clear, ended, failed, tell
-from recompute_scan.errors import InputError, ScanError, UsageError, meant
+from recompute_scan.errors import InputError, ScanError, UsageError
 from recompute_scan.terminal import inert
 
 _BUG = "https://github.com/recompute-scan/recompute-scan/issues"
@@ -66,8 +66,11 @@ class _Commands(Grouped, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in NAMES and not args[0].startswith("-"):
-            hint = meant(args[0], NAMES, 0.6).strip().capitalize()
-            ctx.fail(f"No such command '{args[0]}'. {hint}".rstrip())
+            import difflib
+
+            near = difflib.get_close_matches(args[0], NAMES, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            ctx.fail(f"No such command '{args[0]}'.{hint}")
         return super().resolve_command(ctx, args)
 
 

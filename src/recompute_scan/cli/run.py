@@ -402,9 +402,7 @@ def run(
     target = Target(script, args, is_module, launcher, nproc_per_node)
     folder = output or script_folder(script, args, launched=launcher is not None)
     try:
-        if launcher is None and not is_module:
-            check_script(context.obj, script, args)
-        recorded = with_fidelity(context, recorded)
+        recorded = _checked(context, target, recorded)
     except Exception:
         follow(events, command="run")  # the error is an event too
         raise
@@ -433,6 +431,13 @@ def run(
     hand_on(answer, launched=target.starts_others)
     way = Way(launcher, nproc_per_node, verify, without_checkpointing)
     return _record(target, way, handed, answer, open_page=open_page, launched=False)
+
+
+def _checked(context: click.Context, target: Target, recorded: dict[str, Any]) -> dict[str, Any]:
+    """The options for the recording, once there is a script."""
+    if target.launcher is None and not target.is_module:
+        check_script(context.obj, target.script, target.args)
+    return with_fidelity(context, recorded)
 
 
 def _options(target: Target, place: Path, earlier: Path | None, **recorded: Any) -> RunOptions:
