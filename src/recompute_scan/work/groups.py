@@ -391,20 +391,17 @@ def _never_read(ledger: Ledger) -> list[Kept]:
     Autograd keeps some results for their sizes alone (``gather``), which no line can change. They
     die in the pass. In a checkpoint autograd keeps none, but a policy may.
     """
-    calls, recomputed = ledger.calls, _recomputed(ledger)
+    passes, recomputed = _passes(ledger), _recomputed(ledger)
 
-    def of_checkpoint(at: int | None) -> bool:
-        while at is not None and calls[at].module not in recomputed:
-            at = calls[at].parent
-        return at is not None
+    def of_checkpoint(one: Memory) -> bool:
+        return any(call.module in recomputed for call in ledger.calls_from(one.call))
 
-    passes = _passes(ledger)
     unread = [
         one
         for one, run in _held(ledger)
         if not (one.read_in_backward or one.read_from_outside or one.died is None)
         and one.last_read < min(ledger.first_step_ends, run.first)
-        and (of_checkpoint(one.call) or not any(p.first < one.died < p.last for p in passes))
+        and (of_checkpoint(one) or not any(p.first < one.died < p.last for p in passes))
     ]
     return _kept_by_line(ledger, "never-read", unread)
 
