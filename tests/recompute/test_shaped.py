@@ -62,7 +62,9 @@ def test_kernels_alone_say_nothing_of_models_without_attention(printed: list[str
 @pytest.mark.slow
 @pytest.mark.parametrize("group", sorted(name for name, cases in GROUPS.items() if cases))
 def test_no_case_is_answered_wrongly_in_any_shape(group: str) -> None:
-    """With operators every answer is the truth; without, it is that or `inconclusive`."""
+    """With operators every answer is the truth; without, it is that or `inconclusive`, but for
+    blocks that a hook or a function's design runs again.
+    """
     output = run("-m", "benchmarks", "shapes", "--group", group, timeout=3600)
     counted = {line.split("  ")[0]: line.split()[-len(SHAPES) :] for line in output.splitlines()}
     assert set(counted["wrong"]) == {"0"}, output
