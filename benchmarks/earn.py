@@ -18,9 +18,10 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +36,7 @@ from tests.work.test_work import watch_of
 from tests.work.trainings import ALONE, ORDINARY, ORDINARY_LAYERS, PLANTED, Planted, Step
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import fully_shard
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks._frame import Table, benchmark, wanted, words
@@ -45,6 +46,7 @@ from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work import watched_step
 
 _TRAINED = trainings.trained
+_TIMED = 10  # steps before a watched one, which say how long a step takes
 _WORK = ("repeated", "repeated-rows", "unread", "unread-gradient", "unread-recompute")
 
 
@@ -103,7 +105,7 @@ def planted(words: Sequence[str], pairs: int) -> int:
             "line": "<7",
             "operators": ">9",
             "counted": ">8",
-            "ms": ">7.2f",
+            "ms": ">12",
             "saved ms": ">15",
             "KiB": ">8",
             "true KiB": ">8",
@@ -127,33 +129,38 @@ def _row(table: Table, title: str, name: str, case: Planted, layers: int, pairs:
         torch.manual_seed(0)
         return case.make(layers, repaired, marked)
 
-    found = watched(made())
+    found = watched(made(), timed=_TIMED if pairs else 0)
     every: list[Any] = [*found.work, *found.kept]
     of_kind = [one for one in every if one.kind == case.kind]
     lines = _lines(name)
     # The work of a backward pass or a recompute is named by lines of the forward.
     at = {_line(one) for one in of_kind}
     right = bool(at) and (not case.counted or not lines.isdisjoint(at))
-    operators = counted = kept = truth = took = None
-    saved = ""
+    operators = counted = kept = truth = None
+    promised = saved = ""
     if case.kind in _WORK:
         here = [one for one in of_kind if not case.counted or _line(one) in lines]
         operators = sum(one.operators for one in here)
-        took = sum(one.ms for one in here)
         counted = _counted(made) if case.counted else None
         right &= counted is None or operators == counted
         if pairs:
             low, middle, high = measured(made(), made(repaired=True), pairs)
             saved = f"{low:.1f} {middle:.1f} {high:.1f}"
+            sure = case.kind != "unread-recompute"
+            least = sum(one.ms for one in here) if sure else 0.0
+            most = sum(one.most_ms for one in here)
+            promised = f"{least:.1f} {most:.1f}"
+            right &= least <= high and low <= most
     else:
         kept = sum(one.bytes for one in of_kind)
         truth = case.bytes(layers) if case.bytes is not None else None
         right &= truth is None or kept == truth
-    peak = found.peak_bytes / true_peak(made())
-    # FSDP2 resizes the memory of gathered weights, which no operator shows.
-    right &= abs(peak - 1) <= 0.02 or trainings.trained is _sharded
+    # gloo's threads may let go of a gathered tensor late: the least counts.
+    tries = 5 if dist.is_initialized() else 1
+    peak = found.peak_bytes / min(true_peak(made()) for _ in range(tries))
+    right &= abs(peak - 1) <= 0.02
     table.row(
-        *(title, case.kind, "right" if right else "WRONG", operators, counted, took, saved),
+        *(title, case.kind, "right" if right else "WRONG", operators, counted, promised, saved),
         *(kept and kept >> 10, truth and truth >> 10, peak),
     )
     return right
@@ -236,11 +243,15 @@ def _language(name: str, *, checkpointed: bool = False, accumulated: bool = Fals
     return step
 
 
-def watched(step: Step) -> WatchedStep:
-    """What the third step of a training shows."""
+def watched(step: Step, *, timed: int = 0) -> WatchedStep:
+    """What the third step of a training shows, or that after so many more, which are timed."""
     gc.collect()
     for _ in range(2):
         step()
+    marks = [time.perf_counter()]
+    for _ in range(timed):
+        step()
+        marks.append(time.perf_counter())
     guard = Guard()
     watch = watch_of(guard)
     watch.begin()
@@ -249,7 +260,7 @@ def watched(step: Step) -> WatchedStep:
     step()
     watch.next_step()
     watch.end()
-    return watched_step(watch)
+    return watched_step(watch, [1000 * (end - begin) for begin, end in pairwise(marks)])
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -308,19 +319,34 @@ def measured(waste: Step, repaired: Step, pairs: int) -> list[float]:
 
 
 def true_peak(step: Step) -> int:
-    """The most that the third step takes above what was there before, by the allocator's records.
+    """The most that the third step's own memory takes, by the allocator's records.
 
-    A result of the step before may be given back in this one; what is below zero counts as zero.
+    Weights that FSDP2 gathers, into storages that it resizes, are left out.
     """
     gc.collect()
     for _ in range(2):
         step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    mark = "resizes a storage"
+    around = record_function(mark)(torch.UntypedStorage.resize_)
+    with (
+        patch.object(torch.UntypedStorage, "resize_", around),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
+    ):
         step()
-    events = seen.profiler.kineto_results.events()
-    changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
-    alive = most = 0
-    for _, change in sorted(changes, key=lambda one: one[0]):
-        alive += change
-        most = max(most, alive)
+
+    def changes(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
+        for one in events:
+            if one.name == "[memory]":
+                yield one.start_time_ns, one.typed[1].ptr, one.typed[1].alloc_size
+            elif one.name != mark:
+                yield from changes(one.children)
+
+    alive = dict[int, int]()  # what is given back at any other address was there before
+    now = most = 0
+    for _, address, size in sorted(changes(seen.profiler.kineto_results.experimental_event_tree())):
+        now -= alive.pop(address, 0)
+        if size > 0:
+            alive[address] = size
+            now += size
+            most = max(most, now)
     return most

@@ -103,7 +103,8 @@ WORK = (
     Column("module_class", "string", "", "class of the modules"),
     Column("operators", "int64", "calls", "operators in one step"),
     Column("ms", "float64", "ms", "their time, with the backward pass that they cause"),
-    Column("share", "float64", "", "their share of the step's operators, 0 to 1"),
+    Column("share", "float64", "", "their share of the operators' time, 0 to 1"),
+    Column("most_ms", "float64", "ms", "the most that a step can save without them"),
     Column("same_as", "string", "", "`file:line` of the others that compute the same"),
     Column("needs", "string", "", "what the repair takes: `detach` or `retain-graph`"),
 )

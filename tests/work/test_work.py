@@ -35,7 +35,7 @@ def watched(step: Step, *, before: int = 2) -> WatchedStep:
     assert guard.failure is None
     for one in ledger.operations:  # in place of its time, which another program can stretch
         one.ms = sum(memory.bytes for memory in (*one.reads, *one.makes)) / 2**16
-    return watched_step(watch)
+    return watched_step(watch, ())
 
 
 def planted(name: str) -> Step:
@@ -151,7 +151,7 @@ def test_a_script_below_a_dispatch_mode_is_left_alone() -> None:
     watch = watch_of(Guard())
     with FlopCounterMode(display=False):
         assert not watch.begin()
-    assert re.search("TorchDispatchMode", watched_step(watch).untold or "")
+    assert re.search("TorchDispatchMode", watched_step(watch, ()).untold or "")
 
 
 def test_a_step_that_does_not_end_is_not_judged() -> None:
@@ -160,7 +160,7 @@ def test_a_step_that_does_not_end_is_not_judged() -> None:
     assert watch.begin()
     step()
     watch.end()
-    assert watched_step(watch).untold is not None
+    assert watched_step(watch, ()).untold is not None
     assert "_engine_run_backward" in vars(torch.autograd)
     assert torch._C._len_torch_dispatch_stack() == 0
 

@@ -106,11 +106,13 @@ def old_log_probabilities_of_a_reentrant_model(layers: int, repaired: bool, mark
     train = trained(net)
 
     def step() -> None:
-        x, y = rows(grad=True), labels()
-        with torch.no_grad():
-            old = net(x).log_softmax(-1)  # WASTE: old_log_probabilities_of_a_reentrant_model
-        ratio = (net(x).log_softmax(-1) - old).exp().gather(1, y[:, None])
-        train(-ratio.mean())
+        x, y, old = rows(grad=True), labels(), None
+        if not repaired:
+            with torch.no_grad():
+                old = net(x).log_softmax(-1)  # WASTE: old_log_probabilities_of_a_reentrant_model
+        new = net(x).log_softmax(-1)
+        old = new.detach() if old is None else old
+        train(-(new - old).exp().gather(1, y[:, None]).mean())
 
     return step
 

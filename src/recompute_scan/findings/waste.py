@@ -8,7 +8,7 @@ from recompute_scan.advise import place
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import Finding
 from recompute_scan.result.watched_step import Kept, KeptKind, WatchedStep, Work, WorkKind
-from recompute_scan.units import ms, pct, plural, size
+from recompute_scan.units import ms, pct, plural, size, span
 
 
 def _watched(evidence: Evidence) -> WatchedStep:
@@ -85,7 +85,11 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
     calls = plural(one.calls, "call") + f" of {one.module_class}"
     what = calls if one.calls else plural(one.operators, "operator")
     s = "s" * ((one.calls or one.operators) == 1)
-    took = f"{ms(one.ms)}, {pct(100 * one.share)} of the operators' time"
+    took = f"{pct(100 * one.share)} of the operators' time, {ms(one.ms)}"
+    # The other kind of checkpoint takes time too, which is not measured here.
+    sure = one.kind != "unread-recompute"
+    much = f"likely {span(one.ms, one.most_ms)}" if sure else f"at most {ms(one.most_ms)}"
+    saves = f" A step without this work takes {much} less." if one.most_ms is not None else ""
     title, detail = {
         "repeated": (
             f"{what}{place(one.line)} compute{s} what the step has computed{place(one.same_as)}",
@@ -126,10 +130,10 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
     return rule.finding(
         evidence,
         title=title,
-        detail=detail,
+        detail=detail + saves,
         evidence=(f"{plural(one.operators, 'operator')}{inside}{place(one.line)}", *same, took),
-        saving_ms=one.ms,
-        saving_pct=100 * one.share,
+        saving_ms=one.ms if sure else None,
+        saving_pct=100 * one.share if sure else None,
     )
 
 

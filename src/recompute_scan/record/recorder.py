@@ -514,7 +514,8 @@ class Recorder:
             with self._guard.part(_NOT_WATCHED):
                 watch.end()
                 compiled = compiled_something()
-                self.kept.watched = _COMPILED_WORK if compiled else watched_step(watch)
+                found = watched_step(watch, self.kept.timed_ms)
+                self.kept.watched = _COMPILED_WORK if compiled else found
             self._on_kept()
 
     def _after_warmup_step(self) -> None:

@@ -28,6 +28,8 @@ class Work(Struct, frozen=True, omit_defaults=True):
         module_class: Class of the modules.
         calls: Module calls that they make up; 0 where they are single operators.
         same_as: ``file:line`` of the others that compute the same.
+        most_ms: The most that a step can save without them: their share of a whole step, the time
+            between operators included. ``None`` where no step was timed.
         needs: What it takes to use the other's result: ``detach``, or to keep its graph.
         rows: Of ``repeated-rows``: rows of the batch that are computed twice.
         of_rows: All rows of that batch.
@@ -42,6 +44,7 @@ class Work(Struct, frozen=True, omit_defaults=True):
     module_class: str = ""
     calls: int = 0
     same_as: str = ""
+    most_ms: float | None = None
     needs: Needs = ""
     rows: int = 0
     of_rows: int = 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from recompute_scan.intervals import median_interval
 from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work.groups import kept_of, peak_of, waste_of
 from recompute_scan.work.ledger import Ledger
@@ -10,8 +13,13 @@ from recompute_scan.work.watch import StepWatch
 __all__ = ["Ledger", "StepWatch", "watched_step"]
 
 
-def watched_step(watch: StepWatch) -> WatchedStep:
-    """The use of each operator in the first of the two watched steps; of a watch that has ended."""
+def watched_step(watch: StepWatch, timed_ms: Sequence[float]) -> WatchedStep:
+    """The use of each operator in the first of the two watched steps; of a watch that has ended.
+
+    Args:
+        watch: Both steps.
+        timed_ms: How long steps took that were not watched.
+    """
     if watch.untold is not None:
         return WatchedStep(untold=watch.untold)
     ledger = watch.ledger
@@ -19,6 +27,7 @@ def watched_step(watch: StepWatch) -> WatchedStep:
         return WatchedStep(untold="The script ended before the watched step did.")
     step = ledger.first_step
     _steady(ledger)
+    ledger.step_ms = median_interval(timed_ms)[1] if timed_ms else None
     found = waste_of(ledger)
     peak, moment = peak_of(ledger)
     return WatchedStep(

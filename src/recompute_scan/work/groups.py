@@ -317,6 +317,8 @@ def _work(
     part: float = 1.0,
 ) -> Work:
     took = part * sum(ledger.operations[place].ms for place in group.places) + more_ms
+    # The time between operators is shared out by their time or number: the larger share counts.
+    most = max(took / total, part * len(group.places) / len(ledger.first_step))
     around = ledger.operations[group.places[0]].call
     call = group.calls[0] if group.calls else None if around is None else ledger.calls[around]
     return Work(
@@ -324,6 +326,7 @@ def _work(
         operators=len(group.places),
         ms=took,
         share=took / total,
+        most_ms=max(took, most * ledger.step_ms) if ledger.step_ms is not None else None,
         line=ledger.site(group.line),
         module=call.name if call is not None else "",
         module_class=call.class_name if call is not None else "",

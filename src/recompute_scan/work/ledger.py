@@ -162,6 +162,7 @@ class Ledger:
         steps: Place of the first operation of each step.
         holders: What kept recomputed memory alive at the end of a backward pass: a description,
             the line of its function, the bytes.
+        step_ms: How long a step takes without this watch, at most; ``None`` where unknown.
         hidden: Why unread results cannot be found; ``None`` where they can.
         site_of: Names a line for people.
         is_installed: Whether a file belongs to an installed package.
@@ -178,6 +179,7 @@ class Ledger:
         self.passes: list[BackwardPass] = []
         self.steps: list[int] = [0]
         self.holders: dict[tuple[str, Line | None], int] = {}
+        self.step_ms: float | None = None
         self.hidden: str | None = None
 
     @property

@@ -239,6 +239,7 @@ def _work_html(result: Result) -> Mapping[str, Any]:
                 str(one.operators),
                 ms(one.ms),
                 pct(100 * one.share),
+                ms(one.most_ms),
             )
             for one in watched.work
         ],
