@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 Step = Callable[[], object]
 WIDTH, CLASSES = 128, 10
@@ -173,6 +174,44 @@ def dropped_metric(layers: int, repaired: bool, marked: Marked) -> Step:
     return step
 
 
+def encoder_for_each_loss(layers: int, repaired: bool, marked: Marked) -> Step:
+    encoder, one, other = Net(layers, WIDTH), nn.Linear(WIDTH, 10), nn.Linear(WIDTH, 10)
+    train = trained(encoder, one, other)
+
+    def first(x: Tensor, y: Tensor, z: Tensor | None) -> Any:
+        return F.cross_entropy(one(encoder(x) if z is None else z), y)
+
+    def second(x: Tensor, y: Tensor, z: Tensor | None) -> Any:
+        again = marked(lambda: encoder(x)) if z is None else z  # WASTE: encoder_for_each_loss
+        return F.cross_entropy(other(again), y)
+
+    def step() -> None:
+        x, y = rows(), labels()
+        z = encoder(x) if repaired else None
+        train(first(x, y, z) + second(x, y, z))
+
+    return step
+
+
+def metric_of_a_function(layers: int, repaired: bool, marked: Marked) -> Step:
+    net = Net(layers)
+    train = trained(net)
+
+    @torch.no_grad()
+    def nearest(z: Tensor) -> Tensor:
+        apart = (z[:, None] - z[None]).square().sum(-1)
+        apart.fill_diagonal_(float("inf"))
+        return apart.topk(5, largest=False).values.mean()
+
+    def step() -> None:
+        out = net(rows())
+        if not repaired:
+            marked(lambda: nearest(out.detach()))  # WASTE: metric_of_a_function
+        train(F.cross_entropy(out, labels()))
+
+    return step
+
+
 def table_in_each_layer(layers: int, repaired: bool, marked: Marked) -> Step:
     net = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
     places, often = torch.arange(1024.0)[:, None], torch.rand(WIDTH)
@@ -208,6 +247,21 @@ def gradients_for_nobody(layers: int, repaired: bool, marked: Marked) -> Step:
         F.softplus(-judge(made)).mean().backward()  # WASTE: gradients_for_nobody
         judge.requires_grad_(True)
         first.step()
+
+    return step
+
+
+def gradients_of_convolutions(layers: int, repaired: bool, marked: Marked) -> Step:
+    draw, judge = nn.Conv2d(3, 8, 3, 1, 1), nn.Sequential()
+    for _ in range(layers):
+        judge.extend([nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU()])
+    judge.requires_grad_(not repaired)
+    train = trained(draw)
+
+    def step() -> None:
+        judge.zero_grad()
+        pictures = draw(torch.randn(8, 3, 32, 32))
+        train(judge(pictures).square().mean())  # WASTE: gradients_of_convolutions
 
     return step
 
@@ -295,6 +349,39 @@ def cycle(layers: int, repaired: bool, marked: Marked) -> Step:
     return step
 
 
+class ByHand(torch.autograd.Function):
+    """Recomputes its forward itself, and may keep the result until the next step."""
+
+    held: ClassVar[list[Tensor]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, repaired: bool) -> Any:
+        ctx.save_for_backward(x)
+        ctx.repaired = repaired
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        slope = ctx.saved_tensors[0].cos()  # WASTE: held_by_hand
+        if not ctx.repaired:
+            ByHand.held.append(slope)
+        return grads[0] * slope, None
+
+
+def held_by_hand(layers: int, repaired: bool, marked: Marked) -> Step:
+    net = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+    train = trained(net)
+
+    def step() -> None:
+        ByHand.held.clear()
+        x = rows(2048)
+        for layer in net:
+            x = ByHand.apply(layer(x), repaired)
+        train(x.square().mean())
+
+    return step
+
+
 def held_features(layers: int, repaired: bool, marked: Marked) -> Step:
     net = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
     train = trained(net)
@@ -342,6 +429,12 @@ PLANTED = {
     "teacher_twice": Planted("repeated", teacher_twice, _DEPTHS),
     "table_in_each_layer": Planted("repeated", table_in_each_layer, _DEPTHS),
     "rows_in_parts": Planted("repeated-rows", rows_in_parts, _DEPTHS),
+    "encoder_for_each_loss": Planted("repeated", encoder_for_each_loss, _DEPTHS),
+    "metric_of_a_function": Planted("unread", metric_of_a_function, _DEPTHS),
+    "gradients_of_convolutions": Planted(
+        "unread-gradient", gradients_of_convolutions, _DEPTHS, counted=False
+    ),
+    "held_by_hand": Planted("after-backward", held_by_hand, (4, 12), lambda n: n * _RESULT),
     "head_for_nobody": Planted("unread", head_for_nobody, _DEPTHS),
     "dropped_metric": Planted("unread", dropped_metric, _DEPTHS),
     "gradients_for_nobody": Planted(
@@ -484,6 +577,24 @@ def gathered_scores() -> Step:
     return lambda: train(net(rows(1024)).gather(1, labels(1024)[:, None]).square().mean())
 
 
+class Selective(Block):
+    """A layer that is checkpointed as a whole, in its own forward, and keeps its products."""
+
+    def forward(self, x: Tensor) -> Any:
+        products = [torch.ops.aten.addmm.default]
+        keep = partial(create_selective_checkpoint_contexts, products)
+        return checkpoint(self.inside, x, use_reentrant=False, context_fn=keep)
+
+    def inside(self, x: Tensor) -> Any:
+        return super().forward(x).tanh()
+
+
+def products_kept() -> Step:
+    net = nn.Sequential(*(Selective() for _ in range(3)), nn.Linear(WIDTH, CLASSES))
+    train = trained(net)
+    return lambda: train(F.cross_entropy(net(rows(1024)), labels(1024)))
+
+
 def batch_statistics() -> Step:
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2),
@@ -506,7 +617,7 @@ ALONE: dict[str, Callable[[], Step]] = {
         evaluated_in_inference_mode, checkpointed_with_dropout, two_forwards_with_other_dropout,
         averaged_weights, written_through_numpy, written_through_an_earlier_view,
         weights_changed_through_data, function_that_repeats_its_forward, penalty_on_gradients,
-        gathered_scores, batch_statistics,
+        gathered_scores, batch_statistics, products_kept,
     )
 }  # fmt: skip
 

@@ -86,9 +86,8 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
     what = calls if one.calls else plural(one.operators, "operator")
     s = "s" * ((one.calls or one.operators) == 1)
     took = f"{pct(100 * one.share)} of the operators' time, {ms(one.ms)}"
-    # The other kind of checkpoint takes time too, which is not measured here.
-    sure = one.kind != "unread-recompute"
-    much = f"likely {span(one.ms, one.most_ms)}" if sure else f"at most {ms(one.most_ms)}"
+    least = one.least_ms
+    much = f"likely {span(least, one.most_ms)}" if least else f"at most {ms(one.most_ms)}"
     saves = f" A step without this work takes {much} less." if one.most_ms is not None else ""
     title, detail = {
         "repeated": (
@@ -132,8 +131,8 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
         title=title,
         detail=detail + saves,
         evidence=(f"{plural(one.operators, 'operator')}{inside}{place(one.line)}", *same, took),
-        saving_ms=one.ms if sure else None,
-        saving_pct=100 * one.share if sure else None,
+        saving_ms=least or None,
+        saving_pct=100 * one.share if least else None,
     )
 
 

@@ -21,15 +21,17 @@ class Work(Struct, frozen=True, omit_defaults=True):
             they compute gradients that nothing reads. ``unread-recompute``: a recompute runs them,
             and nothing reads their results.
         operators: How many.
-        ms: Their time in the watched step, with the backward pass that they cause.
+        ms: Their time in the watched step, with the backward pass that they cause. Of operators
+            with one unread gradient of two, half.
         share: Their share of all operators' time in the step, 0 to 1.
         line: ``file:line`` of the outermost module call that they make up, or of the operators.
         module: Name of the first module; empty outside of modules.
         module_class: Class of the modules.
         calls: Module calls that they make up; 0 where they are single operators.
         same_as: ``file:line`` of the others that compute the same.
-        most_ms: The most that a step can save without them: their share of a whole step, the time
-            between operators included. ``None`` where no step was timed.
+        least_ms: The least that a step saves without them; 0 where that is unknown.
+        most_ms: The most: their share of a whole step, the time between operators included.
+            ``None`` where no step was timed.
         needs: What it takes to use the other's result: ``detach``, or to keep its graph.
         rows: Of ``repeated-rows``: rows of the batch that are computed twice.
         of_rows: All rows of that batch.
@@ -44,6 +46,7 @@ class Work(Struct, frozen=True, omit_defaults=True):
     module_class: str = ""
     calls: int = 0
     same_as: str = ""
+    least_ms: float = 0.0
     most_ms: float | None = None
     needs: Needs = ""
     rows: int = 0

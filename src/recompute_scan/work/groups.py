@@ -5,14 +5,23 @@ longer than anything needs it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan.result.watched_step import Kept, KeptKind, Needs, Work, WorkKind
-from recompute_scan.work.ledger import BackwardPass, Ledger, Line, Memory, ModuleCall, Operation
+from recompute_scan.work.ledger import (
+    BackwardPass,
+    Frames,
+    Ledger,
+    Line,
+    Memory,
+    ModuleCall,
+    Operation,
+    Phase,
+)
 
 # Less is not worth a change: of the step, in all, and for each operator.
 SHARE, LEAST_MS, LEAST_OPERATOR_MS = 0.01, 0.2, 0.02
@@ -25,11 +34,13 @@ class Group(Struct, frozen=True):
         places: The operations.
         calls: The module calls that they make up.
         line: Where the program asks for them.
+        same_as: Where it asks for the operations that these repeat.
     """
 
     places: tuple[int, ...]
     calls: tuple[ModuleCall, ...]
     line: Line | None
+    same_as: Line | None = None
 
 
 class Found(Struct, frozen=True):
@@ -81,13 +92,11 @@ def _repeated(ledger: Ledger, total: float) -> list[tuple[Group, Work]]:
         stays.update((place, kept) for place in places if place != kept)
     evaluated, behind = ledger.evaluated, _backward_ms(ledger)
     found = []
-    for group in _groups(ledger, stays.keys(), most=True):
+    for group in _groups(ledger, stays.keys(), kept=stays):
         nodes = {operations[place].node for place in group.places} & evaluated
-        place = group.places[0]
         work = _work("repeated", ledger, group, total, more_ms=sum(behind[one] for one in nodes))
-        same_as = ledger.site(_asked(ledger, stays[place], group))
-        needs = _needs(ledger, place, stays[place])
-        found.append((group, replace(work, same_as=same_as, needs=needs)))
+        needs = _needs(ledger, group.places[0], stays[group.places[0]])
+        found.append((group, replace(work, needs=needs)))
     return found
 
 
@@ -99,17 +108,6 @@ def _needs(ledger: Ledger, place: int, kept: int) -> Needs:
     node = ledger.operations[kept].node
     freed = any(kept < run.first <= place and node in run.nodes for run in ledger.passes)
     return "retain-graph" if freed else ""
-
-
-def _asked(ledger: Ledger, place: int, group: Group) -> Line | None:
-    """Where the program asks for an operation, as far out as for the group that repeats it."""
-    operation = ledger.operations[place]
-    if group.calls:
-        wanted = group.calls[0].class_name
-        for call in ledger.calls_from(operation.call):
-            if call.class_name == wanted:
-                return _line_of(ledger, call)
-    return operation.line
 
 
 def _repeated_rows(
@@ -143,16 +141,19 @@ def _repeated_rows(
         both = sum((Counter(call.rows) & have).values())
         if not both:
             continue
-        group = Group(
-            tuple(place for place in places if ledger.operations[place].counts),
-            (call,),
-            _line_of(ledger, call),
-        )
+        own = ledger.own_line(call), ledger.own_line(others[0])
+        here, there = _parting(ledger, call, others[0]) or own
+        counted = tuple(place for place in places if ledger.operations[place].counts)
+        group = Group(counted, (call,), here, there)
         work = _work("repeated-rows", ledger, group, total, part=both / len(call.rows))
-        same_as = ledger.site(_line_of(ledger, others[0]))
-        rows = {"rows": both, "of_rows": len(call.rows)}
-        found.append((group, replace(work, same_as=same_as, needs="detach", **rows)))
+        found.append((group, replace(work, needs="detach", rows=both, of_rows=len(call.rows))))
     return found
+
+
+def _parting(ledger: Ledger, one: ModuleCall, other: ModuleCall) -> tuple[Line, Line] | None:
+    """The outermost lines at which the ways to two calls differ; ``None`` of one way."""
+    ways = (ledger.path(each)[::-1] for each in (one, other))
+    return next((lines for lines in zip(*ways, strict=False) if lines[0] != lines[1]), None)
 
 
 # Unread
@@ -169,10 +170,11 @@ def _unread(
     if ledger.hidden is not None:
         return [], 0.0
     live = _live(ledger)
+    half = _half_unread(ledger, live)
     dead = [
         place
         for place, one in enumerate(ledger.first_step)
-        if place not in live
+        if (place not in live or place in half)
         and place not in covered
         and one.counts
         and not (one.writes or one.draws)
@@ -191,12 +193,35 @@ def _unread(
         return makers.get(ledger.operations[place].behind, place)
 
     kinds: dict[WorkKind, list[Group]] = {
-        "unread": _groups(ledger, of_phase["forward"]),
-        "unread-recompute": _by_line(ledger, of_phase["recompute"], lambda place: place),
-        "unread-gradient": _by_line(ledger, of_phase["backward"], maker, own=True),
+        "unread": _groups(ledger, of_phase["forward"], besides=covered),
+        "unread-recompute": _groups(ledger, of_phase["recompute"], "recompute"),
+        "unread-gradient": _groups(ledger, of_phase["backward"], "backward", maker=maker),
     }
-    found = [(one, _work(kind, ledger, one, total)) for kind, some in kinds.items() for one in some]
+    found = [
+        (one, _work(kind, ledger, one, total, half=half))
+        for kind, some in kinds.items()
+        for one in some
+    ]
     return found, tails_ms
+
+
+def _half_unread(ledger: Ledger, live: Collection[int]) -> set[int]:
+    """Places of convolutions' backward operators with one unread gradient: weight's or input's.
+
+    Each of the two takes as many multiplications as the convolution itself. By itself, each took
+    from 17 to 107 % of the operator's time on a CPU.
+    """
+    operations = ledger.operations
+    read = {memory for place in live for memory in operations[place].reads}
+    return {
+        place
+        for place in live
+        if operations[place].name == "aten.convolution_backward"
+        and any(
+            not (memory in read or memory.read_from_outside or memory.died is None)
+            for memory in operations[place].makes[:2]
+        )
+    }
 
 
 def _live(ledger: Ledger) -> set[int]:
@@ -234,77 +259,191 @@ def _backward_ms(ledger: Ledger) -> defaultdict[int, float]:
 # Groups
 
 
-def _groups(ledger: Ledger, chosen: Collection[int], *, most: bool = False) -> list[Group]:
-    """Operations of the forward, put together to the largest module calls that they make up.
+class _Lines:
+    """The lines that lead to operations, as a tree: below a line is all that it calls.
 
-    Calls of one class from one line are one group, and so are single operators of one line. With
-    ``most``, a package's call has the program's line only where that runs most of its call again.
+    Between a line and those of a function that it calls is the call, whose line is the same.
+
+    Attributes:
+        above: The node above each node.
+        line: The line of each; ``None`` above the script's.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.above = [0]
+        self.line: list[Line | None] = [None]
+        self._nodes: dict[tuple[int, Line], int] = {}
+        self._of_call: dict[int | None, int] = {None: 0}
+
+    def of(self, one: Operation) -> int:
+        """The node of an operation."""
+        return self._below(self._call(one.call), one.frames)
+
+    def _call(self, index: int | None) -> int:
+        found = self._of_call.get(index)
+        if found is None and index is not None:
+            call = self._ledger.calls[index]
+            found = self._of_call[index] = self._below(self._call(call.call), call.frames)
+        return found or 0
+
+    def _below(self, node: int, frames: Frames) -> int:
+        for line, begins in reversed(frames):
+            called = self._node(node, (line[0], -begins), self.line[node])
+            node = self._node(called, line, line)
+        return node
+
+    def _node(self, above: int, name: Line, line: Line | None) -> int:
+        node = self._nodes.setdefault((above, name), len(self.above))
+        if node == len(self.above):
+            self.above.append(above)
+            self.line.append(line)
+        return node
+
+    def apart(self, one: int, other: int) -> tuple[int, int]:
+        """The outermost nodes with different lines on the ways to two, or these two."""
+        ways = []
+        for node in (one, other):
+            way = [node]
+            while way[-1]:
+                way.append(self.above[way[-1]])
+            ways.append(way[::-1])
+        pairs = ((a, b) for a, b in zip(*ways, strict=False) if self.line[a] != self.line[b])
+        return next(pairs, (one, other))
+
+    def own(self, node: int) -> int:
+        """The nearest node outward whose line is not a package's, or this one."""
+        found = node
+        while found and self._ledger.is_installed(self._file(found)):
+            found = self.above[found]
+        return found or node
+
+    def _file(self, node: int) -> str:
+        line = self.line[node]
+        return line[0] if line is not None else ""
+
+    def sums(self, nodes: Iterable[int]) -> list[int]:
+        """How many of these are at or below each node."""
+        found = [0] * len(self.above)
+        for node in nodes:
+            found[node] += 1
+        for node in range(len(found) - 1, 0, -1):
+            found[self.above[node]] += found[node]
+        return found
+
+
+def _groups(
+    ledger: Ledger,
+    chosen: Collection[int],
+    phase: Phase = "forward",
+    *,
+    kept: Mapping[int, int] | None = None,
+    besides: Collection[int] = (),
+    maker: Callable[[int], int] | None = None,
+) -> list[Group]:
+    """Operations of one phase, each with the outermost line that runs no others.
+
+    Where a line runs others too, with the innermost line, and by the class of their modules. A
+    line of a package gives way to the program's that calls it, where they are most of what that
+    runs.
+
+    Args:
+        ledger: Both steps.
+        chosen: Places of the operations.
+        phase: Where they run.
+        kept: The operation that each of them repeats. A line may run that, too.
+        besides: Places of others that a line may run.
+        maker: Place of the forward operation that an operation of a backward pass belongs to. Its
+            line counts: the program's, in any case.
+    """
+    operations, lines = ledger.operations, _Lines(ledger)
+    node_of = {
+        place: lines.of(operations[maker(place) if maker else place])
+        for place, one in enumerate(ledger.first_step)
+        if one.phase == phase and one.counts and not one.writes
+    }
+    whole, updating = _whole_calls(ledger, chosen) if phase == "forward" else ({}, set())
+    chosen = sorted(set(chosen) - updating)
+    pairs = [(place, (kept or {}).get(place, place)) for place in chosen]
+    run = {
+        one
+        for place, other in pairs
+        if node_of.get(other) == node_of[place]
+        for one in (place, other)
+    }
+    run.update(chosen, node_of.keys() & besides)
+    every, part = lines.sums(node_of.values()), lines.sums(node_of[place] for place in run)
+    outermost = [0] * len(every)
+    for node in range(1, len(every)):
+        above = outermost[lines.above[node]]
+        alone = part[node] == every[node] and lines.line[node] is not None
+        outermost[node] = above or (node if alone else 0)
+    found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
+    same_as: dict[tuple[Line | None, str], Line | None] = {}
+    for place, other in pairs:
+        node = outermost[node_of[place]] or node_of[place]
+        here, there = lines.apart(node_of[place], node_of.get(other, 0))
+        if here != there and 2 * part[here] >= every[here]:
+            node = here
+        own = lines.own(node)
+        if maker or 2 * part[own] >= every[own] or (kept is None and place in whole):
+            node = own
+        call = whole.get(place, operations[place].call)
+        mixed = not (outermost[node_of[place]] or maker) and node == node_of[place]
+        key = lines.line[node], _class_of(ledger, call) if mixed else ""
+        found[key].append(place)
+        same_as.setdefault(key, lines.line[there] if kept else None)
+    return [
+        Group(tuple(same), _made_up(ledger, same, whole), key[0], same_as[key])
+        for key, same in found.items()
+    ]
+
+
+def _whole_calls(ledger: Ledger, chosen: Collection[int]) -> tuple[dict[int, int], set[int]]:
+    """The outermost module call of the forward that each of these makes up with others, and those
+    that stay: a call may run only to update something outside, such as running statistics.
     """
     end = ledger.first_step_ends
     chosen = set(chosen)
     counted = [one.counts and not one.writes for one in ledger.first_step]
     all_of = [0, *accumulate(counted)]
     chosen_of = [0, *accumulate(place in chosen for place in range(end))]
-
-    def line_of(call: ModuleCall) -> Line | None:
-        for whole in (call, *ledger.calls_from(call.parent)):
-            if whole.line is not None and not ledger.is_installed(whole.line[0]):
-                break
-        every, part = (of[min(whole.last, end)] - of[whole.first] for of in (all_of, chosen_of))
-        return call.line if most and 2 * part < every else whole.line
-
-    taken: set[int] = set()
-    calls: dict[tuple[str, Line | None], list[ModuleCall]] = defaultdict(list)
+    whole: dict[int, int] = {}
+    updating: set[int] = set()
     reach = 0
-    for call in ledger.calls:  # those around come before those inside
+    for index, call in enumerate(ledger.calls):  # those around come before those inside
         if call.first >= end or call.last > end or call.phase != "forward" or call.first < reach:
             continue
-        inside = all_of[call.last] - all_of[call.first]
-        whole = inside and inside == chosen_of[call.last] - chosen_of[call.first]
-        # A call may run only to update something outside, such as running statistics. A gather
-        # of weights is no update.
-        updating = not call.trained and any(
+        places = range(call.first, call.last)
+        # A gather of weights is no update.
+        updates = not call.trained and any(
             memory.outside
             for one in ledger.operations[call.first : call.last]
             for memory in (() if one.name.startswith("fsdp.") else one.writes)
         )
-        if whole and not updating:
-            calls[call.class_name, line_of(call)].append(call)
-        if whole or updating:
-            taken.update(range(call.first, call.last))
-            reach = call.last
-    found = [
-        Group(
-            tuple(
-                place for call in same for place in range(call.first, call.last) if place in chosen
-            ),
-            tuple(same),
-            line,
-        )
-        for (_, line), same in calls.items()
-    ]
-    return found + _by_line(ledger, sorted(chosen - taken), lambda place: place)
+        inside = all_of[call.last] - all_of[call.first]
+        if updates:
+            updating.update(places)
+        elif inside and inside == chosen_of[call.last] - chosen_of[call.first]:
+            whole |= dict.fromkeys(places, index)
+        else:
+            continue
+        reach = call.last
+    return whole, updating
 
 
-def _by_line(
-    ledger: Ledger, places: Iterable[int], forward_of: Callable[[int], int], *, own: bool = False
-) -> list[Group]:
-    """Single operations by the line of their forward operation, and its module's class.
-
-    With ``own``, by the program's line that calls a package, instead of the package's.
-    """
-    found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
-    for place in places:
-        one = ledger.operations[forward_of(place)]
-        around = ledger.calls[one.call].class_name if one.call is not None else ""
-        line = ledger.own_line(one.line, one.call) if own else one.line
-        found[line, "" if own else around].append(place)
-    return [Group(tuple(same), (), line) for (line, _), same in found.items()]
+def _made_up(
+    ledger: Ledger, places: Sequence[int], whole: Mapping[int, int]
+) -> tuple[ModuleCall, ...]:
+    """The module calls that these operations make up, where all are of one class."""
+    calls = dict.fromkeys(whole.get(place) for place in places)
+    found = tuple(ledger.calls[one] for one in calls if one is not None)
+    same = len(found) == len(calls) and len({one.class_name for one in found}) == 1
+    return found if same else ()
 
 
-def _line_of(ledger: Ledger, call: ModuleCall) -> Line | None:
-    """Where a module is called: the program's line, where the call is a package's."""
-    return ledger.own_line(call.line, call.parent)
+def _class_of(ledger: Ledger, call: int | None) -> str:
+    return ledger.calls[call].class_name if call is not None else ""
 
 
 def _work(
@@ -315,19 +454,25 @@ def _work(
     *,
     more_ms: float = 0.0,
     part: float = 1.0,
+    half: Collection[int] = (),
 ) -> Work:
-    took = part * sum(ledger.operations[place].ms for place in group.places) + more_ms
+    times = {place: part * ledger.operations[place].ms for place in group.places}
+    whole = sum(times.values()) + more_ms
+    halves = sum(ms for place, ms in times.items() if place in half)
     # The time between operators is shared out by their time or number: the larger share counts.
-    most = max(took / total, part * len(group.places) / len(ledger.first_step))
+    most = max(whole / total, part * len(group.places) / len(ledger.first_step))
     around = ledger.operations[group.places[0]].call
     call = group.calls[0] if group.calls else None if around is None else ledger.calls[around]
     return Work(
         kind=kind,
         operators=len(group.places),
-        ms=took,
-        share=took / total,
-        most_ms=max(took, most * ledger.step_ms) if ledger.step_ms is not None else None,
+        ms=whole - halves / 2,
+        share=(whole - halves / 2) / total,
+        # The variant of a checkpoint that leaves the tail out takes time as well.
+        least_ms=whole - halves if kind != "unread-recompute" else 0.0,
+        most_ms=max(whole, most * ledger.step_ms) if ledger.step_ms is not None else None,
         line=ledger.site(group.line),
+        same_as=ledger.site(group.same_as),
         module=call.name if call is not None else "",
         module_class=call.class_name if call is not None else "",
         calls=len(group.calls),
@@ -410,13 +555,22 @@ def _never_read(ledger: Ledger) -> list[Kept]:
 
 
 def _after_backward(ledger: Ledger) -> list[Kept]:
-    """Memory that a recompute made and that is alive as its backward pass ends."""
+    """Memory that a recompute made and that is alive as its backward pass ends.
+
+    An autograd function may recompute by hand. Unread gradients are another matter.
+    """
+    live, operations = _live(ledger), ledger.operations
+
+    def by_recompute(one: Memory) -> bool:
+        by_hand = one.made_in == "backward" and operations[one.born].in_function
+        return one.made_in == "recompute" or (by_hand and one.born in live)
+
     late = [
         one
         for run in _passes(ledger)
         for one in ledger.memories
         if run.first <= one.born < run.last
-        and one.made_in == "recompute"
+        and by_recompute(one)
         and not one.outside
         and one.last_read < run.last
         and (one.died is None or one.died > run.last)
@@ -426,13 +580,17 @@ def _after_backward(ledger: Ledger) -> list[Kept]:
     return _kept_by_line(ledger, "after-backward", late, holder=holder)
 
 
-def _recomputed(ledger: Ledger) -> set[int]:
-    """The outermost modules that run in recomputes."""
+def _recomputed(ledger: Ledger) -> dict[int, int]:
+    """The outermost modules that run in recomputes, each with the number of its last recompute.
+
+    Between two recomputes the backward pass goes on.
+    """
+    done = [0, *accumulate(one.phase == "backward" for one in ledger.operations)]
     return {
-        call.module
+        call.module: done[call.first]
         for call in ledger.calls
         if call.phase == "recompute"
-        and (call.parent is None or ledger.calls[call.parent].phase != "recompute")
+        and (call.call is None or ledger.calls[call.call].phase != "recompute")
     }
 
 
@@ -441,45 +599,47 @@ def _between(ledger: Ledger) -> list[Kept]:
     calls = ledger.calls
     inner: dict[int, list[int]] = defaultdict(list)
     for index, call in enumerate(calls):
-        if call.parent is not None:
-            inner[call.parent].append(index)
+        if call.call is not None:
+            inner[call.call].append(index)
     recomputed = _recomputed(ledger)
 
-    def part(index: int) -> str | None:
-        """The class of a recomputed module, or of one in wrappers; ``None`` of others."""
+    def part(index: int) -> ModuleCall | None:
+        """The call of a recomputed module, or of one in wrappers; ``None`` of others."""
         while calls[index].module not in recomputed:
             inside = inner[index]
             if len(inside) != 1:
                 return None
             index = inside[0]
-        return calls[index].class_name
+        return calls[index]
 
     held = sorted((one for one, _ in _held(ledger)), key=lambda one: one.born)
     layers: dict[str, list[tuple[ModuleCall, list[Memory]]]] = defaultdict(list)
     for index, call in enumerate(calls):
         if call.phase != "forward" or call.module in recomputed or call.last > ledger.steps[-1]:
             continue
-        parts = [name for one in inner[index] if (name := part(one)) is not None]
+        parts = [found for one in inner[index] if (found := part(one)) is not None]
         # A list of equal layers has results between them as well: those are a checkpoint's inputs.
-        if 2 * len(parts) <= len(inner[index]) or len(set(parts)) < 2:
+        if 2 * len(parts) <= len(inner[index]) or len({one.class_name for one in parts}) < 2:
             continue
+        if len({recomputed[one.module] for one in parts}) < 2:
+            continue  # one recompute runs them all: the layer is checkpointed
         inside = [one for one in held if call.first <= one.born < call.last]
         if len(inside) > 1:
             layers[call.class_name].append((calls[inner[index][0]], inside[:-1]))
-    found = []
+    kept = []
     for class_name, same in layers.items():
         memories = [one for _, inside in same for one in inside]
-        found.append(
+        kept.append(
             Kept(
                 kind="between",
                 bytes=sum(one.bytes for one in memories),
                 tensors=len(memories),
-                line=ledger.site(ledger.own_line(same[0][0].line, same[0][0].parent)),
+                line=ledger.site(ledger.own_line(same[0][0])),
                 module_class=class_name,
                 layers=len(same),
             )
         )
-    return found
+    return kept
 
 
 def _kept_by_line(
@@ -488,12 +648,13 @@ def _kept_by_line(
     """One entry for each line that made some of the memory; one for all, where it has a holder."""
 
     def line_of(memory: Memory) -> Line | None:
-        return ledger.own_line(memory.line, memory.call)
+        return ledger.own_line(memory)
 
     lines: dict[Line | None, list[Memory]] = defaultdict(list)
     for one in memories:
-        if holder is not None or one.line is not None:
-            lines[line_of(one) if holder is None else None].append(one)
+        line = line_of(one) if holder is None else None
+        if holder is not None or line is not None:
+            lines[line].append(one)
     return [
         Kept(
             kind=kind,

@@ -16,6 +16,10 @@ from msgspec import Struct, field
 Phase = Literal["forward", "recompute", "backward"]
 # A file and a line in it.
 Line = tuple[str, int]
+# A line that is at work, and the first line of its function.
+Frame = tuple[Line, int]
+# Frames outside of torch, each called by the next, as far out as the nearest module call.
+Frames = tuple[Frame, ...]
 
 
 class Memory(Struct, eq=False, gc=False):
@@ -29,7 +33,7 @@ class Memory(Struct, eq=False, gc=False):
         outside: Whether it was there before the watched steps.
         made_in: Phase in which it was made.
         call: Index of the innermost module call in which it was made.
-        line: Line that made it; ``None`` where it came from outside.
+        frames: Where it was made; none where it came from outside.
         died: Place of the first operation behind its end; ``None`` while it lives.
         last_read: Place of the last operation that read it, or ``born``.
         read_in_backward: Whether a recompute or a backward pass read it.
@@ -50,7 +54,7 @@ class Memory(Struct, eq=False, gc=False):
     sources: tuple[int, ...]
     expected: int = 0
     call: int | None = None
-    line: Line | None = None
+    frames: Frames = ()
     died: int | None = None
     last_read: int = 0
     read_in_backward: bool = False
@@ -70,8 +74,7 @@ class Operation(Struct, eq=False, gc=False):
         step: The watched step that it belongs to, from 0.
         phase: Where it ran.
         call: Index of the innermost module call around it; ``None`` outside of modules.
-        line: The innermost line outside of torch; ``None`` in a backward pass and in the second
-            step.
+        frames: Where it was called; none where autograd's engine calls, and in the second step.
         ms: Time that the operator took, without our own.
         number: Number of its result, in the forward of the first step.
         reads: The memory that its result depends on.
@@ -90,7 +93,7 @@ class Operation(Struct, eq=False, gc=False):
     step: int
     phase: Phase
     call: int | None
-    line: Line | None = None
+    frames: Frames = ()
     ms: float = 0.0
     number: int = 0
     reads: tuple[Memory, ...] = ()
@@ -112,9 +115,9 @@ class ModuleCall(Struct, eq=False):
         name: The module's name in its model; empty where unknown.
         class_name: Its class.
         module: Identity of the module.
-        parent: Index of the call around it.
+        call: Index of the call around it.
         phase: Where it ran.
-        line: The innermost line outside of torch that made the call.
+        frames: Where it was called.
         first, last: Places of its operations, as a range.
         trained: Whether its result needs a gradient.
         rows: One number for each row of its first input; of outermost calls in the forward only.
@@ -125,9 +128,9 @@ class ModuleCall(Struct, eq=False):
     module: int
     name: str
     class_name: str
-    parent: int | None
+    call: int | None
     phase: Phase
-    line: Line | None
+    frames: Frames
     first: int
     last: int
     trained: bool = False
@@ -196,22 +199,23 @@ class Ledger:
         """A line for people; empty where there is none."""
         return self.site_of(*line) if line is not None else ""
 
-    def own_line(self, line: Line | None, index: int | None) -> Line | None:
-        """A line inside a module call, or else the line of the nearest call, outside of installed
-        packages.
-        """
-        for call in self.calls_from(index):
-            if line is not None and not self.is_installed(line[0]):
-                break
-            line = call.line
-        return line
+    def path(self, one: Memory | Operation | ModuleCall) -> tuple[Line, ...]:
+        """The lines that lead to it, outward."""
+        around = (call.frames for call in self.calls_from(one.call))
+        return tuple(line for frames in (one.frames, *around) for line, _ in frames)
+
+    def own_line(self, one: Memory | Operation | ModuleCall) -> Line | None:
+        """The nearest line outside of installed packages, or else the outermost."""
+        path = self.path(one)
+        own = (line for line in path if not self.is_installed(line[0]))
+        return next(own, path[-1] if path else None)
 
     def calls_from(self, index: int | None) -> Iterator[ModuleCall]:
         """A module call and those around it, outward."""
         while index is not None:
             call = self.calls[index]
             yield call
-            index = call.parent
+            index = call.call
 
     def is_trained(self, operation: Operation) -> bool:
         """Whether gradients flow through what it is part of.

@@ -37,8 +37,9 @@ from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_
 from recompute_scan.fidelity.tensors import is_plain, unseen
 from recompute_scan.work.ledger import (
     BackwardPass,
+    Frame,
+    Frames,
     Ledger,
-    Line,
     Memory,
     ModuleCall,
     Operation,
@@ -59,6 +60,8 @@ _HELD_BYTES = 1 << 20
 _TORCH, _OURS = (
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
+# The function in which each module's call runs.
+_MODULE_CALL = nn.Module._call_impl.__code__
 # The file that calls operators for a mode.
 _OPERATORS = torch._ops.__file__
 # Parts of torch that work by themselves.
@@ -90,22 +93,27 @@ def _is_closed(file: str) -> bool:
     return file.startswith(_CLOSED)
 
 
-def line_outside_torch(frame: FrameType | None, *, by_itself: bool = True) -> Line | None:
-    """The innermost line that is neither torch's nor ours, of this frame or outside of it.
+def frames_outside_torch(frame: FrameType | None, *, calling: bool = False) -> Frames:
+    """The frames that are neither torch's nor ours, from this frame out to the module call around.
 
-    With ``by_itself``, ``None`` for what torch does by itself, as in an optimizer: no line of the
-    program can change it.
+    None for what torch does by itself, as in an optimizer: no line of the program can change it.
+    With ``calling``, the first is the module call's own, and the others are outside of it.
     """
+    found: list[Frame] = []
     for _ in range(_DEEPEST):
         if frame is None:
-            return None
+            break
+        if frame.f_code is _MODULE_CALL:
+            if not calling:
+                break
+            calling = False
         file = frame.f_code.co_filename
         if not _is_library(file):
-            return file, frame.f_lineno
-        if by_itself and _is_closed(file):
-            return None
+            found.append(((file, frame.f_lineno), frame.f_code.co_firstlineno))
+        elif not found and _is_closed(file):
+            return ()
         frame = frame.f_back
-    return None
+    return tuple(found)
 
 
 class StepWatch:
@@ -348,10 +356,11 @@ class StepWatch:
             node = torch._C._current_autograd_node()
             operation.behind = node._sequence_nr() if node is not None else -1
             operation.in_function = isinstance(node, torch.autograd.function.BackwardCFunction)
-        if operation.phase == "backward":
+        backward = operation.phase == "backward"
+        if operation.step == 0 and (operation.in_function or not backward):
+            operation.frames = frames_outside_torch(caller)
+        if backward:
             return
-        if operation.step == 0:
-            operation.line = line_outside_torch(caller)
         if self.grad_mode:
             if any(one.requires_grad for one in given.tensors):
                 operation.node = nodes_so_far() - 1
@@ -422,7 +431,7 @@ class StepWatch:
                 memory.sources = tuple(
                     number for one in given.memories[:copied] for number in one.sources
                 )
-            memory.line, memory.call = operation.line, operation.call
+            memory.frames, memory.call = operation.frames, operation.call
             memory.unwritten = kind.leaves_open
             if not kind.leaves_open:
                 memory.writers.append(place)
@@ -463,7 +472,7 @@ class StepWatch:
             class_name,
             stack[-1] if stack else None,
             self._phase(caller),
-            line_outside_torch(caller, by_itself=False) if len(self.ledger.steps) == 1 else None,
+            frames_outside_torch(caller, calling=True) if len(self.ledger.steps) == 1 else (),
             place,
             place,
         )
@@ -483,7 +492,7 @@ class StepWatch:
             if call.module == id(module):
                 results = tensors(rest[-1:])
                 call.trained = any(one.requires_grad for one in results)
-                if call.parent is None and call.phase == "forward" and len(self.ledger.steps) == 1:
+                if call.call is None and call.phase == "forward" and len(self.ledger.steps) == 1:
                     self._see_rows(call, module, (*args, *named.values()))
                 return
 
