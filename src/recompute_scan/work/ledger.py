@@ -8,7 +8,7 @@ therefore proves equal bits. Only data from other processes is summed up.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -230,3 +230,72 @@ class Ledger:
     def evaluated(self) -> frozenset[int]:
         """Numbers of the nodes in the graphs of all backward passes; of an ended ledger."""
         return frozenset(node for one in self.passes for node in one.nodes if node >= 0)
+
+
+class LineTree:
+    """The lines that lead to operations, as a tree: below a line is all that it calls.
+
+    Between a line and those of a function that it calls is the call, whose line is the same.
+
+    Attributes:
+        above: The node above each node.
+        line: The line of each; ``None`` above the script's.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.above = [0]
+        self.line: list[Line | None] = [None]
+        self._nodes: dict[tuple[int, Line], int] = {}
+        self._of_call: dict[int | None, int] = {None: 0}
+
+    def of(self, one: Operation) -> int:
+        """The node of an operation."""
+        return self._below(self._call(one.call), one.frames)
+
+    def _call(self, index: int | None) -> int:
+        found = self._of_call.get(index)
+        if found is None and index is not None:
+            call = self._ledger.calls[index]
+            found = self._of_call[index] = self._below(self._call(call.call), call.frames)
+        return found or 0
+
+    def _below(self, node: int, frames: Frames) -> int:
+        for line, begins in reversed(frames):
+            called = self._node(node, (line[0], -begins), self.line[node])
+            node = self._node(called, line, line)
+        return node
+
+    def _node(self, above: int, name: Line, line: Line | None) -> int:
+        node = self._nodes.setdefault((above, name), len(self.above))
+        if node == len(self.above):
+            self.above.append(above)
+            self.line.append(line)
+        return node
+
+    def apart(self, one: int, other: int) -> tuple[int, int]:
+        """The outermost nodes with different lines on the ways to two, or these two."""
+        ways = []
+        for node in (one, other):
+            way = [node]
+            while way[-1]:
+                way.append(self.above[way[-1]])
+            ways.append(way[::-1])
+        pairs = ((a, b) for a, b in zip(*ways, strict=False) if self.line[a] != self.line[b])
+        return next(pairs, (one, other))
+
+    def own(self, node: int) -> int:
+        """The nearest node outward whose line is not a package's, or this one."""
+        found = node
+        while (line := self.line[found]) is not None and self._ledger.is_installed(line[0]):
+            found = self.above[found]
+        return found or node
+
+    def sums(self, nodes: Iterable[int]) -> list[int]:
+        """How many of these are at or below each node."""
+        found = [0] * len(self.above)
+        for node in nodes:
+            found[node] += 1
+        for node in range(len(found) - 1, 0, -1):
+            found[self.above[node]] += found[node]
+        return found
